@@ -32,9 +32,10 @@ HEAD = """# Accuracy
 
 Every step that was measured in this project, beside its estimate by the constants as they ship.
 Rows, with command, machine, date and spread, are in [measured_steps.json](measured_steps.json);
-this page is made of them. {0} No rate of a kernel was chosen so that these steps fit;
-`layer_overhead` and `engine_starts`, the time of a host for a pass, come from those that wait for
-their hosts.
+this page is made of them. {0}
+
+No constant was chosen so that these steps come out right, except the rate of `mamba`; `sustained`
+comes from the kernels in a profile of `r1_colocated_dp4`, not from its time.
 
 {1}
 

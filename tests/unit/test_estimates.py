@@ -36,6 +36,7 @@ VIT = {"kind": "vit", "layers": 8, "hidden": 1024, "heads": 8, "patch": 4}
 FREE = replace(
     Calibration(),
     kernels=flat(),
+    sustained=1.0,
     collective_bandwidth=1e12,
     p2p_bandwidth=1e12,
     network_bandwidth=1e12,

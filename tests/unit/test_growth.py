@@ -130,6 +130,8 @@ def test_start_and_checkpoints_by_their_formulas() -> None:
     meeting = 19 * 64 * GIVEN.group_time * 1e-6
     start = GIVEN.import_time + meeting + 3 * GIVEN.communicator_time
     assert found.start_seconds == pytest.approx(start)
+    # Its blocks are of one kind.
+    assert found.compiling_seconds == GIVEN.compiling
     size = checkpoint_bytes(plan.spec)
     assert found.checkpoint_bytes == size
     # A layer has 6 parameters, 3 are around them, each with two moments, cut over all 64 ranks.

@@ -107,7 +107,9 @@ def test_experts_have_the_rows_of_a_balanced_load() -> None:
     moe = {"experts": 8, "top_k": 2, "width": 32}
     of = made(box(0, model=MODEL | {"moe": moe}, dp=2, experts={"ep": 2}), microbatches=1, mbs=2)
     rows = {
-        (rows, flops) for name, flops, rows, *_ in asked(kernels_of(of)) if name[:7] == "grouped"
+        (rows, flops)
+        for name, flops, rows, *_ in asked(kernels_of(of))
+        if name == "grouped product forward"
     }
     # 512 tokens with two choices of 8 experts; a rank has 4, and as many tokens as it sends.
     assert {each for each, _ in rows} == {2 * 2 * 256 / 4}
@@ -124,3 +126,12 @@ def test_a_frozen_tower_has_no_backward_and_a_frozen_language_only_that_of_input
     both = kernels_of(trains).backward() - kernels_of(frozen).backward()
     assert both > 0
     assert both == pytest.approx(gone, rel=0.2)
+
+
+def test_kernels_are_slower_in_a_step_than_alone() -> None:
+    mine = kernels_of(made(box(0, model=MODEL)))
+    alone, hot = (
+        replace(mine, constants=replace(mine.constants, sustained=each)).forward()
+        for each in (1.0, 0.5)
+    )
+    assert hot == pytest.approx(2 * alone)

@@ -50,7 +50,8 @@ def test_a_call_is_repeated_for_the_wanted_time() -> None:
         calls.append(time.perf_counter())
         time.sleep(0.002)
 
-    assert sustained(run, torch.device("cpu"), 0.02) == pytest.approx(0.002, rel=0.5)
+    # A busy machine sleeps longer.
+    assert 0.002 <= sustained(run, torch.device("cpu"), 0.02) < 0.1
     assert 3 <= len(calls) - 2 <= 10
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from mimo_launch.bench.links import MeasuredLink, channels, collectives
-from mimo_launch.bench.measure_device import Started, compute_rates, host_starts
+from mimo_launch.bench.measure_device import compute_rates, host_starts
 from mimo_launch.bench.measure_kernels import measured_table
 from mimo_launch.bench.measure_steps import measure
 from mimo_launch.bench.result import BenchOptions
@@ -68,7 +68,7 @@ class _Parts:
 
     host: str
     rates: dict[str, float]
-    starts: dict[str, Started]
+    starts: dict[str, float]
     collectives: list[MeasuredLink]
     channels: list[MeasuredLink]
 
@@ -167,6 +167,7 @@ class _Measurements:
                 yield precision.speed, matmul[name] / matmul["bf16"]
         yield "peak", BF16_PEAKS.get(device_name(self.session.device), matmul["bf16"])
         yield "memory_bandwidth", rate("memory_bandwidth") or 1.0
+        yield "sustained", rate("sustained") or 1.0
         yield from self.links()
         if self.session.device.type == "cuda":
             yield from self.starts()
@@ -175,10 +176,10 @@ class _Measurements:
             yield "allocator_slack", statistics.median(r / a - 1 for a, r in held)
 
     def starts(self) -> Iterator[tuple[str, float]]:
-        """Yield how much longer than a block the host takes for other layers, and for the first."""
+        """Yield how much longer than a block the host takes for other layers."""
 
         def again(name: str) -> float | None:
-            return _median(part.starts[name].again for part in self.parts if name in part.starts)
+            return _median(part.starts[name] for part in self.parts if name in part.starts)
 
         encoder = again("encoder")
         block = again(LayerKind.BLOCK) or encoder
@@ -190,9 +191,6 @@ class _Measurements:
         ):
             if of is not None and plain:
                 yield name, of / plain
-        first = _median(each.first for part in self.parts for each in part.starts.values())
-        if first is not None:
-            yield "compiling", first
 
     def links(self) -> Iterator[tuple[str, float]]:
         """Yield the constants of links inside a host and between hosts."""

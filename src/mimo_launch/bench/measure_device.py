@@ -11,13 +11,14 @@ Leaves: kernels by size to `measure_kernels`, transfers to `links`, the constant
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mimo_launch.bench.measure_kernels import sustained
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.comm.torch_internals import hold_back
 from mimo_launch.data.expected_steps import expected_steps
@@ -40,6 +41,8 @@ from mimo_launch.spec.values import PRECISIONS
 from mimo_launch.train.rank_session import RankSession
 
 REPEATS, WARM_UP = 10, 3
+# Seconds of a kernel alone, as `measure_kernels` times it, and until a GPU is at its power limit.
+SHORT, LONG = 0.06, 4
 # The device is held back before a call for the call's time on the host times this factor.
 _LEAD = 1.5
 _TERA, _GIGA = 1e12, 1e9
@@ -120,15 +123,7 @@ def noise(context: ParallelContext, *shape: int) -> Tensor:
     return torch.randn(*shape, dtype=context.compute_dtype, device=context.device)
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """Seconds of the host for a forward and a backward of a layer, first and again."""
-
-    first: float
-    again: float
-
-
-def started(runs: Sequence[Callable[[], object]], device: torch.device) -> Started:
+def started(runs: Sequence[Callable[[], object]], device: torch.device) -> float:
     """Return the seconds of the host for calls in turn; each waits until the device is idle."""
     times = []
     for number in range(len(runs) * (WARM_UP + REPEATS)):
@@ -137,16 +132,16 @@ def started(runs: Sequence[Callable[[], object]], device: torch.device) -> Start
         began = time.perf_counter()
         runs[number % len(runs)]()
         times.append(time.perf_counter() - began)
-    return Started(sum(times[: len(runs)]), statistics.median(times[len(runs) * WARM_UP :]))
+    return statistics.median(times[len(runs) * WARM_UP :])
 
 
-def host_starts(session: RankSession) -> dict[str, Started]:
+def host_starts(session: RankSession) -> dict[str, float]:
     """Return the host's time for a layer of each kind of this rank's modules.
 
     `engine` is a block of Transformer Engine, if it is installed and can be one of the model's;
     `dynamic` a block of an encoder whose number of tokens changes from call to call. Ranks: local.
     """
-    found: dict[str, Started] = {}
+    found: dict[str, float] = {}
     for name, module in session.modules.items():
         own = kind_of(session.spec.modules[name].model)
         if name == LANGUAGE:
@@ -156,7 +151,7 @@ def host_starts(session: RankSession) -> dict[str, Started]:
     return found
 
 
-def _language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[str, Started]]:
+def _language_layers(session: RankSession, module: RankModule) -> Iterator[tuple[str, float]]:
     """Yield the first layer of each kind, and the first block by Transformer Engine."""
     model = session.spec.language.model
     kind, seen = kind_of(model), set[LayerKind]()
@@ -234,8 +229,29 @@ def compute_rates(session: RankSession) -> dict[str, float]:
             right = torch.randn(width, 4 * width, dtype=dtype, device=device)
             seconds = seconds_of(partial(torch.matmul, left, right), device)
             rates[f"matmul_{name}"] = 2 * rows * 4 * width**2 / seconds / _TERA
+        if device.type == "cuda":
+            rates["sustained"] = _sustained(partial(torch.matmul, *_squares(device)), device)
         rates["memory_bandwidth"] = _adamw(session)
     return rates
+
+
+def _squares(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the factors of a product that lets a GPU reach its power limit."""
+    left, right = (torch.randn(8192, 8192, device=device).to(torch.bfloat16) for _ in range(2))
+    return left, right
+
+
+def _sustained(run: Callable[[], object], device: torch.device) -> float:
+    """Return the rate of a call in the last second of some, against its rate in the first."""
+    alone = sustained(run, device, SHORT)
+    clock, number = StepClock(device), int(1 / alone)
+    clock.start()
+    for _ in range(LONG):
+        with clock.span(Section.STEP):
+            for _ in range(number):
+                run()
+    (_, start, end) = clock.stop()[-1]
+    return alone * number / (end - start)
 
 
 def _adamw(session: RankSession) -> float:
@@ -249,7 +265,7 @@ def _adamw(session: RankSession) -> float:
     return (ADAMW.passes - 1) * size * weight.element_size() / seconds / _GIGA
 
 
-def _encoder_block(session: RankSession, module: RankModule) -> Iterator[tuple[str, Started]]:
+def _encoder_block(session: RankSession, module: RankModule) -> Iterator[tuple[str, float]]:
     """Yield a block on one cp rank's images, and on fewer and more of their tokens in turn."""
     spec, layout, context = session.spec, session.layout, alone(module)
     stage = Stage(module.name, 1, 0, 1, is_first=False, is_last=False)

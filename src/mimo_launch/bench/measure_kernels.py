@@ -37,6 +37,8 @@ from mimo_launch.spec.hybrid import DELTANET, MAMBA, DeltaNetSizes, MambaSizes, 
 
 # Cp ranks among which the queries of a sequence are cut where a mask is measured.
 _CP = 2
+# Tokens of a small image.
+_SMALL = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,8 +252,7 @@ class _Bench:
         yield from self.both_ways(
             "masked attention", 4.0 * pairs * width, run, (last, keys, values)
         )
-        lengths, flat = (length,) * batch, q.flatten(0, 1)
-        has_lists = takes_lists(flat)
+        lengths, has_lists = (length,) * batch, takes_lists(q.flatten(0, 1))
         if has_lists:
             run = partial(inside_documents, q, k, v, lengths, SINGLE)
             yield from self.both_ways("documents attention", whole / 2, run, (q, k, v))
@@ -259,8 +260,11 @@ class _Bench:
         run = partial(_sdpa, q, k, v, is_causal=False)
         yield from self.both_ways("whole attention", whole, run, (q, k, v))
         if has_lists:
-            images = image_context([*lengths], range(batch * length), self.device, alone=True)
-            run = partial(inside_images, flat, k.flatten(0, 1), v.flatten(0, 1), images)
+            # A small image besides: images of one length take no list.
+            number = batch * length + _SMALL
+            images = image_context([*lengths, _SMALL], range(number), self.device, alone=True)
+            q, k, v = (self.noise(number, heads, size) for _ in range(3))
+            run = partial(inside_images, q, k, v, images)
             yield from self.both_ways("images attention", whole, run, (q, k, v))
 
     def recurrences(self, tokens: int) -> Iterator[_Call]:

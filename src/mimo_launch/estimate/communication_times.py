@@ -178,7 +178,7 @@ class WeightTimes:
             if rule.flops is not None:
                 flops = times * rule.flops(self.spec.optimizer, *shape)
                 small, large = sorted(shape)
-                seconds += self.constants.kernels.seconds("product", flops, small, large, small)
+                seconds += self.constants.seconds_of("product", flops, small, large, small)
         speed = self.constants.speed(self.spec.train.numbers)
         return 2 * travel + seconds / speed / len(shards) / len(cut)
 

@@ -197,7 +197,7 @@ class CostModel:
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)
         found = sum(factors[kind.layer_kind(each)] for each in numbers)
         if own.backend != "torch":
-            found *= rates.engine_starts
+            found *= rates.engine_starts * (rates.fp8_starts if module.fp8 else 1.0)
         # Sequences are filled up to the same length, images are not.
         changes = not module.is_language and len(self.work[module.name].spans) > 1
         return found * (rates.dynamic_starts if changes else 1.0)

@@ -29,10 +29,7 @@ ROUGH_RATES = frozenset(
     for what in ("linear", "attention", "fp8_speed")
 ) | {"mamba", "deltanet", "experts", "head", "matmul"}
 
-_HOST = (
-    "one value for the steps of docs/performance.md that wait for the host, which need 1.3 to 3.7 "
-    "ms on different hosts with H100 and H200"
-)
+_HOST = "measured with topologies/bench/kernels.yaml on one H200"
 _SHEET = "ratio of peaks in NVIDIA's H200 data sheet, not measured"
 _OPEN = "assumed; not measured yet"
 _NCCL = "of NCCL's own model (src/graph/tuning.cc); not measured here"
@@ -73,6 +70,13 @@ class Calibration:
     peak: float = _constant(
         989.0, "TFLOP/s", "what `bench` gives MFU as a share of", "NVIDIA's H200 data sheet, dense"
     )
+    sustained: float = _constant(
+        0.9,
+        "x alone",
+        "rate of kernels in a step, at the power limit of a GPU, against the same kernels alone",
+        "kernels in a profile of a step of topologies/bench/r1_colocated_dp4.yaml (3.68 s) against "
+        "`kernels` (3.30 s)",
+    )
     fp32_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp32", _SHEET)
     fp64_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp64", _SHEET)
 
@@ -108,26 +112,33 @@ class Calibration:
         200.0, "us", "host and launch time of one forward or backward of a stage", _OPEN
     )
     layer_overhead: float = _constant(
-        2250.0,
+        2150.0,
         "us",
         "host and launch time of one pass of a block: a forward is one, a backward another",
-        _HOST,
+        "mean of steps of small layers on two hosts with an H200, 2.0 and 2.3 ms; other hosts need "
+        "up to 3.7 ms",
     )
     experts_starts: float = _constant(
         2.0,
         "x block",
         "the same of a layer with experts",
-        "kernels counted in a profile on one H200",
+        "kernels counted in a profile on one H200; 1.7 without the FSDP unit of experts",
     )
     recurrent_starts: float = _constant(2.0, "x block", "the same of a recurrent layer", _OPEN)
     engine_starts: float = _constant(
-        1.6,
-        "x block",
-        "the same of a block of Transformer Engine",
-        "steps in FP8 against steps of small blocks, on two hosts with an H200",
+        1.28, "x block", "the same of a block of Transformer Engine, in bf16", _HOST
+    )
+    fp8_starts: float = _constant(
+        1.25,
+        "x engine",
+        "the same in FP8",
+        "passes of 36 blocks, 3.6 ms each on one H200, against `engine_starts` on other hosts",
     )
     dynamic_starts: float = _constant(
-        1.0, "x block", "the same where the number of tokens changes from forward to forward", _OPEN
+        1.56,
+        "x block",
+        "the same where the number of tokens changes from forward to forward",
+        _HOST,
     )
     compiling: float = _constant(
         15.0,
@@ -186,6 +197,10 @@ class Calibration:
     def speed(self, precision: Precision) -> float:
         """Return the rate of products in a precision, relative to bf16."""
         return 1.0 if precision.speed is None else float(getattr(self, precision.speed))
+
+    def seconds_of(self, kernel: str, amount: float, *sizes: float) -> float:
+        """Return the seconds of a kernel in a step; see `KernelTable.seconds`."""
+        return self.kernels.seconds(kernel, amount, *sizes) / self.sustained
 
     @property
     def rated_device(self) -> str:
@@ -292,7 +307,7 @@ def _calibration(data: Any) -> Calibration:
         # Also rejects NaN, which JSON in Python may hold.
         if not is_number or not 0 <= value < float("inf"):
             raise ValueError(f"`{name}` is {found(value)}; it must be a finite number >= 0")
-        if value == 0 and known[name].metadata["unit"].endswith(("/s", " bf16")):
+        if value == 0 and known[name].metadata["unit"].endswith(("/s", " bf16", " alone")):
             raise ValueError(f"`{name}` is 0 {known[name].metadata['unit']}: it divides")
     changes: dict[str, Any] = {key: data[key] for key in ("device", "date") if key in data}
     changes |= {name: float(value) for name, value in values.items()}

@@ -3,8 +3,8 @@
 Decides: which parts are counted: Python of every rank for the samples of a step, the start of a
 job, its checkpoints.
 Relies on: `device_constants` for rates; the groups of the plan; `memory.checkpoint_bytes`.
-Leaves: compiling, and the weights that a run starts from, which are not counted; how a step waits
-for its hosts to `estimates`.
+Leaves: the weights that a run starts from, which are not counted; how a step waits for its hosts
+to `estimates`.
 
 Every rank describes all samples of every step and deals them out, in a thread that reads a step
 ahead. In the end of it all ranks agree on unreadable samples: gloo passes a few numbers around a
@@ -18,9 +18,11 @@ from mimo_launch.estimate.communication_times import GIGA, MICRO
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.estimate.parameters import StageWeights
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.optimizers import rule_for
+from mimo_launch.spec.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +31,15 @@ class HostCosts:
 
     `python_seconds` is what a rank's thread takes to describe and deal out the samples of a step,
     `agreeing_seconds` what it then waits for all others. `start_seconds` is the time until all
-    ranks have their `groups`; a rank opens at most so many `communicators`. While a checkpoint is
-    saved, training waits for `stall_seconds`; `save_seconds` and `resume_seconds` are the whole.
+    ranks have their `groups`, `compiling_seconds` what the first steps take longer; a rank opens at
+    most so many `communicators`. While a checkpoint is saved, training waits for
+    `stall_seconds`; `save_seconds` and `resume_seconds` are the whole.
     """
 
     python_seconds: float
     agreeing_seconds: float
     start_seconds: float
+    compiling_seconds: float
     groups: int
     communicators: int
     checkpoint_bytes: int | None
@@ -94,6 +98,7 @@ def host_costs(
         python_seconds=python_seconds(constants, records),
         agreeing_seconds=agreeing_seconds(constants, world),
         start_seconds=constants.import_time + meeting + communicators * constants.communicator_time,
+        compiling_seconds=_kinds_of_layers(plan.spec) * constants.compiling,
         groups=groups,
         communicators=communicators,
         checkpoint_bytes=size,
@@ -101,3 +106,14 @@ def host_costs(
         save_seconds=save,
         resume_seconds=resume,
     )
+
+
+def _kinds_of_layers(spec: Spec) -> int:
+    """Return how many kinds of layers are compiled, in each module for itself."""
+    found = 0
+    for module in spec.modules.values():
+        is_exact = module.compile == "auto" and spec.train.numbers.is_exact
+        if module.compile and not is_exact:
+            kind = kind_of(module.model)
+            found += len({kind.layer_name(number) for number in range(module.model.layers)})
+    return found

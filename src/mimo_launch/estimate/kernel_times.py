@@ -126,7 +126,7 @@ class StageKernels:
         if flops.head and kind.reads_tokens:
             logits = float(self._tokens * (1 + kind.depths) * words)
             # The gradient is made in the forward; the backward scales it.
-            loss = self.constants.kernels.seconds("loss", logits, logits / _MEGA)
+            loss = self.constants.seconds_of("loss", logits, logits / _MEGA)
             around += Seconds(2 / 3 * loss, 1 / 3 * loss)
         rows = max(1.0, self.work.rows / self.module.grid.size(Axis.CP))
         return around, self._product(flops.projector / self._parts, rows, width, ends.row_width)
@@ -161,7 +161,7 @@ class StageKernels:
         speed = self.constants.speed(self.spec.train.numbers)
         return Seconds(
             *(
-                self.constants.kernels.seconds(name, flops, rows, inputs, outputs) / speed
+                self.constants.seconds_of(name, flops, rows, inputs, outputs) / speed
                 for name in names
             )
         )
@@ -185,37 +185,30 @@ class StageKernels:
         # A rank gets as many tokens as it sends, and those of the ranks that split its experts.
         rows = moe.top_k * self._tokens / self._tp * split / own
         flops = 2.0 * rows * own * inputs * outputs
-        speed, table = self.constants.speed(self.spec.train.numbers), self.constants.kernels
-        forward, backward = (
-            times * table.seconds(f"grouped product {way}", flops, rows, inputs, outputs) / speed
-            for times, way in ((1, "forward"), (2, "backward"))
-        )
+        forward, backward = self._both_ways("grouped product", flops, rows, inputs, outputs)
         return Seconds(forward, backward / 2, backward / 2)
+
+    def _both_ways(self, name: str, flops: float, *sizes: float) -> tuple[float, float]:
+        """Return the seconds of a kernel forward, and backward with twice the work."""
+        speed, seconds_of = self.constants.speed(self.spec.train.numbers), self.constants.seconds_of
+        forward = seconds_of(f"{name} forward", flops, *sizes)
+        return forward / speed, seconds_of(f"{name} backward", 2 * flops, *sizes) / speed
 
     def _between(self, number: int) -> Seconds:
         """Return the seconds of attention or of a recurrence in a layer."""
-        kind, work, table = self._kind, self.work, self.constants.kernels
-        widths, speed = kind.layer_widths(number), self.constants.speed(self.spec.train.numbers)
-        total = Seconds()
+        kind, work = self._kind, self.work
+        widths, total = kind.layer_widths(number), Seconds()
         if widths.scored and work.tokens:
             pairs = kind.pairs(number, work)
             flops = 2.0 * pairs * widths.scored / self._parts
-            mask = self._mask(number)
             length = pairs / work.tokens * (2 if isinstance(kind, CausalKind) else 1)
-            forward, backward = (
-                times * table.seconds(f"{mask} attention {way}", flops, length, widths.unit) / speed
-                for times, way in ((1, "forward"), (2, "backward"))
-            )
-            total += Seconds(forward, backward)
+            name = f"{self._mask(number)} attention"
+            total += Seconds(*self._both_ways(name, flops, length, widths.unit))
         if widths.between:
-            name = kind.layer_kind(number)
-            flops = widths.between * work.tokens / self._parts
-            forward, backward = (
-                times * table.seconds(f"{name} {way}", flops, self._tokens)
-                for times, way in ((1, "forward"), (2, "backward"))
-            )
+            layer, flops = kind.layer_kind(number), widths.between * work.tokens / self._parts
+            forward, backward = self._both_ways(layer.value, flops, self._tokens)
             # A Gated DeltaNet runs its recurrence again.
-            total += Seconds(forward, backward + forward * (name == LayerKind.DELTANET))
+            total += Seconds(forward, backward + forward * (layer is LayerKind.DELTANET))
         return total
 
     def _mask(self, number: int) -> str:
@@ -235,7 +228,7 @@ class StageKernels:
 
     def _pass(self, size: float, tensor: float) -> float:
         """Return the seconds to move so many bytes, in tensors of so many."""
-        return self.constants.kernels.seconds("pass", size, max(1.0, tensor) / _MEGA)
+        return self.constants.seconds_of("pass", size, max(1.0, tensor) / _MEGA)
 
     @cached_property
     def _kind(self) -> ModelKind:
