@@ -108,6 +108,26 @@ def test_rows_tokens_padding_and_the_largest_step_of_shards_are_those_of_a_run(
     ]
 
 
+def test_a_look_at_some_samples_tells_how_many_there_are_and_what_they_hold(
+    tmp_path: Path,
+) -> None:
+    random = np.random.default_rng(2)
+    for shard in range(2):
+        texts = ("red " * int(n) for n in random.integers(1, 60, 700))
+        write_shard(
+            tmp_path / f"{shard}.tar", ((f"{n:03d}", {"txt": t}) for n, t in enumerate(texts))
+        )
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    data = shard_data(tmp_path, tokenizer, template="caption", packing=True)
+    language = box(0, model={"vocab": 400})
+    made = with_steps(spec({"language": language}, mbs=8, seq=256, data=data), 20)
+    looked = expected_steps(made)
+    assert "512 of about 1,4" in looked.basis  # Of 1,400: a tar ends with empty blocks.
+    steps = walk(made)
+    tokens = sum(sample.num_tokens for step in steps for sample in step.samples)
+    assert looked.padding == pytest.approx(1 - tokens / (20 * 8 * 256), abs=0.02)
+
+
 def test_a_file_that_is_not_here_is_an_error_for_a_run_and_a_warning_for_a_plan() -> None:
     text = Path("tests/fixtures/valid.yaml").read_text()
     data = (

@@ -29,7 +29,7 @@ MOST_SAMPLED = 8
 # Samples of which one is typical.
 _SOME = 256
 GUESS_BASIS = (
-    "a guess: there are no shards, and `data.expect` does not say what samples hold; write "
+    "a guess: no shards can be read here, and `data.expect` does not say what samples hold; write "
     "`expect: {images: 1.5, rows: 240, text: 400}` in `data`"
 )
 
