@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.layout.samples import grouped_encoders
+from mimo_launch.layout.space import divisors
 from mimo_launch.spec.sections import ScheduleKind
 from mimo_launch.spec.spec import Spec
 
@@ -617,6 +618,7 @@ def common_parts(
         pp=pp,
         order=draw(st.sampled_from(ORDERS)) if draw(st.booleans()) else AXES,
         sharding=draw(st.sampled_from(["optimizer", "full"])),
+        shard_over=draw(st.sampled_from([None, None, *divisors(grid[2])[:-1]])),
     )
     if tp > 1 and draw(st.booleans()):
         made["sequence_parallel"] = True

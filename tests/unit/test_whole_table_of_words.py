@@ -38,7 +38,7 @@ VALUES: dict[str, Any] = {
     "eval": {"every": 9}, "schedule.kind": "gpipe", "schedule.microbatches": 4,
     "optimizer.kind": "sgd", "optimizer.lr": 0.5, "optimizer.clip": 0.5, "optimizer.eps": 1e-6,
     "optimizer.betas": [0.5, 0.6], "optimizer.weight_decay": 0.25,
-    LANGUAGE + "adapter": {"rank": 8}, LANGUAGE + "adapter.rank": 8,
+    LANGUAGE + "shard_over": 2, LANGUAGE + "adapter": {"rank": 8}, LANGUAGE + "adapter.rank": 8,
     LANGUAGE + "adapter.alpha": 8.0, LANGUAGE + "adapter.rslora": True,
     LANGUAGE + "adapter.targets": ["q"],
     "optimizer.momentum": 0.5, "optimizer.ns_steps": 3,

@@ -84,6 +84,7 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(ranks.grid_fills_ranks),
     ModuleRule(ranks.order_is_permutation),
     ModuleRule(ranks.cp_inside_dp, needs=_ORDER),
+    ModuleRule(ranks.shards_divide_replicas, needs=_GRID),
     ModuleRule(ranks.idle_ranks_idle),
     SpecRule(ranks.no_holes, needs=_GRID),
     ModuleRule(ranks.groups_inside_nodes, needs=(*_GRID, *_ORDER)),

@@ -8,7 +8,7 @@ Leaves: what the ranks compute to the other files.
 from contextlib import suppress
 from math import prod
 
-from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.kinds.registry import kind_of
@@ -127,6 +127,29 @@ def order_is_permutation(spec: Spec, name: str) -> Findings:
         why="the order decides the place of a rank on the grid; axes of size 1 must be named, too",
         help="write `order: [tp, cp, dp, pp]`",
     )
+
+
+def shards_divide_replicas(spec: Spec, name: str) -> Findings:
+    """`shard_over` divides dp, and leaves more than one copy."""
+    module, path = spec.modules[name], ("modules", name, "shard_over")
+    over, dp = module.shard_over, module.grid.dp
+    if over is None:
+        return
+    if dp % over:
+        fits = max(n for n in range(1, min(over, dp) + 1) if dp % n == 0)
+        yield Diagnostic(
+            code="shard-over-unlike-dp",
+            headline=f"`{name}`: {dp} replicas are not copies of {over}",
+            path=path,
+            why="every copy of the weights is held by the same number of replicas (dp)",
+            help=f"write `shard_over: {fits}`, or a dp that {over} divides",
+        )
+    elif over == dp:
+        yield no_effect(
+            path,
+            f"`shard_over` of `{name}` does nothing, because dp is {dp}",
+            "all replicas hold one copy of the weights together",
+        )
 
 
 def cp_inside_dp(spec: Spec, name: str) -> Findings:

@@ -87,7 +87,7 @@ class GridSet:
 
     def _create(self, name: str, ranks: tuple[int, ...]) -> None:
         # FSDP needs a live group even when a module has one replica.
-        keep_single = name.endswith((".dp_cp", ".expert_dp"))
+        keep_single = name.endswith(("_cp", ".dp_copy", ".expert_dp"))
         if (len(ranks) > 1 or keep_single) and ranks not in self._by_ranks:
             self._by_ranks[ranks] = dist.new_group(
                 list(ranks), timeout=self._timeout, backend=self._backend, group_desc=name
@@ -121,24 +121,29 @@ class GridSet:
         )
 
     def mesh(self, module: str, *axes: Axis) -> DeviceMesh:
-        """Return the 1-D mesh that shards weights of `module`: of experts over the axes given.
+        """Return the mesh that holds weights of `module`: of experts over the axes given.
 
-        Ranks: local. A mesh wraps an existing group; slicing or flattening a mesh would create
-        groups on members only, and the job would hang.
+        Its last dimension shards them; a first one holds copies, if there are several. Ranks:
+        local. A mesh wraps an existing group; slicing or flattening a mesh would create groups on
+        members only, and the job would hang.
         """
-        name = "_".join(axes or self.layout[module].sharding.shard)
-        ranks = self._named[f"{module}.{name}"].ranks
+        held = self.layout[module].sharding
+        dims = [axes] if axes else [each for each in (held.replicate, held.shard) if each]
+        names = tuple("_".join(each) for each in dims)
+        *copies, ranks = (self._named[f"{module}.{name}"].ranks for name in names)
+        grid = self.layout[module].grid
+        rows = [grid.group_of(rank, *held.shard) for rank in copies[0]] if copies else ranks
         return DeviceMesh.from_group(
-            self._by_ranks[ranks],
+            [self._by_ranks[each] for each in (*copies, ranks)],
             self.device.type,
-            mesh=torch.tensor(ranks),
-            mesh_dim_names=(name,),
+            mesh=torch.tensor(rows),
+            mesh_dim_names=names,
         )
 
     def replicas(self, module: str, parameter: Tensor) -> Group:
         """Return the group over which FSDP2 has sharded one of a module's weights."""
         axes = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
-        name = axes[0] if axes else "_".join(self.layout[module].sharding.shard)
+        name = axes[-1] if axes else "_".join(self.layout[module].sharding.shard)
         return self._named[f"{module}.{name}"]
 
     def close(self) -> None:

@@ -133,6 +133,17 @@ class WeightTimes:
             seconds.append((self.links.collective(group, size) + copies) if size else 0.0)
         return seconds
 
+    def sums_of_copies(self, weights: StageWeights) -> float:
+        """Return the seconds to sum the shards of gradients over the copies of the weights."""
+        axes = self.module.sharding.replicate
+        if not axes:
+            return 0.0
+        copies = self.module.grid.group_of(self.module.grid.ranks.start, *axes)
+        # Experts have replicas of their own.
+        own = sum(each.numel for each in weights.all() if each.trains and each.role != "experts")
+        size = own * self.spec.train.numbers.stored.bytes / len(self._of_others)
+        return 2 * self.links.collective(copies, size)
+
     def accumulation(self, weights: StageWeights, forwards: int) -> float:
         """Return the seconds to add a microbatch's gradients to earlier ones, if any."""
         if forwards == 1:

@@ -166,11 +166,12 @@ class CostModel:
             computed = ahead + back
             ahead, back = max(ahead, sum(gather)), max(back, sum(gather) + sum(reduction))
             waited = ahead + back - computed
-            late = reduction[-1] if weights.trained else 0.0
+            late = reduction[-1] + times.sums_of_copies(weights) if weights.trained else 0.0
         else:
             back += times.accumulation(weights, self.work[module.name].forwards)
             first = gather[-1] + max(0.0, sum(gather[:-1]) - ahead)
-            late = reduction[-1] + max(0.0, sum(reduction[:-1]) - back)
+            summed = times.sums_of_copies(weights)
+            late = reduction[-1] + max(0.0, sum(reduction[:-1]) + summed - back)
         forwards = self.work[module.name].forwards
         flops = sum(each.total for each in (*forward.values(), *backward.values())) * forwards
         return StageCost(

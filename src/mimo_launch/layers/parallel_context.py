@@ -56,8 +56,8 @@ class ParallelContext:
     `compiled`, passes over activations go through torch.compile, separately for each module
     (`owner`). `backend` provides the blocks. The experts of a layer are distributed over `ep`, and
     each is split over `expert_tp`. `replicas` (dp x cp) are the ranks that hold the same layers and
-    different tokens. `fp8`: blocks multiply in 8 bits. `adapter` says which maps of a layer have an
-    update beside them.
+    different tokens; `copies` hold the same part of the weights. `fp8`: blocks multiply in 8 bits.
+    `adapter` says which maps of a layer have an update beside them.
     """
 
     tp: Group = SINGLE
@@ -73,6 +73,7 @@ class ParallelContext:
     ep: Group = SINGLE
     expert_tp: Group = SINGLE
     replicas: Group = SINGLE
+    copies: Group = SINGLE
     adapter: Adapter | None = None
 
     def inside(self, name: str) -> "ParallelContext":
@@ -107,6 +108,8 @@ class ParallelContext:
         if weight.axis is not None:
             copies = weight.copies(self.tp.size)
             first = self.tp.index % copies == 0
+            # Experts have replicas of their own, and no copies.
+            first = first and (weight.role == "experts" or self.copies.index == 0)
             return "partial" if copies > 1 else "sharded", weight.counted and first
         if weight.role == "buffer":
             return "complete", self.counts and self.replicas.index == 0
@@ -146,5 +149,5 @@ class ParallelContext:
 
     @property
     def counts(self) -> bool:
-        """Whether this tp rank counts replicated weights in the gradient norm."""
-        return self.tp.index == 0
+        """Whether this rank counts weights that tp does not cut in the gradient norm."""
+        return self.tp.index == 0 and self.copies.index == 0

@@ -255,8 +255,9 @@ def shard_rows(parameter: Tensor) -> range:
     if not isinstance(parameter, DTensor):
         return range(rows)
     mesh = parameter.device_mesh
-    size = -(-rows // mesh.size())
-    start = min(rows, mesh.get_local_rank() * size)
+    # Ranks along a first dimension hold copies.
+    size = -(-rows // mesh.size(-1))
+    start = min(rows, mesh.get_local_rank(mesh.ndim - 1) * size)
     return range(start, min(rows, start + size))
 
 

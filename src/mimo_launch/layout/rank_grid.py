@@ -27,18 +27,23 @@ class RankGrid:
 
     Example: `RankGrid(AXES, (2, 1, 2, 1), first_rank=4)` holds ranks 4 to 7;
     `groups(Axis.TP)` yields `(4, 5)` and `(6, 7)`, `groups(Axis.DP)` yields `(4, 6)` and `(5, 7)`.
+    dp is itself a box: `dp_shards` neighbours along DP_SHARD, and their copies along DP_COPY.
     """
 
     axes: tuple[Axis, ...]
     sizes: tuple[int, ...]
     first_rank: int = 0
+    dp_shards: int | None = None
 
     @classmethod
     def of(cls, module: ModuleSpec) -> "RankGrid":
         """Return the ranks of a module in the order of its axes."""
         axes = tuple(map(Axis, module.order))
         sizes = tuple(getattr(module.grid, axis) for axis in axes)
-        return cls(axes, sizes, module.rank_range.start)
+        over, dp = module.shard_over, module.grid.dp
+        # A check refuses others.
+        divides = over is not None and dp % over == 0
+        return cls(axes, sizes, module.rank_range.start, over if divides else None)
 
     @cached_property
     def num_ranks(self) -> int:
@@ -54,14 +59,28 @@ class RankGrid:
     def strides(self) -> dict[str, int]:
         """The distance between ranks that are neighbours along an axis."""
         strides, step = dict[str, int](), 1
-        for axis, size in zip(self.axes, self.sizes, strict=True):
+        for axis, size in self._parts:
             strides[axis] = step
             step *= size
+        if Axis.DP_SHARD in strides:
+            strides[Axis.DP] = strides[Axis.DP_SHARD]
         return strides
 
     @cached_property
     def _size_of(self) -> dict[str, int]:
-        return dict(zip(self.axes, self.sizes, strict=True))
+        return {**dict(zip(self.axes, self.sizes, strict=True)), **dict(self._parts)}
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[Axis, int], ...]:
+        """The axes and sizes of the box, with dp as two axes."""
+        found: list[tuple[Axis, int]] = []
+        for axis, size in zip(self.axes, self.sizes, strict=True):
+            if axis == Axis.DP:
+                shards = self.dp_shards or size
+                found += [(Axis.DP_SHARD, shards), (Axis.DP_COPY, size // shards)]
+            else:
+                found.append((axis, size))
+        return tuple(found)
 
     def size(self, axis: Axis) -> int:
         """Number of ranks along `axis`."""
@@ -110,17 +129,22 @@ class RankGrid:
         return tuple([tuple([start + offset for offset in inside]) for start in starts])
 
     def _others(self, axes: Container[str]) -> tuple[Axis, ...]:
-        return tuple(axis for axis in self.axes if axis not in axes)
+        return tuple(axis for axis, _ in self._parts if not _holds(axes, axis))
 
     def _offsets(self, axes: Collection[str]) -> list[int]:
         """Return the distances to all ranks that differ only along `axes`, in increasing order."""
         offsets = [0]
         # A stride is larger than every offset along earlier axes, so the list stays sorted.
-        for axis, size in zip(self.axes, self.sizes, strict=True):
-            if axis in axes:
+        for axis, size in self._parts:
+            if _holds(axes, axis):
                 steps = range(0, size * self.strides[axis], self.strides[axis])
                 offsets = [step + offset for step in steps for offset in offsets]
         return offsets
+
+
+def _holds(axes: Container[str], part: Axis) -> bool:
+    """Return whether axes hold a part of the box; dp holds two."""
+    return part in axes or (part in (Axis.DP_SHARD, Axis.DP_COPY) and Axis.DP in axes)
 
 
 @dataclass(frozen=True)

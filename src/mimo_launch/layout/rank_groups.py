@@ -31,13 +31,19 @@ class RankGroup:
     ranks: tuple[int, ...]
 
 
+def groups_of_module(module: ModuleLayout) -> tuple[tuple[Axis, ...], ...]:
+    """Return the axes of each group of a module: with copies, shards of one, and copies of one."""
+    held = module.sharding
+    return (*MODULE_GROUPS, held.shard, held.replicate) if held.replicate else MODULE_GROUPS
+
+
 @cached_in_layout
 def rank_groups(layout: Layout) -> tuple[RankGroup, ...]:
     """Return every process group of every module, in the order in which all ranks create them."""
     along_axes = (
         RankGroup(_name(module, axes), ranks)
         for module in layout.modules
-        for axes in MODULE_GROUPS
+        for axes in groups_of_module(module)
         for ranks in module.grid.groups(*axes)
     )
     of_experts = (
@@ -56,7 +62,7 @@ def rank_groups(layout: Layout) -> tuple[RankGroup, ...]:
 def groups_of(layout: Layout, rank: int) -> Iterator[RankGroup]:
     """Yield the process groups that hold `rank`."""
     for module in layout.modules_of(rank):
-        for axes in MODULE_GROUPS:
+        for axes in groups_of_module(module):
             yield RankGroup(_name(module, axes), module.grid.group_of(rank, *axes))
         if module.experts is not None:
             for axis in EXPERT_GROUPS:

@@ -89,7 +89,7 @@ class RankModule:
         """
         for stage, network in self.stages.items():
             found = [p.grad for p in network.parameters() if p.grad is not None]
-            own = [g for g in found if not (isinstance(g, DTensor) and g.device_mesh.size() > 1)]
+            own = [g for g in found if not (isinstance(g, DTensor) and g.device_mesh.size(-1) > 1)]
             self.before_dp_sum[stage].show_all([local_tensor(g) for g in own])
 
 
@@ -139,7 +139,8 @@ def _context(spec: Spec, module: ModuleLayout, grids: GridSet) -> ParallelContex
     """Return the parallelism of one module on this rank."""
     name, written, numbers = module.name, spec.modules[module.name], spec.train.numbers
     tp, cut = grids.group(name, Axis.TP), module.sharding
-    replicas = grids.group(name, *cut.replicate, *cut.shard)
+    replicas = grids.group(name, Axis.DP, Axis.CP)
+    copies = grids.group(name, *cut.replicate) if cut.replicate else SINGLE
     compiled = written.compile
     if compiled == "auto":
         # Compile where it pays: on GPUs, but not in fp64, the precision of proofs.
@@ -166,6 +167,7 @@ def _context(spec: Spec, module: ModuleLayout, grids: GridSet) -> ParallelContex
         ep=ep,
         expert_tp=expert_tp,
         replicas=replicas,
+        copies=copies,
     )
 
 

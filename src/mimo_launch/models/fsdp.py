@@ -65,7 +65,7 @@ def shard(
         # sum, which gloo lacks.
         wrapped.set_gradient_divide_factor(1.0)
         wrapped.set_force_sum_reduction_for_comms(True)
-        if (replicas if isinstance(wrapped, Experts) else mesh).size() > 1:
+        if (replicas if isinstance(wrapped, Experts) else mesh).size(-1) > 1:
             watch(wrapped, flag)
         if low and not reshard:
             accumulate_in_products(wrapped)
@@ -85,5 +85,7 @@ def set_gradient_sync(stage: nn.Module, sharding: Sharding, *, is_last: bool) ->
     reduces = is_last or sharding.every_backward
     for unit in fsdp_modules(stage):
         unit.set_requires_gradient_sync(reduces, recurse=False)
+        # Copies are summed once in a step.
+        unit.set_requires_all_reduce(is_last, recurse=False)
         unit.set_reshard_after_backward(reduces, recurse=False)
         unit.set_is_last_backward(is_last)

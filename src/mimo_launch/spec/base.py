@@ -17,11 +17,13 @@ from mimo_launch.spec.wording import listing
 
 
 class Axis(StrEnum):
-    """A way to divide the work of a module among ranks; the value is its key in a spec."""
+    """A way to divide the work of a module among ranks; the value is its name in a spec."""
 
     TP = "tp"  # Tensor parallelism cuts the matrices of each layer.
     CP = "cp"  # Context parallelism cuts sequences.
     DP = "dp"  # Data parallelism gives each replica other samples.
+    DP_SHARD = "dp_shard"  # Replicas that hold one copy of the weights together.
+    DP_COPY = "dp_copy"  # Replicas that hold the same part of other copies.
     PP = "pp"  # Pipeline parallelism gives each rank other layers.
     EP = "ep"  # Expert parallelism gives each rank other experts of a layer.
     EXPERT_TP = "expert_tp"  # Tensor parallelism inside each expert.

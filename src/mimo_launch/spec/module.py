@@ -9,6 +9,7 @@ to `models.custom_stages`.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from pydantic import Field
 from mimo_launch.spec.adapters import AdapterSpec
 from mimo_launch.spec.base import (
     MAX_INTEGER,
+    Axis,
     Count,
     CountFrom0,
     ExpertGrid,
@@ -184,6 +186,13 @@ class ModuleSpec(Strict):
         description="`optimizer`: weights stay gathered through a step, and gradients take one "
         "reduce-scatter. `full`: weights are gathered layer by layer as they are used.",
     )
+    shard_over: Count | None = Field(
+        None,
+        description="Replicas (along dp) that hold one copy of the weights together, for example "
+        "those of a host; a divisor of dp. Default: all of them. Gradients are summed over copies "
+        "after the sum inside each.",
+        examples=[8],
+    )
     recompute: Literal["none", "full"] = Field("none", description="Recompute activations.")
     backend: Literal["torch", "transformer_engine"] = Field(
         "torch", description="Library that provides the layers."
@@ -238,8 +247,11 @@ class ModuleSpec(Strict):
 
     @property
     def fsdp(self) -> Sharding:
-        """How `sharding` holds the weights."""
-        return SHARDINGS[self.sharding]
+        """How `sharding` and `shard_over` hold the weights."""
+        usual = SHARDINGS[self.sharding]
+        if self.shard_over in (None, self.grid.dp):
+            return usual
+        return replace(usual, shard=(Axis.DP_SHARD, Axis.CP), replicate=(Axis.DP_COPY,))
 
     @property
     def recomputes(self) -> bool:

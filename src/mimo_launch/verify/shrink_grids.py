@@ -189,6 +189,9 @@ def _loss(module: ModuleSpec, grid: Grid) -> int:
         if new == 1 < old:
             # With one replica, full sharding would shard nothing.
             loss += lost * (2 if axis == Axis.DP and module.fsdp.every_backward else 1)
+        elif axis == Axis.DP and module.fsdp.replicate and module.shard_over != 1:
+            # Several copies of several shards.
+            loss += lost * (new < 4)
         else:
             loss += OTHER_PARITY * ((new - old) % 2)
             loss += LOST_MIDDLE.get(axis, 0) * (new == 2 < old)
@@ -237,6 +240,7 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
         modules[name] = module.replace(
             grid=grid,
             ranks=rank_text(range(start, stop)),
+            shard_over=_shards(module, grid),
             experts=choices[name].experts,
             model=_regrid_model(module, grid),
         )
@@ -256,6 +260,14 @@ def regrid(spec: Spec, most_ranks: int = MOST_RANKS) -> Spec:
     return spec.replace(
         modules=modules, schedule=schedule, idle_ranks=idle, batch=spec.batch.replace(global_=size)
     )
+
+
+def _shards(module: ModuleSpec, grid: Grid) -> int | None:
+    """Return the replicas of a copy on a smaller grid: several, if there were several."""
+    if module.shard_over is None or not module.fsdp.replicate:
+        return None
+    fewer = [n for n in divisors(grid.dp) if n < grid.dp and n <= module.shard_over]
+    return fewer[-1] if fewer else None
 
 
 def _regrid_model(module: ModuleSpec, grid: Grid) -> object:
