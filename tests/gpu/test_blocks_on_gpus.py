@@ -11,6 +11,7 @@ from tests.support.planted_deepstack import MODEL as STACKED
 from tests.support.planted_gates import MODEL as GATED
 from tests.support.planted_latent import MODEL as LATENT
 from tests.support.planted_mtp import MTP
+from tests.support.planted_nope import MODEL as NOPE
 from tests.support.planted_registers import MODEL as REGISTERED
 from tests.support.planted_scales import MERGED, NEAREST, POOLED
 from tests.support.planted_scales import MODEL as SCALED
@@ -33,7 +34,7 @@ TOWERS = {
 DECODERS = {
     "sliding windows": SLIDING, "sinks": SINKS, "gates": GATED, "caps": CAPPED,
     "images seen whole": SLIDING | {"bidirectional_images": True}, "latent": LATENT,
-    "further tokens": MTP | {"layers": 2},
+    "further tokens": MTP | {"layers": 2}, "layers without rotary positions": NOPE,
 }  # fmt: skip
 SP: dict[str, Any] = {"sequence_parallel": True}
 # Grids of the module with the block, in front of or behind the other one.
