@@ -14,7 +14,7 @@ from tests.unit.test_known_shards import data_set
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
-from mimo_launch.data.run_records import Source
+from mimo_launch.data.fact_source import Source
 from mimo_launch.data.sample_statistics import statistics_text
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.spec.spec import Spec

@@ -22,7 +22,7 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import ready_shards
 from mimo_launch.data.expected_steps import expected_steps
-from mimo_launch.data.run_records import Source
+from mimo_launch.data.fact_source import Source
 from mimo_launch.spec.spec import Spec
 
 VIT = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}

@@ -10,19 +10,18 @@ Leaves: what a step costs to `estimate`, dealing samples to replicas to `layout`
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mimo_launch.data.build import build_dataset
-from mimo_launch.data.heaviest_steps import heaviest_steps
-from mimo_launch.data.known_order import KnownOrder, known_order
+from mimo_launch.data.fact_source import Source
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.data.packing import best_fit
-from mimo_launch.data.run_records import DrawnRecords, Records, Source, records_like
-from mimo_launch.data.sample_order import CHUNK
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.spec.spec import Spec, WebdatasetData
+
+# Imported where needed: a spec that needs no estimates is checked without numpy.
+if TYPE_CHECKING:
+    from mimo_launch.data.known_order import KnownOrder
+    from mimo_launch.data.run_records import Records
 
 # Steps that stand for the run.
 MOST_SAMPLED = 8
@@ -45,7 +44,7 @@ class ExpectedSteps:
 
     spec: Spec
     layout: Layout
-    order: KnownOrder | None
+    order: "KnownOrder | None"
     sampled: tuple[StepData, ...]
     tokens: int
     positions: int
@@ -97,6 +96,8 @@ class ExpectedSteps:
         order = self.order
         if order is None or len(order.ids) > order.records.most:
             return self.sampled
+        from mimo_launch.data.heaviest_steps import heaviest_steps
+
         others = [module.name for module in self.layout.modules if not module.is_language]
         rows = {name: order.rows(name) for name in others}
         found = heaviest_steps(self.layout, order.tokens, rows, order.step)
@@ -106,11 +107,7 @@ class ExpectedSteps:
         """Return the padding of the same records with packing, or without."""
         if packing == self.spec.data.packing or self.order is None:
             return self.padding
-        records, seq = self.order.records, self.spec.batch.seq
-        some = np.arange(min(records.number, records.most, CHUNK))
-        lengths = records.tokens(some)
-        sequences = len(best_fit(lengths.tolist(), seq)) if packing else len(some)
-        return float(1 - lengths.sum() / (sequences * seq))
+        return self.order.padding_with(packing=packing, seq=self.spec.batch.seq)
 
     def on(self, spec: Spec, layout: Layout) -> "ExpectedSteps":
         """Return the steps of a spec with other settings on another layout."""
@@ -157,24 +154,28 @@ def _expected(key: _Key) -> ExpectedSteps:
 
 
 @lru_cache(maxsize=2)
-def _records(key: _Key) -> Records | None:
+def _records(key: _Key) -> "Records | None":
     """Return the records of a spec from the best source there is; None for a guess."""
     spec = key.spec
     if not isinstance(spec.data, WebdatasetData):
+        from mimo_launch.data.build import build_dataset
+        from mimo_launch.data.run_records import DrawnRecords
+
         return DrawnRecords(build_dataset(spec))
-    # Imported here because other specs need no shards.
     from mimo_launch.data.known_shards import records_of_shards
 
     return records_of_shards(spec, spec.data) or expected_records(spec, spec.data)
 
 
-def expected_records(spec: Spec, data: WebdatasetData) -> Records | None:
+def expected_records(spec: Spec, data: WebdatasetData) -> "Records | None":
     """Return the records that `data.expect` describes, if it is there.
 
     Raises: BadStatistics, NoRoom.
     """
     if data.expect is None:
         return None
+    from mimo_launch.data.run_records import records_like
+
     if isinstance(data.expect, str):
         from mimo_launch.data.sample_statistics import read_statistics
 
@@ -188,10 +189,13 @@ def expected_records(spec: Spec, data: WebdatasetData) -> Records | None:
     return records_like(Source.EXPECT, basis, samples, data.expect.samples)
 
 
-def _steps_of(spec: Spec, records: Records) -> ExpectedSteps:
+def _steps_of(spec: Spec, records: "Records") -> ExpectedSteps:
     """Return the steps of a run over these records."""
+    from mimo_launch.data.known_order import known_order
+
     order = known_order(spec, records)
-    sampled = {round(each) for each in np.linspace(0, order.num_steps - 1, MOST_SAMPLED)}
+    last = order.num_steps - 1
+    sampled = {round(last * each / (MOST_SAMPLED - 1)) for each in range(MOST_SAMPLED)}
     known = order.num_steps * order.batch * spec.batch.seq
     positions = spec.train.steps * order.batch * spec.batch.seq
     tokens = records.tokens(order.ids[: records.most]).mean() * len(order.ids)

@@ -13,8 +13,9 @@ from typing import overload
 
 import numpy as np
 
+from mimo_launch.data.packing import best_fit
 from mimo_launch.data.run_records import MOST_PACKED, Int64s, Records
-from mimo_launch.data.sample_order import GlobalOrder, PackedOrder, records_of
+from mimo_launch.data.sample_order import CHUNK, GlobalOrder, PackedOrder, records_of
 from mimo_launch.layout.step_data import SampleData, StepData, packed
 from mimo_launch.spec.spec import Spec
 
@@ -55,6 +56,13 @@ class KnownOrder:
         if module not in self._rows:
             self._rows[module] = self._by_step(self.records.rows(module, self.ids))
         return self._rows[module]
+
+    def padding_with(self, *, packing: bool, seq: int) -> float:
+        """Return the padding of some records in sequences of `seq` tokens, packed or not."""
+        some = np.arange(min(self.records.number, self.records.most, CHUNK))
+        lengths = self.records.tokens(some)
+        sequences = len(best_fit(lengths.tolist(), seq)) if packing else len(some)
+        return float(1 - lengths.sum() / (sequences * seq))
 
     def _by_step(self, of_records: Int64s) -> Int64s:
         sums = np.concatenate([[0], np.cumsum(of_records)])[self.ends]

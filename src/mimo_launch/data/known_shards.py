@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from mimo_launch.data.fact_source import Source
 from mimo_launch.data.index.columns import Bad, Columns, ShardRows
 from mimo_launch.data.index.indexer import SampleIndexer, read_shard
 from mimo_launch.data.index.open_index import find_index, split_shards
 from mimo_launch.data.index.open_split import OpenSplit
-from mimo_launch.data.run_records import ColumnRecords, Records, Source, records_like
+from mimo_launch.data.run_records import ColumnRecords, Records, records_like
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.template_program import TemplateRefused
 from mimo_launch.processors.files import TokenizerError

@@ -1,19 +1,18 @@
 """The records of an epoch as a plan needs them: their sizes as columns, and each one described.
 
-Decides: where the facts about records come from (`Source`), and how many records of a run a plan
-looks at.
+Decides: how many records of a run a plan looks at.
 Relies on: a data set that describes generated records, or the columns of an index.
 Leaves: the order and the packing of records to `expected_steps`.
 """
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.fact_source import Source
 from mimo_launch.layout.step_data import SampleData
 
 Int64s = npt.NDArray[np.int64]
@@ -21,21 +20,6 @@ Int64s = npt.NDArray[np.int64]
 # Records of a run that a plan looks at: as they are, packed (some 1.5 microseconds each), and
 # generated (some 30 microseconds each).
 MOST, MOST_PACKED, MOST_DRAWN = 2**20, 2**17, 2**12
-
-
-class Source(StrEnum):
-    """Where the facts about records come from.
-
-    DRAWN: generated data, whose records are known. INDEX: the index of the shards. HEADERS: some
-    records of shards without an index. EXPECT: what the spec says to expect. GUESS: the spec says
-    nothing, and there are no shards.
-    """
-
-    DRAWN = "drawn"
-    INDEX = "index"
-    HEADERS = "headers"
-    EXPECT = "expect"
-    GUESS = "guess"
 
 
 class Records(Protocol):
