@@ -45,8 +45,10 @@ class StageMemory:
     in addition, while they arrive. `accumulated`: full gradients, from the first backward to the
     last. `gradients`: their shards, after the last backward (with full sharding after the first).
     `backward_gradients`: in addition, during any backward; `reduce_buffer`: in addition, during the
-    last backward. `kept`: per forward until its backward. `forward_extra`, `backward_extra`:
-    temporary activations of a forward and a backward. `edge`: one activation between stages.
+    last backward; `last_buffer`: at its end, for the weights around the layers. `kept`: per forward
+    until its backward. `forward_extra`, `backward_extra`: temporary activations of a forward and of
+    a backward through layers; `end_extra`: of a backward before it reaches the layers. `edge`: one
+    activation between stages.
     """
 
     weights: int
@@ -57,9 +59,11 @@ class StageMemory:
     gradients: int
     backward_gradients: int
     reduce_buffer: int
+    last_buffer: int
     kept: int
     forward_extra: int
     backward_extra: int
+    end_extra: int
     edge: int
 
 
@@ -98,14 +102,20 @@ def stage_memory(
         # The root stays gathered, and one unit arrives while another computes.
         gathered=(two_blocks + ends if full else weights.numel) * computed,
         gather_buffer=(two_blocks or ends) * computed if shards > 1 else 0,
-        accumulated=weights.trained * stored if accumulates else 0,
+        # Fully sharded, every backward adds its shards to those of the backwards before.
+        accumulated=own * stored if full else weights.trained * stored if accumulates else 0,
         gradients=own * stored,
         # A block is reduced as soon as it is done, the rest at the end of the backward.
         backward_gradients=sum(each.numel for each in beside) * computed,
-        reduce_buffer=(2 * block or last) * stored,
+        # The buffer of the unit before is still there. Fully sharded, new shards are added
+        # to those of the backwards before.
+        reduce_buffer=((2 * block + block // shards * full) or last) * stored,
+        # Alone, FSDP2 divides by 1 into a copy.
+        last_buffer=(1 + (shards == 1)) * last * stored,
         kept=activations.kept(),
         forward_extra=activations.forward(),
         backward_extra=activations.backward(),
+        end_extra=activations.backward_of_end(),
         edge=activations.edge,
     )
 
@@ -210,18 +220,19 @@ class _Activations:
 
     def forward(self) -> int:
         """Return the temporary bytes of a forward at its peak."""
-        ends = self.logits() + self.tiles()
+        ends = self.loss_forward() + self.tiles()
         if self.through_blocks:
             return ends
         layers = ((self.kind.temporary_activations(each).forward, each) for each in self.layers)
         return max(*(self._sum(alive, each) for alive, each in layers), ends)
 
     def backward(self) -> int:
-        """Return the temporary bytes of a backward at its peak."""
-        if not self.through_blocks:
-            return self.tiles()
-        ends = self.logits() + self.tiles() + self.stream
-        return max(*(self._layer_backward(each) for each in self.layers), ends)
+        """Return the temporary bytes of a backward through the layers at its peak."""
+        return max(map(self._layer_backward, self.layers)) if self.through_blocks else 0
+
+    def backward_of_end(self) -> int:
+        """Return the temporary bytes of a backward before it reaches the layers."""
+        return self.loss_backward() + self.tiles() + self.stream * self.through_blocks
 
     def of_layer(self, number: int) -> int:
         """Return the bytes of the tensors that a layer saves if it is not run again."""
@@ -239,10 +250,25 @@ class _Activations:
             total -= self._sum(self._of_layer(number), number)
         return total
 
+    @property
     def logits(self) -> int:
-        """Return the bytes of the logits, without their gradient, which `kept` counts."""
+        """Number of logits of a forward."""
         is_head = self.module.is_language and self.stage.is_last
-        return self.tokens * self.words * self.bytes if is_head else 0
+        return self.tokens * self.words if is_head else 0
+
+    def loss_forward(self) -> int:
+        """Return the bytes of the loss beside the gradient of the logits, which `kept` counts.
+
+        Compiled passes need only the logits. Others also make a truth value and three numbers of at
+        least 4 bytes for each logit, before the gradient.
+        """
+        alone = self.bytes if self.passes.are_compiled else 3 * max(4, self.bytes) + 1
+        return self.logits * alone
+
+    def loss_backward(self) -> int:
+        """Return the bytes of the gradient of the logits, times that of the loss."""
+        copies = 1 if self.passes.are_compiled or self.passes.wide == 1 else 2 * self.passes.wide
+        return self.logits * copies * self.bytes
 
     def tiles(self) -> int:
         """Return the bytes of the patches that make the rows of images in tiles.

@@ -96,6 +96,8 @@ class _Walk:
             self.seen.add(key)
             self.now.gradients += stage.accumulated
         is_last = self.last[key] == action
+        # Units are reduced after the backward has reached the layers.
+        self._note(gradients=stage.backward_gradients, activations=stage.end_extra)
         self._note(
             gradients=stage.backward_gradients,
             activations=stage.backward_extra,
@@ -105,7 +107,7 @@ class _Walk:
         if is_last:
             self.now.gradients += stage.gradients - stage.accumulated
             self.now.gathered -= stage.gathered
-            self._note()
+            self._note(buffers=stage.last_buffer)
 
     def _bridge(self, action: Action) -> None:
         """Count rows: autograd leaves and their gradients at the target, buffers at both ends."""
