@@ -59,7 +59,8 @@ def test_the_rates_of_another_device_are_scaled_and_said_to_be() -> None:
     compute, memory = 312 / 989, 2039 / 4800
     assert list(ratios.values()) == pytest.approx([compute, compute, memory, memory])
     assert "scaled from NVIDIA H200 by data sheets; not measured" in other.kernels.source
-    assert other.kernels.device == "NVIDIA A100 80GB"
+    assert (other.kernels.device, other.kernels.scaled_from) == ("NVIDIA A100 80GB", "NVIDIA H200")
+    assert mine.kernels.scaled_from is None
 
 
 def changed(name: str, **of: Any) -> dict[str, Any]:

@@ -122,6 +122,9 @@ def facts_of(report: Report) -> dict[str, str]:
         facts["speed"] += " (--tokens 1T: in how many days)"
     else:
         facts["days"] = f"{figure(answer.days)} for {tokens_text(answer.tokens)} tokens"
+    facts["error"] = answer.accuracy.text
+    if answer.scaled_from is not None:
+        facts["error"] += f"; rates here are those of an {answer.scaled_from} scaled by data sheets"
     return facts
 
 

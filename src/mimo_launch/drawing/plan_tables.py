@@ -76,8 +76,8 @@ def host_lines(hosts: HostCosts) -> Iterator[str]:
     yield f"a step: {python} of Python on each rank for its samples, {agreeing} to agree on them"
     yield (
         f"start: {seconds_text(hosts.start_seconds)} until all ranks have their "
-        f"{hosts.groups:,} process groups; on GPUs about {seconds_text(hosts.compiling_seconds)} "
-        "more to compile in the first steps"
+        f"{hosts.groups:,} process groups; compiling on GPUs: about "
+        f"{seconds_text(hosts.compiling_seconds)}"
     )
     if hosts.checkpoint_bytes is None:
         return

@@ -101,11 +101,15 @@ def _place(axis: tuple[float, ...], size: float) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTable:
-    """The rates of a device; `source` says how they came about, for readers."""
+    """The rates of a device; `source` says how they came about, for readers.
+
+    `scaled_from` is the device that was measured, if that is another one.
+    """
 
     device: str
     source: str
     grids: Mapping[str, Grid]
+    scaled_from: str | None = None
 
     def seconds(self, kernel: str, amount: float, *sizes: float) -> float:
         """Return the seconds of an amount of work (FLOPs, bytes, logits) at some sizes."""
@@ -122,7 +126,9 @@ class KernelTable:
             for name, grid in self.grids.items()
         }
         source = f"{self.source}, scaled from {self.device} by data sheets; not measured"
-        return KernelTable(device=device, source=source, grids=grids)
+        return KernelTable(
+            device=device, source=source, grids=grids, scaled_from=self.scaled_from or self.device
+        )
 
     def over(self, other: "KernelTable") -> "KernelTable":
         """Return this table, with the kernels of `other` that it lacks."""

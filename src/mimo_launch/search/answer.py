@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from mimo_launch.estimate.accuracy import Accuracy, accuracy_for
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.search.advice import LEAST_GAIN, MAX_WASTES, Advice, Planned, Search, advise
@@ -91,7 +92,8 @@ class PlanAnswer:
 
     `sample` is `mean` or `largest`: the assumed size of every sample of the step. `planned` is the
     number of changes that were planned to find the best ones, and `tried` divides it by what they
-    change first.
+    change first. `accuracy` is how far estimates of measured steps were off, of like ones if any;
+    rates of kernels were measured on the device `scaled_from`, if not on that of the estimates.
     """
 
     sample: str
@@ -106,6 +108,8 @@ class PlanAnswer:
     losses: tuple[LostTime, ...]
     planned: int
     tried: dict[str, int]
+    accuracy: Accuracy
+    scaled_from: str | None
 
 
 def answer_of(
@@ -141,6 +145,8 @@ def answer_of(
         losses=tuple(LostTime.of(each, estimates) for each in advice),
         planned=sum(tried.values()),
         tried=tried,
+        accuracy=accuracy_for(estimator.spec),
+        scaled_from=estimator.constants.kernels.scaled_from,
     )
 
 
