@@ -149,7 +149,7 @@ def test_each_command_that_is_not_here_is_told(words: str) -> None:
         ("train S --fp16 true", write(f"{SET} train.precision=bf16") + " (fp16 needs loss"),
         ("train S --tensor-model-parallel-size 2", "each module has its own: write `--set "
          "modules.vision.grid.tp=2` or `--set modules.language.grid.tp=2`"),
-        ("train S --lora_rank 8", write("train S --set modules.language.adapter.rank=8")),
+        ("train S --lora_rank 8", "or `--set modules.language.adapter.rank=8`"),
         ("train S --lora_dropout 0.1", "there is no dropout of adapters here"),
         ("train S --device gpu", write("train S --device cuda")),
         ("train S --nproc auto", write("train S")),

@@ -36,7 +36,7 @@ NO_COMMAND: Mapping[str, str] = {
     "web webui ui board tensorboard": "`mimo-launch watch RUN` shows a run and `mimo-launch report "
     "RUN` draws it; `--set log.tensorboard=true` of `train` writes files for TensorBoard",
     "resume": "`mimo-launch train FILE` resumes by itself: it continues the run of that `name`",
-    "merge-lora merge_lora merge": "`mimo-launch export RUN --to DIR` adds the updates of adapters "
+    "merge-lora merge_lora": "`mimo-launch export RUN --to DIR` adds the updates of adapters "
     "to their weights; with `--adapter` it writes them alone, for peft",
     "rlhf dpo grpo reward": "neither preference nor reinforcement learning is here: `mimo-launch "
     "train FILE` trains a module, or its adapter, on the answers of its data",
