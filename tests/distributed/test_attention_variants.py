@@ -155,6 +155,11 @@ NOPE: Layouts = {
         "cp": 2, "data": {"max_documents": 3},
         "model": {"sliding_window": {"size": 4, "full": [0, 2], "rope_theta": 20.0}},
     },
+    # Biases of keys change nothing then.
+    "biases where nothing rotates, tp 2": {
+        "tp": 2,
+        "model": {"qkv_bias": True, "nope": {"layers": [0, 1, 2, 3]}, "sliding_window": None},
+    },
     "growth of the model, tp 2": {
         "tp": 2,
         "model": {"query_scaling": {"beta": 0.3, "length": 2}, "nope": {"layers": [0, 3]}},
@@ -200,7 +205,12 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
     "layers without positions": (
         unturned,
         NOPE,
-        {DOCUMENTS, "further tokens, cp 2", "both in windows, cp 2, documents"},
+        {
+            DOCUMENTS,
+            "further tokens, cp 2",
+            "biases where nothing rotates, tp 2",
+            "both in windows, cp 2, documents",
+        },
         None,
     ),
     "chunks over lists": (

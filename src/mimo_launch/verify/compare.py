@@ -163,7 +163,10 @@ class _Judge:
             is_unused = norm == 0 and (EXPERTS in name or name in self.unused)
             if (is_unused or module_norm <= rounding) and difference <= rounding:
                 continue
-            is_zero = verdict.module != LANGUAGE and name.endswith(EXEMPT_SUFFIX)
+            # Where nothing rotates, a bias of keys adds the same to all scores of a query.
+            is_zero = name.endswith(EXEMPT_SUFFIX) and (
+                verdict.module != LANGUAGE or norm <= bound.tolerance * module_norm
+            )
             floor = bound.zero_floor if is_zero else 0.0 if is_unused else bound.floor
             scale = max(norm, floor * module_norm)
             error = 0.0 if difference == 0 else difference / scale if scale else float("inf")
