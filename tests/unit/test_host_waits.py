@@ -1,6 +1,7 @@
 """What steps wait for the host, which starts kernels one after another."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.support.specs import box, spec
@@ -65,3 +66,28 @@ def test_a_layer_with_experts_takes_the_host_twice_as_long() -> None:
         return Estimator.of(Plan.of(made), slow).estimates().schedule_seconds
 
     assert seconds(sparse) == pytest.approx(2 * seconds(dense), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "factors", "expected"),
+    [
+        ({"backend": "transformer_engine"}, {"engine_starts": 3.0}, 3),
+        (
+            {"backend": "transformer_engine", "fp8": {}},
+            {"engine_starts": 3.0, "fp8_starts": 2.0},
+            6,
+        ),
+    ],
+    ids=["bf16", "fp8"],
+)
+def test_blocks_of_another_backend_take_the_host_longer(
+    settings: dict[str, Any], factors: dict[str, float], expected: float
+) -> None:
+    slow = replace(Calibration(), action_overhead=0.0, layer_overhead=1000.0, **factors)
+
+    def seconds(**more: Any) -> float:
+        language = box(0, model={"layers": 6, "head_dim": 16}, **more)
+        made = spec({"language": language}, microbatches=4, train={"precision": "bf16"})
+        return Estimator.of(Plan.of(made), slow).estimates().schedule_seconds
+
+    assert seconds(**settings) == pytest.approx(expected * seconds(), rel=1e-2)
