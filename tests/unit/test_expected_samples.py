@@ -17,6 +17,7 @@ from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.fact_source import Source
 from mimo_launch.data.sample_statistics import statistics_text
 from mimo_launch.layout.step_data import SampleData
+from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.spec import Spec
 
 VIT = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}
@@ -140,3 +141,24 @@ def test_what_cannot_be_expected_is_an_error(expect: Any, why: str, tmp_path: Pa
     [found] = [x for x in check(expecting(tmp_path, expect)) if x.code == "expect-not-usable"]
     assert found.is_error
     assert why in found.why
+
+
+@pytest.mark.parametrize("name", ["draw", "three_encoders", "hybrid", "bench/talker_1b_disjoint"])
+def test_every_module_gets_the_rows_that_are_expected(name: str, tmp_path: Path) -> None:
+    loaded = load_spec(f"topologies/{name}.yaml").spec
+    assert loaded is not None
+    made = loaded.model_dump(by_alias=True)
+    made["data"] = shard_data(tmp_path, expect={"rows": 6, "text": 12, "targets": 2})
+    made["batch"]["seq"] = 512
+    spec = Spec.model_validate(made)
+    sample = expected_steps(spec).sampled[0].samples[0]
+    for module in (*spec.encoders, *spec.generators):
+        number = 2 if module in spec.generators else 1
+        assert [span.rows for span in sample.spans[module]] == [6] * number
+    assert sample.num_tokens == 12 + 6 * len(spec.sources_of("language"))
+
+
+def test_tiles_without_their_processor_can_be_expected(tmp_path: Path) -> None:
+    tiles = {"patch": 1, "channels": 3, "image": [2, 2], "tiles": {"grids": [[1, 2]]}}
+    made = expecting(tmp_path, {"text": 20}, {"vision": box(0, model={"kind": "vit", **tiles})})
+    assert all(each.rows("vision") > 0 for each in samples(expected_steps(made)))

@@ -19,7 +19,7 @@ from mimo_launch.data.index.open_split import OpenSplit
 from mimo_launch.data.run_records import ColumnRecords, Records, records_like
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.template_program import TemplateRefused
-from mimo_launch.processors.files import TokenizerError
+from mimo_launch.processors.files import ProcessorError, TokenizerError
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
 # The records to look at, and the shards that they lie in.
@@ -27,7 +27,7 @@ _LOOKED_AT, _SHARDS = 512, 16
 
 
 def records_of_shards(spec: Spec, data: WebdatasetData) -> Records | None:
-    """Return the records of the shards; None if they or their tokenizer are not here.
+    """Return the records of the shards; None if they or their tokenizer or processor are not here.
 
     None, too, if there is nothing to train on, or a template cannot be used: `train` says why.
     """
@@ -36,7 +36,7 @@ def records_of_shards(spec: Spec, data: WebdatasetData) -> Records | None:
         index = find_index(spec, data, inputs, "train")
         if index is None:
             return _looked_at(spec, data)
-    except (OSError, IndexError, TokenizerError, TemplateRefused):
+    except (OSError, IndexError, TokenizerError, TemplateRefused, ProcessorError):
         return None
     split = OpenSplit(spec, data, inputs, "train", index)
     if not split.num_samples:
