@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -9,20 +10,28 @@ import yaml
 from hypothesis import Phase, given, settings
 from tests.support.best_layouts import BEST
 from tests.support.pasting import pasted_advice
-from tests.support.poor_specs import POOR, answer, fits, followed, seconds, with_settings
+from tests.support.poor_specs import (
+    B8,
+    POOR,
+    VIT_L,
+    answer,
+    fits,
+    followed,
+    job,
+    module,
+    seconds,
+    with_settings,
+)
 from tests.support.specs import box, layout_specs, spec
 from tests.support.wide_search import WideSearch
 
 from mimo_launch.checks.all_checks import check, idle_settings, is_legal
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.space import Point
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.advice import first_changes, further_changes
-from mimo_launch.search.changes import Change, changed
-from mimo_launch.search.setting_changes import (
-    recomputing_changes,
-    setting_ideas,
-    smaller_changes,
-)
+from mimo_launch.search.changes import Change, changed, kind_between
+from mimo_launch.search.moves import lighter, neighbours, placements, smaller_worlds
 from mimo_launch.spec.editing import edit, lines_of, merge, tree_of
 from mimo_launch.spec.load import load_text
 from mimo_launch.spec.spec import Spec
@@ -32,23 +41,61 @@ from mimo_launch.spec.yaml_source import read_text
 OF_8, OF_64 = (next(each for each in POOR if each.startswith(start)) for start in ("8,", "64, 30B"))
 
 
+def near(made: Spec) -> list[Change]:
+    """Return the legal changes next to a spec, and those to lighter settings and other places."""
+    point, world = Point.of(made), world_size(made)
+    points = (
+        *neighbours(made, point),
+        *lighter(made, point),
+        *islice(placements(made, point, {}, world), 20),
+        *(each for size in smaller_worlds(made) for each in placements(made, point, {}, size)),
+    )
+    found = (changed(made, "", each.settings()) for each in points)
+    return [
+        replace(each, kind=kind_between(made, each.spec))
+        for each in found
+        if each is not None and is_legal(each.spec, files=False)
+    ]
+
+
 def test_changes_keep_as_many_microbatches_at_once_as_encoders_in_front_need() -> None:
     """Vision dp 4 in front of dp 3: three samples in a microbatch, so four of them, or larger."""
     model = {"layers": 4, "heads": 8}
     modules = {"vision": box(0, dp=4), "language": box(4, dp=3, tp=2, model=model)}
     made = spec(modules, microbatches=8, encoder_microbatches=8)
-    legal = [each for each in first_changes(made, {}) if is_legal(each.spec)]
+    legal = near(made)
     schedules = {(m.schedule.microbatches, m.schedule.encoder_microbatches, m.language.grid.dp)
                  for m in (each.spec for each in legal)}  # fmt: skip
     assert {(8, 4, 3), (4, 2, 3), (4, 2, 6)} <= schedules
     assert {each.kind for each in legal} >= {"encoder_microbatches", "microbatches"}
 
 
+def test_the_neighbourhood_has_every_way_to_place_modules_and_every_depth() -> None:
+    """Vision on its own ranks, on all, on some of language's, and on both; fewer ranks; pp 3."""
+    modules = {"vision": box(0, dp=4), "language": box(4, dp=4, pp=2, model={"layers": 6})}
+    made = spec(modules, microbatches=4, mbs=3)
+    found = [each.spec for each in near(made)]
+    ways = set()
+    for each in found:
+        one, own = (set(each.modules[name].rank_range) for name in ("vision", "language"))
+        ways.add((not one & own, one <= own, own <= one))
+    apart, shared, among, over = (
+        (True, False, False),
+        (False, True, True),
+        (False, True, False),
+        (False, False, False),
+    )
+    assert ways >= {apart, shared, among, over}
+    assert {each.language.grid.pp for each in found} >= {1, 2, 3, 4}
+    assert {world_size(each) for each in found} >= {6, 9, 11, 12}
+
+
 def test_experts_are_split_over_whole_hosts() -> None:
     made = with_settings(POOR[OF_64], {"modules.language.experts": {"ep": 8}})
-    ideas = [settings for kind, settings in setting_ideas(made) if kind == "experts"]
-    found = {each["modules.language.experts"]["ep"] for each in ideas}
-    assert found == {4, 16, 64, 128}
+    points = list(neighbours(made, Point.of(made)))
+    alike = [each for each in points if each.language.grid == made.language.grid]
+    found = {each.language.experts.ep for each in alike if each.language.experts}
+    assert found - {8} == {1, 4, 16, 64, 128}
     legal = with_settings(made, {"modules.language.experts": {"ep": 16}})
     assert is_legal(legal)
     assert seconds(legal) > 0
@@ -143,6 +190,19 @@ def test_the_first_advice_three_times_gains_most_of_what_is_known_to_be_possible
     assert steps[0] - steps[-1] >= 0.8 * (steps[0] - best) > 0
 
 
+def test_advice_puts_language_under_an_encoder_and_finds_a_depth_of_three() -> None:
+    """A ViT on 8 of 24 GPUs, an 8B model on 16: on all 24, 128 samples need pp 3 and dp 8."""
+
+    def case(ranks: tuple[int, int], microbatches: int, **grid: int) -> Spec:
+        vision, language = module(VIT_L, 0, 7, dp=8), module(B8, *ranks, **grid)
+        return job({"vision": vision, "language": language}, 128, microbatches)
+
+    steps = [each.step_seconds for each in followed(case((8, 23), 16, tp=4, dp=4))]
+    known = seconds(case((0, 23), 16, pp=3, dp=8))
+    assert steps[0] > 1.5 * known
+    assert steps[-1] <= known
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("poor", POOR)
 def test_so_it_does_of_every_poor_spec_against_a_wide_search(poor: str) -> None:
@@ -159,11 +219,7 @@ def test_so_it_does_of_every_poor_spec_against_a_wide_search(poor: str) -> None:
 @pytest.mark.parametrize("poor", [OF_64, next(each for each in POOR if each.startswith("32,"))])
 def test_the_words_of_a_change_name_all_that_its_lines_change(poor: str) -> None:
     """Ranks go together: one sentence is about all of them."""
-    made = POOR[poor]
-    firsts = list(first_changes(made, {}))
-    further = [each for first in firsts[:8] for each in further_changes(made, first)]
-    smaller = [each for first in firsts[:8] for each in smaller_changes(made, first)]
-    for change in (*firsts, *further, *smaller, *recomputing_changes(made)):
+    for change in near(POOR[poor]):
         assert unsaid(change) == []
 
 

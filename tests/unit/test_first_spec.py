@@ -6,10 +6,11 @@ import pytest
 
 from mimo_launch.checks.all_checks import check, is_legal
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.layout.space import Point
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import changed
 from mimo_launch.search.first_spec import LEAST_GAIN, NothingFits, choose, first_spec, placed
-from mimo_launch.search.grid_changes import placement_ideas
+from mimo_launch.search.moves import placements
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.spec import Spec
 
@@ -93,9 +94,10 @@ def test_placements_are_shared_apart_and_mixed() -> None:
     data = unplaced("80GB", 64, vision=SMALL_VIT, audio=AUDIO, language=LLAMA)
     spec = spec_from_data(placed(data, choose(data, 16)))
     legal: set[tuple[str, ...]] = set()
-    for _, settings in placement_ideas(spec, {"vision": 1.0, "audio": 1.0, "language": 4.0}):
-        change = changed(spec, "placement", settings)
-        assert change is not None
+    work = {"vision": 1.0, "audio": 1.0, "language": 4.0}
+    for point in placements(spec, Point.of(spec), work, 16):
+        if (change := changed(spec, "placement", point.settings())) is None:
+            continue  # As it is.
         made = change.spec
         if is_legal(made, files=False):
             own = set(made.language.rank_range)

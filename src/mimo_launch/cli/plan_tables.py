@@ -126,7 +126,7 @@ def fitting_screen(report: Report, width: int) -> Iterator[RenderableType]:
     yield from _part(FITS_TITLE)
     for change in fitting_of(report, found):
         yield from _loss(change, width)
-    for sentence in (*[KEYS_STAY][: len(found.changes)], *tried_of(found.tried)):
+    for sentence in (*[KEYS_STAY][: len(found.changes)], *tried_of(found)):
         yield from _lines(sentence, width)
 
 

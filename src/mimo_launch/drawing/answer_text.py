@@ -5,7 +5,7 @@ Relies on: `search.answer` for the facts, `estimate.rows` for the bars.
 Leaves: lines, bars and colours to `cli` and `plan_page`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mimo_launch.checks.memory import TOLERANCE
@@ -34,8 +34,9 @@ KEYS_STAY = (
 # Words for the kinds of planned changes; any other kind is the name of a grid.
 KINDS = {
     "encoder_microbatches": "microbatches encoded at once",
-    "memory": "settings that save memory",
+    "generator_microbatches": "microbatches of generators at once",
     "recompute": "recomputing",
+    "sequence_parallel": "sequence parallelism",
 }
 ONE_BY_ONE = "Each was planned by itself, so gains do not add up: make the first, then plan again."
 FITS_TITLE = "What fits, the fastest first"
@@ -167,18 +168,20 @@ def how_to_use(answer: PlanAnswer) -> Iterator[str]:
     changes = sum(loss.change is not None for loss in answer.losses)
     if changes:
         yield KEYS_STAY if changes == 1 else f"{KEYS_STAY} {ONE_BY_ONE}"
-    yield from tried_of(answer.tried)
+    yield from tried_of(answer)
 
 
-def tried_of(tried: Mapping[str, int]) -> Iterator[str]:
-    """Yield the number of planned changes of each kind; nothing if there are none."""
-    if not tried:
+def tried_of(found: PlanAnswer | WhatFits) -> Iterator[str]:
+    """Yield how many layouts were compared, and planned of each kind; nothing if there are none."""
+    if not found.compared:
         return
-    kinds = sorted(tried.items(), key=lambda each: -each[1])
+    kinds = sorted(found.tried.items(), key=lambda each: -each[1])
     words = ", ".join(f"{KINDS.get(kind, kind)} {number}" for kind, number in kinds)
+    number = sum(found.tried.values())
+    planned = f"the best {number} of them planned, by what each changes first: {words}"
     yield (
-        f"Tried: {sum(tried.values())} plans, by what each changes first (the best of them with "
-        f"other changes, too): {words}."
+        f"Tried: {found.compared} layouts, compared by bounds of time and memory; "
+        f"{planned if number else 'none of them can help by 2% or more'}."
     )
 
 
@@ -192,7 +195,7 @@ def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
         change = loss.change
         if change is None:
             none = "nothing of another kind that was tried helps here by 2% or more"
-            yield LossText(head=head, helps=none if answer.planned else None, settings=())
+            yield LossText(head=head, helps=none if answer.compared else None, settings=())
             continue
         times = 1 + change.gain
         faster = f"{times:.{1 if times >= 2 else 2}f} times as fast"

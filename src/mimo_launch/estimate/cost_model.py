@@ -120,7 +120,7 @@ class CostModel:
     def stages(self) -> dict[tuple[str, int], StageCost]:
         """The seconds of every stage, by its module and index."""
         alone = {
-            (module.name, stage.index): self._stage(module, stage)
+            (module.name, stage.index): self.stage(module, stage)
             for module in self.layout.modules
             for stage in module.stages
         }
@@ -134,8 +134,11 @@ class CostModel:
         waits = host_waits(starts, self.layout.roles)
         return {key: cost.waiting(waits[key], times[key]) for key, cost in alone.items()}
 
-    def _stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
-        """Return the seconds of a stage, on the tp rank with the largest part."""
+    def stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
+        """Return the seconds of a stage on the tp rank with the largest part, without host waits.
+
+        They depend on nothing else in the layout but what the module gets to do.
+        """
         weights = stage_weights(self.spec, stage, module.grid.size(Axis.TP) - 1)
         forward = forward_by_kind(self.spec, stage, self.work[module.name])
         backward = {

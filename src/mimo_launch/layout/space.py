@@ -7,12 +7,15 @@ Leaves: which points are near or fast to `search`, `checks.proposals` and `verif
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from mimo_launch.spec.base import Axis, rank_text
+from mimo_launch.spec.base import LANGUAGE, Axis, Strict, rank_text
+from mimo_launch.spec.module import Recompute
+from mimo_launch.spec.sections import ScheduleKind
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
+from mimo_launch.spec.values import ShardingName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,33 +25,81 @@ class Placement:
     ranks: range
     grid: Grid
     experts: ExpertGrid | None = None
-    sharding: str | None = None
-    recompute: str | None = None
+    sharding: ShardingName | None = None
+    recompute: Recompute | None = None
+    sequence_parallel: bool | None = None
+
+
+# The keys of a module that a placement sets, besides its ranks.
+_OF_MODULE = ("grid", "experts", "sharding", "recompute", "sequence_parallel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A layout of the modules of a spec, and the microbatches of a step.
+    """A layout of the modules of a spec, and the course of a step.
 
-    Encoders work on `at_once` microbatches together; None: as many as by default.
+    Encoders work on `at_once` microbatches together, generators on `drawn_at_once`; None: as many
+    as by default. `kind` and `virtual_stages` are the order of a pipeline; None leaves it out.
+    `idle` names ranks that no module uses.
     """
 
     places: Mapping[str, Placement]
     microbatches: int
     at_once: int | None = None
+    drawn_at_once: int | None = None
+    kind: ScheduleKind | None = None
+    virtual_stages: int | None = None
+    idle: str | None = None
+
+    @classmethod
+    def of(cls, spec: Spec) -> "Point":
+        """Return the point of a spec, with every setting."""
+        own = spec.schedule
+        return cls(
+            places={
+                name: Placement(
+                    ranks=module.rank_range, **{key: getattr(module, key) for key in _OF_MODULE}
+                )
+                for name, module in spec.modules.items()
+            },
+            microbatches=own.microbatches,
+            at_once=own.encoder_microbatches,
+            drawn_at_once=own.generator_microbatches,
+            kind=own.kind,
+            virtual_stages=own.virtual_stages,
+            idle=spec.idle_ranks,
+        )
+
+    @property
+    def language(self) -> Placement:
+        """The place of the language model."""
+        return self.places[LANGUAGE]
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks up to the last one that a module uses."""
+        return max(place.ranks.stop for place in self.places.values())
+
+    def moved(self, name: str, **values: Any) -> "Point":
+        """Return the point with another placement of a module."""
+        return replace(self, places={**self.places, name: replace(self.places[name], **values)})
 
     def settings(self) -> dict[str, Any]:
-        """Return the point as settings of a spec, by dotted path; no rank idles."""
-        found: dict[str, Any] = {"schedule.microbatches": self.microbatches}
-        found["schedule.encoder_microbatches"] = self.at_once
-        found["idle_ranks"] = None
+        """Return the point as settings of a spec, by dotted path."""
+        found: dict[str, Any] = {
+            "schedule.microbatches": self.microbatches,
+            "schedule.encoder_microbatches": self.at_once,
+            "schedule.generator_microbatches": self.drawn_at_once,
+            "idle_ranks": self.idle,
+        }
+        if self.kind is not None:
+            found |= {"schedule.kind": self.kind, "schedule.virtual_stages": self.virtual_stages}
         for name, place in self.places.items():
             module = f"modules.{name}"
-            found |= {f"{module}.ranks": rank_text(place.ranks)}
-            found |= {f"{module}.grid": place.grid.model_dump()}
-            for key in ("experts", "sharding", "recompute"):
+            found[f"{module}.ranks"] = rank_text(place.ranks)
+            for key in _OF_MODULE:
                 if (value := getattr(place, key)) is not None:
-                    is_grid = isinstance(value, ExpertGrid)
+                    is_grid = isinstance(value, Strict)
                     found[f"{module}.{key}"] = value.model_dump() if is_grid else value
         return found
 

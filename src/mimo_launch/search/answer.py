@@ -92,8 +92,9 @@ class PlanAnswer:
 
     `sample` is `mean` or `largest`: the assumed size of every sample of the step. `planned` is the
     number of changes that were planned to find the best ones, and `tried` divides it by what they
-    change first. `accuracy` is how far estimates of measured steps were off, of like ones if any;
-    rates of kernels were measured on the device `scaled_from`, if not on that of the estimates.
+    change first. They are those of `compared` layouts that bounds of time and memory let in.
+    `accuracy` is how far estimates of measured steps were off, of like ones if any; rates of
+    kernels were measured on the device `scaled_from`, if not on that of the estimates.
     """
 
     sample: str
@@ -106,6 +107,7 @@ class PlanAnswer:
     days: float | None
     time: TimeShares
     losses: tuple[LostTime, ...]
+    compared: int
     planned: int
     tried: dict[str, int]
     accuracy: Accuracy
@@ -119,13 +121,13 @@ def answer_of(
     world = estimator.layout.world_size
     tightest = max(estimates.ranks, key=lambda row: row.total_bytes)
     lost = wastes(estimator.spec, estimates, estimator.constants, world)
-    tried = dict[str, int]()
+    compared, tried = 0, dict[str, int]()
     advice = [Advice(waste, None) for waste in lost[:MAX_WASTES]]
     if seeks and advice:
         memory = estimates.gpu_memory or GPUS[MEASURED].memory
         search = Search.of(estimator, estimates, memory)
         advice = advise(search, lost, estimator.constants)
-        tried = dict(search.tried)
+        compared, tried = search.compared, dict(search.tried)
     speed = estimates.tokens_per_second_per_gpu * world
     return PlanAnswer(
         sample="largest" if estimator.worst else "mean",
@@ -143,6 +145,7 @@ def answer_of(
         days=None if tokens is None else tokens / speed / _SECONDS_PER_DAY,
         time=time_shares(estimates, world),
         losses=tuple(LostTime.of(each, estimates) for each in advice),
+        compared=compared,
         planned=sum(tried.values()),
         tried=tried,
         accuracy=accuracy_for(estimator.spec),
@@ -154,10 +157,11 @@ def answer_of(
 class WhatFits:
     """Changes of a spec that does not fit, the fastest first.
 
-    `tried` counts the planned changes by what they change first.
+    `tried` counts the planned ones of `compared` changes by what they change first.
     """
 
     changes: tuple[OfferedChange, ...]
+    compared: int
     tried: dict[str, int]
 
 
@@ -167,7 +171,7 @@ def what_fits(estimator: Estimator) -> WhatFits:
     search = Search.of(estimator, estimates, estimates.gpu_memory or GPUS[MEASURED].memory)
     found = in_order(search.that_fit())[:MAX_WASTES]
     changes = tuple(OfferedChange.of(each, estimates) for each in found)
-    return WhatFits(changes=changes, tried=dict(search.tried))
+    return WhatFits(changes=changes, compared=search.compared, tried=dict(search.tried))
 
 
 def in_order(fastest_first: Iterable[Planned]) -> list[Planned]:

@@ -3,9 +3,9 @@
 Decides: what a change is, the order of its settings, and the words for each of them. They name
 everything that it writes into a spec, so that no line is a surprise.
 Relies on: `spec.load` to apply settings to a spec; the changed spec for what a setting means there.
-Leaves: which changes there are to `setting_changes` and `grid_changes`.
+Leaves: which changes there are to `moves`.
 
-Models, data, batch and number of ranks stay as they are, so a step computes the same.
+Models, data and batch stay as they are, so a step computes the same.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,8 +13,10 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from mimo_launch.diag.quantities import listed, num_ranks_text, sizes_text
+from mimo_launch.diag.quantities import listed, named_ranks, num_ranks_text, sizes_text
+from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.samples import runs_in_phases
+from mimo_launch.layout.space import Point
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.editing import merge
 from mimo_launch.spec.load import dump_spec, spec_from_data
@@ -22,10 +24,8 @@ from mimo_launch.spec.spec import ExpertGrid, Spec
 
 # By dotted path, as `--set` takes it.
 Settings = Mapping[str, Any]
-# The kind of a change, and its settings.
-Idea = tuple[str, Settings]
-Ideas = Iterator[Idea]
-
+# The kind of a change to a smaller number of ranks.
+FEWER = "fewer GPUs"
 # Words for a setting of modules, from its value and their names.
 _OF_MODULES: dict[str, Callable[[Any, str], str]] = {
     "recompute": lambda value, names: (
@@ -55,16 +55,23 @@ class Change:
 
     def _words_of_ranks(self) -> Iterator[str]:
         modules = self.spec.modules
+        if self.kind == FEWER:
+            yield f"use {world_size(self.spec):,} GPUs"
         if any(path.endswith(".ranks") for path in self.settings):
-            own = self.spec.language.rank_range
-            apart = [name for name in modules if modules[name].rank_range != own]
-            if apart:
-                number = num_ranks_text(len(modules[apart[0]].rank_range))
-                rest = [LANGUAGE, *(n for n in modules if n != LANGUAGE and n not in apart)]
-                each = "their own" if len(apart) > 1 else "its own"
-                yield f"give {listed(apart)} {number} of {each} and {listed(rest)} {len(own):,}"
+            own, found = self.spec.language.rank_range, dict[range, list[str]]()
+            for name, module in modules.items():
+                found.setdefault(module.rank_range, []).append(name)
+            world = world_size(self.spec)
+            ways = {ranks: listed(names) for ranks, names in found.items()}
+            others = [ranks for ranks in found if ranks != own]
+            if not others:
+                yield f"run all modules on {'all ranks' if len(own) == world else named_ranks(own)}"
+            elif len(others) == 1 and _are_apart(others[0], own):
+                number = num_ranks_text(len(others[0]))
+                each = "their own" if len(found[others[0]]) > 1 else "its own"
+                yield f"give {ways[others[0]]} {number} of {each} and {ways[own]} {len(own):,}"
             else:
-                yield "run all modules on all ranks"
+                yield "run " + listed([f"{ways[each]} on {named_ranks(each)}" for each in found])
         if "idle_ranks" in self.settings:
             yield "leave no rank idle"
 
@@ -113,7 +120,12 @@ class Change:
             else:
                 yield f"encode {_counted(at_once or 1)} at once"
         if "schedule.generator_microbatches" in settings:
-            yield "no groups of microbatches for generators"
+            at_once = own.generator_microbatches
+            yield f"run generators on {_counted(at_once or 1)} at once"
+
+
+def _are_apart(one: range, other: range) -> bool:
+    return one.stop <= other.start or other.stop <= one.start
 
 
 def _counted(number: int) -> str:
@@ -168,6 +180,29 @@ def _sizes(before: Any, after: Any) -> Any:
         return after
     before = before or {}
     return {axis: size for axis, size in after.items() if max(size, before.get(axis, 1)) > 1}
+
+
+def kind_between(before: Spec, after: Spec) -> str:
+    """Return what a changed spec changes first: numbers, GPUs, ranks, a grid or a setting."""
+    one, other = Point.of(before), Point.of(after)
+    names = sorted(one.places, key=lambda name: name != LANGUAGE)
+
+    def differ(key: str) -> list[str]:
+        places = ((name, one.places[name], other.places[name]) for name in names)
+        return [name for name, *both in places if getattr(both[0], key) != getattr(both[1], key)]
+
+    kinds = {
+        "precision": before.train.precision != after.train.precision,
+        FEWER: world_size(before) > world_size(after),
+        "placement": differ("ranks"),
+        f"grid of {(differ('grid') or names)[0]}": differ("grid"),
+        "schedule": (one.kind, one.virtual_stages) != (other.kind, other.virtual_stages),
+        "microbatches": one.microbatches != other.microbatches,
+        "encoder_microbatches": one.at_once != other.at_once,
+        "generator_microbatches": one.drawn_at_once != other.drawn_at_once,
+        **{key: differ(key) for key in ("experts", "recompute", "sharding", "sequence_parallel")},
+    }
+    return next((kind for kind, is_changed in kinds.items() if is_changed), "settings")
 
 
 def _section(path: str) -> str:

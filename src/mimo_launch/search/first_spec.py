@@ -25,8 +25,8 @@ from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import Placement, Point, divisors, legal_grids, microbatch_numbers
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.advice import Search
-from mimo_launch.search.changes import with_settings
-from mimo_launch.search.setting_changes import MICROBATCHES_PER_STAGE
+from mimo_launch.search.changes import FEWER, with_settings
+from mimo_launch.search.moves import MICROBATCHES_PER_STAGE
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
@@ -120,8 +120,11 @@ def _points(spec: Spec) -> Iterator[Point]:
 def _lighter(point: Point, *, ep: int, full_sharding: bool, recompute: bool) -> Point:
     """Return a point with settings that need less memory."""
     places = dict(point.places)
-    experts, sharding = ExpertGrid(ep=ep) if ep > 1 else None, "full" if full_sharding else None
-    places[LANGUAGE] = replace(places[LANGUAGE], experts=experts, sharding=sharding)
+    places[LANGUAGE] = replace(
+        places[LANGUAGE],
+        experts=ExpertGrid(ep=ep) if ep > 1 else None,
+        sharding="full" if full_sharding else None,
+    )
     if recompute:
         places = {name: replace(place, recompute="full") for name, place in places.items()}
     return replace(point, places=places)
@@ -166,11 +169,12 @@ def _better(data: Mapping[str, Any], layout: Point, *, rule_fits: bool) -> First
     if estimates.gpu_memory is None:
         return None
     search = Search.of(estimator, estimates, estimates.gpu_memory)
-    # A layout must not choose what is computed, such as its precision.
+    # A layout must not choose what is computed, such as its precision, nor leave GPUs out.
     found = [
         each
         for each in (search.run() if rule_fits else search.that_fit())
         if not any(path.startswith("train.") for path in each.change.settings)
+        and each.change.kind != FEWER
     ]
     if not found or (rule_fits and search.gain(found[0]) < LEAST_GAIN):
         return None

@@ -116,6 +116,7 @@ def looks_like_class_path(value: str, kinds: list[str]) -> bool:
 
 
 Balance = Literal["none", "linked", "all"]
+Recompute = Literal["none", "full"]
 
 # Every kind of encoder except users' own classes.
 EncoderKinds = VitModel | Dinov3Model | AudioModel | ConnectorModel
@@ -193,7 +194,7 @@ class ModuleSpec(Strict):
         "after the sum inside each.",
         examples=[8],
     )
-    recompute: Literal["none", "full"] = Field("none", description="Recompute activations.")
+    recompute: Recompute = Field("none", description="Recompute activations.")
     backend: Literal["torch", "transformer_engine"] = Field(
         "torch", description="Library that provides the layers."
     )
