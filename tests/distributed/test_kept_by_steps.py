@@ -151,14 +151,15 @@ STEPS_OF_TWO_RANKS = {
 }
 
 
-def judge(found: list[list[Kept]], tolerance: float = 0.02) -> None:
+def judge(found: list[list[Kept]], above: float = 0.02) -> None:
     """Compare the fullest rank of each forward with its estimate."""
     by_forward: dict[tuple[str, int, int], list[Kept]] = {}
     for kept in (each for rank in found for each in rank):
         by_forward.setdefault((kept.module, kept.stage, kept.forward), []).append(kept)
     for place, ranks in by_forward.items():
         most = max(ranks, key=lambda each: each.measured)
-        assert most.estimated == pytest.approx(most.measured, rel=tolerance, abs=SMALLEST), place
+        assert most.estimated >= 0.98 * most.measured - SMALLEST, place
+        assert most.estimated <= (1 + above) * most.measured, place
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -168,4 +169,6 @@ def test_a_step_keeps_what_the_estimate_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", STEPS_OF_TWO_RANKS)
 def test_two_ranks_keep_what_the_estimate_says(name: str) -> None:
-    judge(run_on_running_ranks(kept_in_step, STEPS_OF_TWO_RANKS[name], world_size=2))
+    # Over cp, GPUs hold more than autograd keeps, and the estimate is for GPUs.
+    above = 0.12 if "cp" in name else 0.02
+    judge(run_on_running_ranks(kept_in_step, STEPS_OF_TWO_RANKS[name], world_size=2), above)

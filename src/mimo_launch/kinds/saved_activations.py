@@ -227,7 +227,8 @@ def read_by_attention(
     reorders = passes.reorders or in_windows
     copied, gathers = rotated or normed or reorders, passes.cp > 1 and not in_windows
     found = []
-    if normed or query_parts > 1 or not (reorders or (gathers and copied)):
+    # Causal attention over cp: autograd keeps no view of it, but measured steps hold as much more.
+    if normed or query_parts > 1 or (causal and gathers) or not (reorders or (gathers and copied)):
         name = "queries, keys and values, fused"
         found.append(Saved(name=name, query=query_parts, key=2))
     if gathers:
