@@ -144,16 +144,15 @@ WRONG = {
     **{
         f"{key}: {text}": ("betas: [0.9, 0.95]", f"{key}: {text}", f"{key}: {meant}")
         for key, text, meant in (
-            ("schedule", "{warmup: 0.03}", "{warmup: 3}"),
-            ("schedule", "{warmup: 0.001}", "{warmup: 1}"),
-            ("schedule", "{warmup: 7%}", "{warmup: 7}"),
-            ("schedule", "{kind: linear}", "{kind: wsd, decay: 100}"),
-            ("schedule", "{kind: linear, warmup: 10}", "{kind: wsd, warmup: 10, decay: 90}"),
+            ("schedule", "{warmup: 0.03}", "{warmup: 3%}"),
+            ("schedule", "{warmup: 0.001}", "{warmup: 0.1%}"),
+            ("schedule", "{kind: wsd, decay: 0.2}", "{kind: wsd, decay: 20%}"),
+            ("schedule", "{kind: linear_with_warmup, warmup: 10}", "{kind: linear, warmup: 10}"),
             ("schedule", "{kind: constant_with_warmup, warmup: 9}", "{warmup: 9}"),
-            ("schedule", "{type: linear, warmup: 10}", "{kind: wsd, warmup: 10, decay: 90}"),
-            ("schedule", "{warmup_ratio: 0.1, name: linear}",
-             "{kind: wsd, warmup: 10, decay: 90}"),
-            ("schedule", "{warmup_steps: 10, kind: linear}", "{kind: wsd, warmup: 10, decay: 90}"),
+            ("schedule", "{type: linear, warmup: 10}", "{kind: linear, warmup: 10}"),
+            ("schedule", "{warmup_ratio: 0.1, name: linear}", "{kind: linear, warmup: 10%}"),
+            ("schedule", "{warmup_steps: 10, kind: inverse_square_root}",
+             "{kind: inverse_sqrt, warmup: 10}"),
             ("schedule", "{kind: WSD, decay: 9}", "{kind: wsd, decay: 9}"),
             ("clip", "0", "null"),
             ("schedule", "{kind: cosine, min_lr: 10%}", "{kind: cosine, min_lr: 0.0001}"),
@@ -217,7 +216,7 @@ def test_the_line_offered_for_a_wrong_spec_gives_the_spec_that_was_meant(name: s
         ("ranks: 4-7", "ranks: 4-7\n    frozen: [0, 1]", "freezing a part of a module"),
         ("kind: adamw", "kind: lion", "the optimizer `lion` is not here"),
         ("kind: 1f1b", "kind: zero_bubble", "the schedule `zero_bubble` is not here"),
-        ("betas: [0.9, 0.95]", "schedule: {kind: inverse_sqrt}", "`inverse_sqrt` is not here"),
+        ("betas: [0.9, 0.95]", "schedule: {kind: cyclic}", "`cyclic` is not here"),
         ("betas: [0.9, 0.95]", "lr_scheduler_type: polynomial", "`polynomial` is not here"),
         ("kind: vit,", "kind: vit, norm: batch,", "the norm `batch` is not here"),
         ("kind: vit,", "kind: vit, activation: relu,", "the activation `relu` is not here"),
@@ -235,7 +234,7 @@ def test_the_line_offered_for_a_wrong_spec_gives_the_spec_that_was_meant(name: s
         ("betas: [0.9, 0.95]", "decoupled_weight_decay: true", "none of the keys here is sure"),
         ("nodes:", "lr_scheduler: {kind: cosine}\nnodes:", "it is `schedule` under `optimizer`"),
         ("global: 32, seq", "size: 32, seq", "add `global`, perhaps with the value of an unknown"),
-        ("betas: [0.9, 0.95]", "schedule: {kind: linear, warmup_ratio: 0.1}", "`wsd` falls linear"),
+        ("betas: [0.9, 0.95]", "schedule: {kind: polynomial}", "no other has its rates"),
         ("data: {kind: digits}", "data: {dataset: [a, b]}", "shards: PATTERN"),
     ],
 )
@@ -301,7 +300,7 @@ def test_an_open_dp_that_leaves_ranks_over_gets_a_grid_on_the_same_ranks() -> No
             "write `--set train.precision=bf16` (fp16 needs loss scaling, "
             "which is not here; bf16 takes as much memory and needs none)",
         ),
-        ("warmup_ratio=0.03", "write `--set optimizer.schedule.warmup=3`"),
+        ("warmup_ratio=0.03", "write `--set optimizer.schedule.warmup=3%`"),
         ("micro_batch_size=4", "write `--set schedule.microbatches=4`"),
         ("modules.language.fsdp=true", "write `--set modules.language.sharding=full`"),
         (

@@ -38,6 +38,13 @@ def test_warm_ups_of_0_stay_0_and_those_that_differ_still_do(
     assert not [finding for finding in check(small) if finding.is_error]
 
 
+def test_percentages_become_steps_that_differ() -> None:
+    asked = made({"kind": "wsd", "warmup": "1%", "decay": "20%"}, {"warmup": "5%"})
+    small = short_run(asked, shrink(asked))
+    schedule = small.optimizer.schedule
+    assert (schedule.warmup, small.modules["vision"].optimizer.warmup, schedule.decay) == (2, 3, 2)
+
+
 def test_rates_moments_decay_and_clipping_stay() -> None:
     asked = made({"kind": "cosine", "warmup": 9}, {"lr": 0, "weight_decay": 0})
     small = short_run(asked, shrink(asked))

@@ -12,6 +12,7 @@ from mimo_launch.spec.fields import value_at
 from mimo_launch.spec.foreign_words import synonyms, tables
 from mimo_launch.spec.load import load_text
 from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.wording import flow
 from mimo_launch.spec.yaml_source import read_text
 
 KEYS: dict[str, str] = tables()["keys"]
@@ -151,7 +152,7 @@ def test_a_word_with_another_value_leads_to_ours(word: str) -> None:
 # A value of each word in another unit, and what it means in the base.
 IN_ANOTHER_UNIT: dict[str, tuple[Any, Any]] = {
     "micro_batch_size": (4, 4),
-    "warmup_ratio": (0.031, 4),
+    "warmup_ratio": (0.031, "3.1%"),
     "min_lr_ratio": (0.1, 1e-4),
     "epochs": (2, 1250),
     "train_samples": (1600, 50),
@@ -174,7 +175,7 @@ def test_a_value_in_another_unit_is_converted(names: str) -> None:
         for place in (path[:-1], path[:2] if path[0] == "modules" else ()):
             text = changed((*place, word), theirs, without=path)
             (found, *_) = load_text(text).diagnostics
-            assert f"`{path[-1]}: {json.dumps(ours)}`" in found.help, found.help
+            assert f"`{path[-1]}: {flow(ours)}`" in found.help, found.help
             # Without the numbers that it needs, it says how to compute it, and offers nothing.
             if not word.endswith(("beta1", "beta2")):
                 (found, *_) = load_text(changed((*place, word), "some", without=path)).diagnostics

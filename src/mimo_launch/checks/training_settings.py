@@ -12,7 +12,7 @@ from mimo_launch.checks.rule import Findings, chosen_keys, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import shares_ranks
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, part_of_run
 from mimo_launch.spec.optimizers import RULES
 from mimo_launch.spec.spec import Spec, SyntheticData, WebdatasetData
 from mimo_launch.spec.wording import listing
@@ -44,18 +44,20 @@ def something_trains(spec: Spec) -> Findings:
 def schedule_fits_steps(spec: Spec) -> Findings:
     """Warm-up and decay of wsd fit into the run."""
     schedule, steps = spec.optimizer.schedule, spec.train.steps
-    if schedule.kind != "wsd" or schedule.warmup + schedule.decay <= steps:
+    warmup, decay = schedule.warmup_steps(steps), schedule.decay_steps(steps)
+    if schedule.kind != "wsd" or warmup + decay <= steps:
         return
+    fixed = isinstance(schedule.warmup, int) and isinstance(schedule.decay, int)
     yield Diagnostic(
         code="wsd-longer-than-run",
         headline=f"warmup {schedule.warmup} + decay {schedule.decay} is more than steps {steps}",
         path=(*_SCHEDULE, "decay"),
         why="wsd decays over the last `decay` steps, which must not overlap the warmup",
-        help=f"write `steps: {schedule.warmup + schedule.decay}` under `train` for both as they are"
+        help=f"write `steps: {warmup + decay}` under `train` for both as they are, or " * fixed
         + (
-            f", or `decay: {steps - schedule.warmup}` for a shorter fall"
-            if schedule.warmup < steps
-            else f", or a warmup below {steps}"
+            f"{'write ' * (not fixed)}`decay: {steps - warmup}` for a shorter fall"
+            if warmup < steps
+            else f"{'write ' * (not fixed)}a warmup below {steps}"
         ),
     )
 
@@ -63,12 +65,12 @@ def schedule_fits_steps(spec: Spec) -> Findings:
 def warmup_ends(spec: Spec) -> Findings:
     """Warm-up ends before the run does (a warning)."""
     steps, common = spec.train.steps, spec.optimizer.schedule.warmup
-    warmups: Iterator[tuple[YamlPath, int | None]] = (
+    warmups: Iterator[tuple[YamlPath, int | str | None]] = (
         (("modules", name, "optimizer", "warmup"), module.optimizer.warmup)
         for name, module in spec.modules.items()
     )
     for path, warmup in chain([((*_SCHEDULE, "warmup"), common)], warmups):
-        if warmup is not None and warmup > steps:
+        if isinstance(warmup, int) and warmup > steps:  # A percentage never is.
             yield Diagnostic(
                 code="warmup-beyond-run",
                 severity=Severity.WARNING,
@@ -177,13 +179,14 @@ def generator_microbatches_used(spec: Spec) -> Findings:
 def lr_schedule_used(spec: Spec) -> Findings:
     """Settings of one schedule kind have no effect with another (warnings)."""
     schedule = spec.optimizer.schedule
-    if schedule.kind != "wsd" and schedule.decay > 0:
+    falls = part_of_run(schedule.decay, spec.train.steps) > 0
+    if schedule.kind != "wsd" and falls:
         yield no_effect(
             (*_SCHEDULE, "decay"),
             f"`decay` does nothing with `kind: {schedule.kind}`",
             "only wsd has a decay phase of a given length",
         )
-    if schedule.kind == "wsd" and schedule.decay == 0:
+    if schedule.kind == "wsd" and not falls:
         yield no_effect(
             (*_SCHEDULE, "kind"),
             "`kind: wsd` does nothing without `decay`",

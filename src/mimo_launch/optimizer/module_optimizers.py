@@ -162,11 +162,11 @@ def _optimizers_of(
 def rate_at(spec: Spec, step: int, module: str | None = None) -> float:
     """Return the learning rate of a module at a step (0-based); without one, the common rate."""
     common, steps = spec.optimizer, spec.train.steps
-    peak, warmup = common.lr, common.schedule.warmup
+    peak, own_warmup = common.lr, None
     if module is not None:
         own = spec.modules[module].optimizer
-        peak = peak if own.lr is None else own.lr
-        warmup = warmup if own.warmup is None else own.warmup
+        peak, own_warmup = peak if own.lr is None else own.lr, own.warmup
+    warmup = common.schedule.warmup_steps(steps, own_warmup)
     return learning_rate(peak, common.schedule, warmup, step, steps)
 
 
@@ -174,16 +174,21 @@ def learning_rate(peak: float, schedule: LrSchedule, warmup: int, step: int, ste
     """Return the learning rate of a step (0-based) of a run of `steps`.
 
     Warm-up rises linearly and reaches the peak at its last step. Cosine falls to `min_lr` at the
-    last step (arXiv:1608.03983); wsd stays at the peak and falls linearly over the last `decay`
-    steps (arXiv:2404.06395).
+    last step (arXiv:1608.03983), and so does linear; wsd stays at the peak and falls linearly over
+    the last `decay` steps (arXiv:2404.06395); inverse_sqrt falls with the root of the number of
+    steps (arXiv:1706.03762), no lower than `min_lr`.
     """
     if step < warmup:
         return peak * (step + 1) / warmup
     floor = min(schedule.min_lr, peak)
+    progress = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
     if schedule.kind == "cosine":
-        progress = (step - warmup) / max(1, steps - 1 - warmup)
-        return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    if schedule.kind == "wsd" and schedule.decay > 0:
-        progress = (step - (steps - schedule.decay) + 1) / schedule.decay
+        return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    if schedule.kind == "linear":
+        return peak + (floor - peak) * progress
+    if schedule.kind == "inverse_sqrt":
+        return max(floor, peak * math.sqrt(max(1, warmup) / (step + 1)))
+    if schedule.kind == "wsd" and (decay := schedule.decay_steps(steps)):
+        progress = (step - (steps - decay) + 1) / decay
         return peak + (floor - peak) * min(1.0, max(0.0, progress))
     return peak

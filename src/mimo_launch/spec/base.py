@@ -9,6 +9,7 @@ model and its ranks to `checks`.
 import os
 import re
 from enum import StrEnum
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -160,6 +161,37 @@ Samples = Annotated[int, Field(ge=1, le=2**20)]
 Microbatches = Annotated[int, Field(ge=1, le=2**14)]
 Tokens = Annotated[int, Field(ge=1, le=2**27)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+_PERCENT = re.compile(r"^\s*(\d{1,3}(?:\.\d{1,9})?)\s*%\s*$")
+
+
+def _steps(value: Any) -> Any:
+    """Accept `30` and `3%`. Raises: ValueError for anything else."""
+    if type(value) is int and 0 <= value <= MAX_COUNT:
+        return value
+    match = _PERCENT.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("not a number of steps")
+    if Fraction(match[1]) > 100:
+        raise ValueError("it is more than the run")
+    return f"{match[1]}%"
+
+
+_STEPS_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": MAX_COUNT},
+        {"type": "string", "pattern": r"^\s*\d{1,3}(\.\d{1,9})?\s*%\s*$"},
+    ],
+    "expected": f"a whole number from 0 to {MAX_COUNT:,}, or a part of the run such as `3%`",
+}
+# A number of steps, or a percentage of those of the run.
+Steps = Annotated[int | str, BeforeValidator(_steps), WithJsonSchema(_STEPS_SCHEMA)]
+
+
+def part_of_run(value: int | str, steps: int) -> Fraction:
+    """Return what a validated number or percentage means in a run of `steps`, not rounded."""
+    return Fraction(value.rstrip("%")) * steps / 100 if isinstance(value, str) else Fraction(value)
 
 
 def _path(value: Any) -> Any:

@@ -16,8 +16,7 @@ from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.spec.base import AXES, LANGUAGE, Strict
 from mimo_launch.spec.data import DigitsData, SyntheticData
 from mimo_launch.spec.fields import value_at
-from mimo_launch.spec.optimizers import LrSchedule, OptimizerSpec
-from mimo_launch.spec.wording import flow
+from mimo_launch.spec.optimizers import OptimizerSpec
 
 # Takes their value, the data of the spec and the path of our key; returns our value or None.
 Derive = Callable[[Any, Any, YamlPath], Any]
@@ -47,6 +46,12 @@ def _size(axis: str, data: Any) -> int | None:
     return size if type(size) is int and size > 0 else None
 
 
+def percent_of_ratio(ratio: Any, _: Any = None, __: YamlPath = ()) -> str | None:
+    """Return a part of the run as a percentage."""
+    part = _number(ratio)
+    return f"{float(100 * part):.9f}".rstrip("0").rstrip(".") + "%" if part and part <= 1 else None
+
+
 def steps_of_ratio(ratio: Any, data: Any, _: YamlPath = ()) -> int | None:
     """Return the number of steps in a part of the run, at least one."""
     part, steps = _number(ratio), _count(("train", "steps"), data)
@@ -65,21 +70,6 @@ def steps_of_epochs(epochs: Any, data: Any, _: YamlPath = ()) -> int | None:
         return None
     samples = source.get("samples", kind.model_fields["samples"].default)
     return ceil(number * samples / batch) if type(samples) is int and samples > 0 else None
-
-
-def linear_schedule(word: Any, data: Any) -> str:
-    """Return the schedule that falls linearly to the end of the run, as a line; "" if unknown.
-
-    The spec names it `word`, under any key. If the section has a key that is not ours, such as a
-    ratio of warmup, its length is unknown.
-    """
-    steps, section = _count(("train", "steps"), data), value_at(("optimizer", "schedule"), data)
-    written = section.items() if isinstance(section, dict) else ()
-    others = {key: value for key, value in written if key != "kind" and value != word}
-    warmup, known = others.get("warmup", 0), set(others) <= {*LrSchedule.model_fields}
-    if steps is None or not known or type(warmup) is not int or not 0 <= warmup < steps:
-        return ""
-    return flow({**others, "kind": "wsd", "decay": steps - warmup})
 
 
 def microbatches_of_size(size: Any, data: Any, _: YamlPath = ()) -> int | None:

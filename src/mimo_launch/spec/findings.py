@@ -12,7 +12,7 @@ from typing import Any
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.base import AXES, LANGUAGE
 from mimo_launch.spec.foreign_words import kind_of_model, not_here, why_other
-from mimo_launch.spec.meant import choices_of, guess_in_spec, guess_schedule
+from mimo_launch.spec.meant import choices_of, guess_in_spec
 from mimo_launch.spec.module import looks_like_class_path, nearest_class_path
 from mimo_launch.spec.renaming import Renamed
 from mimo_launch.spec.wording import (
@@ -255,8 +255,6 @@ def _value_help(path: YamlPath, value: Any, schema: dict[str, Any], data: Any) -
     """Return the line to write instead, or only words if no line surely keeps the meaning."""
     key, choices = str(path[-1]), choices_of(schema)
     guesses = [_line(key, guess) for guess in guess_in_spec(path, value, schema, data)]
-    if line := guess_schedule(path, value, data):
-        guesses = [f"`{line}`"]
     if guesses:
         quoted = isinstance(value, str) and guesses[0] == _line(key, value.strip())
         why = why_other(choices, value)

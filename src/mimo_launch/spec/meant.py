@@ -14,8 +14,8 @@ from typing import Any
 from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.spec.base import MAX_RANKS
 from mimo_launch.spec.derived_values import (
-    linear_schedule,
     min_lr_of_ratio,
+    percent_of_ratio,
     steps_of_epochs,
     steps_of_ratio,
 )
@@ -33,7 +33,6 @@ _BINARY = ("seq", "hidden", "mlp", "width", "shared", "max_positions", "size", "
 _STEPS = ("warmup", "decay", "every", "log_every")
 _EPOCH = {"epoch": 1}
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
-_LINEAR = ("linear", "linear_with_warmup", "Linear")
 _OFF_AT_ZERO = ("clip", "every")
 _OFF = ("0", "0.0", "false", "no", "off", "never")
 _THOUSANDS = {"k": 1, "m": 2, "b": 3, "g": 3}
@@ -52,17 +51,10 @@ def guess_in_spec(path: YamlPath, value: Any, schema: dict[str, Any], data: Any)
         return [] if rate is None else [str(rate)]
     guesses = guess_values(str(path[-1]), value, schema)
     if not guesses and path[-1] in _STEPS and not isinstance(value, bool):
+        part = percent_of_ratio(value) if "string" in allowed_types(schema) else None
         steps = steps_of_ratio(value, data) or steps_of_epochs(_EPOCH.get(str(value)), data)
-        return [] if steps is None else [str(steps)]
+        return [str(guess) for guess in (part or steps,) if guess is not None]
     return guesses
-
-
-def guess_schedule(path: YamlPath, value: Any, data: Any) -> str:
-    """Return `schedule: ...` for a foreign kind that needs other keys here; "" for any other."""
-    if path[-3:] != ("optimizer", "schedule", "kind") or value not in _LINEAR:
-        return ""
-    line = linear_schedule(value, data)
-    return line and f"schedule: {line}"
 
 
 def choices_of(schema: dict[str, Any]) -> list[str]:

@@ -9,11 +9,12 @@ Leaves: the update itself to the file of `optimizer` that `made_by` names.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import ceil, floor
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import CountFrom0, NonNegative, Strict
+from mimo_launch.spec.base import NonNegative, Steps, Strict, part_of_run
 
 OptimizerName = Literal["adamw", "sgd", "muon"]
 
@@ -91,18 +92,41 @@ class ModuleOptimizer(Strict):
     kind: OptimizerName | None = Field(None, description="Update rule of this module.")
     lr: NonNegative | None = Field(None, description="Peak learning rate of this module.")
     weight_decay: NonNegative | None = Field(None, description="Weight decay of this module.")
-    warmup: CountFrom0 | None = Field(None, description="Warmup steps of this module.")
+    warmup: Steps | None = Field(
+        None, description="Warmup steps of this module, or a percentage of the run's."
+    )
 
 
 class LrSchedule(Strict):
     """Learning rate over the run, as a factor of `lr`."""
 
-    kind: Literal["constant", "cosine", "wsd"] = Field(
-        "constant", description="`wsd` is warmup, stable, decay (linear over `decay` steps)."
+    kind: Literal["constant", "cosine", "wsd", "linear", "inverse_sqrt"] = Field(
+        "constant",
+        description="`wsd` is warmup, stable, decay (linear over `decay` steps). `cosine` and "
+        "`linear` fall from the end of the warmup to the last step. `inverse_sqrt`: `lr` x the "
+        "root of (warmup steps / step), where no warmup counts as 1.",
     )
-    warmup: CountFrom0 = Field(0, description="Linear warmup steps.")
-    decay: CountFrom0 = Field(0, description="Decay steps at the end of `wsd`.")
-    min_lr: NonNegative = Field(0.0, description="Learning rate at the end of cosine and wsd.")
+    warmup: Steps = Field(
+        0, description="Linear warmup steps; `3%`: that part of the run's steps, rounded up."
+    )
+    decay: Steps = Field(
+        0,
+        description="Decay steps at the end of `wsd`; `20%`: that part of the run's steps, rounded "
+        "down.",
+    )
+    min_lr: NonNegative = Field(
+        0.0,
+        description="Learning rate at the end of cosine, wsd and linear, and the lowest one of "
+        "inverse_sqrt.",
+    )
+
+    def warmup_steps(self, steps: int, own: int | str | None = None) -> int:
+        """Return the warmup steps in a run of `steps`; `own` is the `warmup` of a module."""
+        return ceil(part_of_run(self.warmup if own is None else own, steps))
+
+    def decay_steps(self, steps: int) -> int:
+        """Return the decay steps in a run of `steps`."""
+        return floor(part_of_run(self.decay, steps))
 
 
 class DecaySpec(Strict):

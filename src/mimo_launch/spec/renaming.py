@@ -25,7 +25,7 @@ from mimo_launch.spec.fields import (
     value_at,
 )
 from mimo_launch.spec.foreign_words import OFF, Synonym, not_here, synonym, why_other
-from mimo_launch.spec.meant import choices_of, guess_in_spec, guess_schedule
+from mimo_launch.spec.meant import choices_of, guess_in_spec
 from mimo_launch.spec.wording import expected, flow, listing
 
 # Longer values are renamed, not repeated.
@@ -144,8 +144,6 @@ class _Renaming:
         under = "" if target[:-1] == self.path[:-1] else f" under `{section}`"
         why = f" ({known.why})" if known.why else ""
         there = value_at(target, self.data)
-        if line := guess_schedule(target, self.value, self.data):
-            return f"write `{line}` under `{section.rpartition('.')[0]}` in its place"
         texts = our_values(known, target, field, self.value, self.data)
         choices = choices_of(field_schema(field))
         if not why and (other := why_other(choices, self.value)):

@@ -3,7 +3,8 @@
 Decides: the correct numbers of every step, and the correct weights and moments at the end.
 Relies on: `oracle` for losses and gradients. It shares no optimizer, schedule or loop with the
 product. The formulas are from the papers: AdamW (arXiv:1711.05101, algorithm 2), cosine
-(arXiv:1608.03983), warm-up, stable, decay (arXiv:2404.06395), Muon (arXiv:2502.16982, and its
+(arXiv:1608.03983), warm-up, stable, decay (arXiv:2404.06395), the inverse square root
+(arXiv:1706.03762), Muon (arXiv:2502.16982, and its
 coefficients from kellerjordan.github.io/posts/muon).
 Leaves: checkpoints: a run that stops and resumes must equal this one.
 """
@@ -149,19 +150,32 @@ def _module_rate(spec: Spec, module: str, number: int) -> float:
     return _rate(spec, peak, warmup, number)
 
 
-def _rate(spec: Spec, peak: float, warmup: int, number: int) -> float:
+def _rate(spec: Spec, peak: float, asked_warmup: int | str, number: int) -> float:
     """Return the rate of step `number`, counted from 1."""
     schedule: LrSchedule = spec.optimizer.schedule
     steps, low = spec.train.steps, min(peak, schedule.min_lr)
+    warmup, decay = -_rounded_down(asked_warmup, -steps), _rounded_down(schedule.decay, steps)
     if number <= warmup:
         return peak * number / warmup
+    # 0 at the first step after the warm-up, 1 at the last one.
+    gone = (number - warmup - 1) / max(1, steps - warmup - 1)
+    if schedule.kind == "linear":
+        return (1 - gone) * peak + gone * low
+    if schedule.kind == "inverse_sqrt":
+        return max(low, peak * sqrt(max(1, warmup) / number))
     if schedule.kind == "cosine":
-        # 0 at the first step after the warm-up, 1 at the last one.
-        gone = (number - warmup - 1) / max(1, steps - warmup - 1)
         return low + (1 + cos(pi * gone)) / 2 * (peak - low)
-    if schedule.kind == "wsd" and number > steps - schedule.decay:
-        return peak - (peak - low) * (number - (steps - schedule.decay)) / schedule.decay
+    if schedule.kind == "wsd" and number > steps - decay:
+        return peak - (peak - low) * (number - (steps - decay)) / decay
     return peak
+
+
+def _rounded_down(words: int | str, steps: int) -> int:
+    """Return the steps that a number or a percentage means; below 0 for `steps` below 0."""
+    if isinstance(words, int):
+        return words if steps > 0 else -words
+    whole, _, digits = words.rstrip("%").partition(".")
+    return int(whole + digits) * steps // int("100" + "0" * len(digits))
 
 
 def _update(

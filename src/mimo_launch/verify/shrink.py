@@ -208,18 +208,20 @@ def _global_batch(spec: Spec) -> int:
 def short_run(asked: Spec, small: Spec) -> Spec:
     """Return `small`, which `shrink` made of `asked`, with a short form of its training."""
     own = {name: module.optimizer for name, module in asked.modules.items()}
-    common = asked.optimizer.schedule
+    common, steps = asked.optimizer.schedule, asked.train.steps
     # Warm-ups become small numbers in the same order, and end before the run does.
-    warmups = {common.warmup, *(each.warmup or 0 for each in own.values())}
+    counts = {name: common.warmup_steps(steps, each.warmup) for name, each in own.items()}
+    warmups = {common.warmup_steps(steps), *counts.values()}
     few = {0: 0}
     for i, warmup in enumerate(sorted(each for each in warmups if each > 0)):
         few[warmup] = min(warmup, 2 + i, RUN_STEPS - MAX_DECAY)
     modules = {}
     for name, module in small.modules.items():
-        asked_warmup = own[name].warmup
-        update = {"warmup": None if asked_warmup is None else few[asked_warmup]}
+        update = {"warmup": None if own[name].warmup is None else few[counts[name]]}
         modules[name] = module.replace(optimizer=own[name].replace(**update))
-    schedule = common.replace(warmup=few[common.warmup], decay=min(MAX_DECAY, common.decay))
+    schedule = common.replace(
+        warmup=few[common.warmup_steps(steps)], decay=min(MAX_DECAY, common.decay_steps(steps))
+    )
     return small.replace(
         modules=modules,
         optimizer=asked.optimizer.replace(eps=max(MIN_EPS, asked.optimizer.eps), schedule=schedule),
