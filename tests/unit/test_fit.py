@@ -156,7 +156,7 @@ def test_stages_of_the_same_modules_are_one_finding(tmp_path: Path) -> None:
 
 def test_changes_by_which_a_spec_fits_do_fit(tmp_path: Path) -> None:
     """Each of them is written into the spec, which then has no error."""
-    file = write(tmp_path, STAGES)
+    file = write(tmp_path, STAGES.replace("20GB", "25GB"))
     spec = load_and_check(file).unfit
     assert spec is not None
     found = what_fits(Estimator.of(Plan.of(spec)))
@@ -244,7 +244,7 @@ def test_help_names_what_saves_most_and_is_not_set_yet(tmp_path: Path) -> None:
         str(found.help),
     )
     # With one image at a time, and recomputing, it is state, and language has most of that.
-    text = nodes("10GB").replace("grid:", "recompute: full\n    grid:")
+    text = nodes("12GB").replace("grid:", "recompute: full\n    grid:")
     text = text.replace("microbatches: 4", "microbatches: 4, encoder_microbatches: 1")
     (found,) = load_and_check(write(tmp_path, text)).diagnostics
     help_ = str(found.help)
@@ -349,7 +349,7 @@ def test_a_change_that_only_just_fits_is_not_offered_beside_one_that_does(tmp_pa
     offers = remedies(estimator, alike, estimator.memory(alike))
     sizes = [*thens(offers)]
     most, least = max(sizes), min(sizes)
-    assert most / least > 1.2
+    assert most / least > 1.15
     (found,) = load_and_check(write(tmp_path, nodes(f"{most / 0.95:.2f}GB"))).diagnostics
     assert [*thens([str(found.help)])] == [pytest.approx(least, rel=0.01)]
 
