@@ -58,7 +58,7 @@ def test_a_faster_layout_is_taken_and_its_gain_is_what_estimates_say() -> None:
     assert found.gain is not None
     assert found.gain >= LEAST_GAIN
     assert step_seconds(rule) / step_seconds(found.data) - 1 == pytest.approx(found.gain)
-    assert (found.changes != "", found.planned > 20) == (True, True)
+    assert (found.changes != "", found.compared > 20) == (True, True)
     assert errors(spec_from_data(found.data)) == []
     assert found.data["batch"] == data["batch"]
 
@@ -66,7 +66,7 @@ def test_a_faster_layout_is_taken_and_its_gain_is_what_estimates_say() -> None:
 def test_the_rule_stands_where_memory_is_not_known() -> None:
     data = unplaced(None, vision=SMALL_VIT, language=LLAMA)
     found = first_spec(data, 16)
-    assert (found.planned, found.changes, found.gain) == (1, "", None)
+    assert (found.compared, found.changes, found.gain) == (1, "", None)
     assert found.data == placed(data, choose(data, 16))
 
 

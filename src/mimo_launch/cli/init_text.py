@@ -125,7 +125,7 @@ def _why(first: FirstSpec, memory: str | None) -> str:
             "A first spec, to be changed. All modules share all ranks: language has the smallest "
             f"tp * pp ({fits}), encoders are data parallel."
         )
-    why = f"the fastest that fits into {memory}, of {first.planned} layouts that were estimated"
+    why = f"the fastest that fits into {memory}, of {first.compared} layouts that were compared"
     if first.gain is None:
         return f"A first spec, to be changed: {why}."
     return (

@@ -132,14 +132,14 @@ def _lighter(point: Point, *, ep: int, full_sharding: bool, recompute: bool) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSpec:
-    """The data of a spec, the best of `planned` ones.
+    """The data of a spec, the best of `compared` ones.
 
     `changes` says in words what differs from the rule, and is empty if nothing does. `gain` is how
     much faster that is, None if nothing fits by the rule.
     """
 
     data: dict[str, Any]
-    planned: int
+    compared: int
     changes: str = ""
     gain: float | None = None
 
@@ -159,7 +159,7 @@ def first_spec(data: Mapping[str, Any], num_ranks: int) -> FirstSpec:
         return fitting
     knows_memory = not {"gpu", "gpu_memory"}.isdisjoint(data.get("nodes") or {})
     found = _better(data, layout, rule_fits=True) if num_ranks > 1 and knows_memory else None
-    return found or FirstSpec(data=placed(data, layout), planned=1)
+    return found or FirstSpec(data=placed(data, layout), compared=1)
 
 
 def _better(data: Mapping[str, Any], layout: Point, *, rule_fits: bool) -> FirstSpec | None:
@@ -183,5 +183,5 @@ def _better(data: Mapping[str, Any], layout: Point, *, rule_fits: bool) -> First
         data=with_settings(placed(data, layout), best.change.settings),
         changes=best.change.text,
         gain=search.gain(best) if rule_fits else None,
-        planned=1 + len(search.seen),
+        compared=1 + search.compared,
     )
