@@ -236,6 +236,9 @@ def test_a_run_saves_at_its_end_unless_it_is_told_not_to(tmp_path: Path) -> None
     events = run(make_spec("one rank", 3, checkpoint="none"), tmp_path)
     assert [path.name for path in all_checkpoints(tmp_path)] == ["step-00000002"]
     assert (events[-1].steps, events[-1].saved) == (3, False)
+    # Without `every`, those that stay are saved all the same.
+    run(make_spec("one rank", 6, checkpoint={"keep": 1, "keep_every": 4}), tmp_path)
+    assert [path.name[-1] for path in all_checkpoints(tmp_path)] == ["6", "4"]
 
 
 def test_a_packed_run_goes_on_on_another_layout(tmp_path: Path) -> None:

@@ -141,6 +141,39 @@ def test_the_newest_checkpoint_with_finite_weights_is_kept(
     assert [path.name for path in all_checkpoints(tmp_path)] == [folder_name(x) for x in kept]
 
 
+def test_checkpoints_of_each_so_many_steps_stay_beside_the_newest(tmp_path: Path) -> None:
+    for step in range(1, 12):
+        add_checkpoint(tmp_path, step)
+        delete_old(tmp_path, 2, 4)
+    assert [path.name for path in all_checkpoints(tmp_path)] == [
+        folder_name(step) for step in (11, 10, 8, 4)
+    ]
+
+
+def test_one_that_is_finite_is_kept_beside_those_that_stay(tmp_path: Path) -> None:
+    """Of five, the last two hold a weight that is not finite; an older one stays by its step."""
+    for step in range(1, 6):
+        add_checkpoint(tmp_path, step, bad=("language.head.weight",) if step > 3 else ())
+    delete_old(tmp_path, 1, 2)
+    assert [path.name for path in all_checkpoints(tmp_path)] == [
+        folder_name(step) for step in (5, 4, 3, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("saving", "there", "step", "number"),
+    [
+        ("{every: 10, keep: 2, keep_every: 50}", 0, 0, 5),
+        ("{every: 10, keep: 2, keep_every: 50}", 3, 60, 2),
+        ("{keep: 2, keep_every: 50}", 0, 0, 2),
+        ("{keep: 2, keep_every: 30}", 0, 0, 4),
+        ("{every: 50, keep: 2, keep_every: 50}", 0, 0, 2),
+    ],
+)
+def test_checkpoints_that_stay_need_room(saving: str, there: int, step: int, number: int) -> None:
+    assert num_added(tiny("train.steps=100", f"checkpoint={saving}"), there, step) == number
+
+
 def test_a_step_can_be_saved_and_set_aside_again(tmp_path: Path) -> None:
     """The newer folder takes the place of the older one, under either name."""
     for _ in range(2):

@@ -169,17 +169,19 @@ def set_aside(path: Path) -> None:
         path.rename(aside)
 
 
-def delete_old(run: Path, keep: int) -> None:
+def delete_old(run: Path, keep: int, keep_every: int | None = None) -> None:
     """Delete all complete checkpoints except the newest `keep`, and incomplete ones of older steps.
 
-    If all of the newest hold a non-finite weight, also keep the newest one with only finite
-    weights. Damaged ones stay: a user may rescue parts of them.
+    Those of each `keep_every` steps stay, too. If all of the newest hold a non-finite weight, also
+    keep the newest one with only finite weights. Damaged ones stay: parts of them may be of use.
     """
     found = [path for path in all_checkpoints(run) if path.suffix != DAMAGED]
     whole = [path for path in found if is_complete(path)]
     kept = whole[:keep]
     if not any(map(is_finite, kept)):
         kept += [path for path in whole[keep:] if is_finite(path)][:1]
+    if keep_every is not None:
+        kept += [path for path in whole if int(path.name.partition("-")[2]) % keep_every == 0]
     for path in found:
         if kept and path not in kept and path.name < kept[0].name:
             # Rename first: the remains of an interrupted deletion must not look like a checkpoint.

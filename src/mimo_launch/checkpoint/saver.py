@@ -255,7 +255,7 @@ class CheckpointSaver:
             else:
                 # The checkpoint is complete in any case; the next save tries again.
                 with suppress(OSError):
-                    delete_old(self._run, self._settings.keep)
+                    delete_old(self._run, self._settings.keep, self._settings.keep_every)
         if reasons := [reason for reason in gather_objects(failed, self._group) if reason]:
             raise CheckpointError(reasons[0])
         return sorted(bad)

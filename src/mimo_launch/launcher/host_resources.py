@@ -14,6 +14,7 @@ import os
 import resource
 import shutil
 from contextlib import suppress
+from math import lcm
 from pathlib import Path
 
 from mimo_launch.checkpoint.folder import all_checkpoints, is_complete
@@ -168,13 +169,18 @@ def lacks_room(run: Path, spec: Spec, saved: ResumePoint | None) -> str | None:
 def num_added(spec: Spec, there: int, step: int) -> int:
     """Return the most checkpoints that a run from `step` on adds to the `there` existing ones.
 
-    The oldest is deleted once a new one is complete, so `keep` + 1 exist for a while.
+    The oldest is deleted once a new one is complete, so `keep` + 1 exist for a while, beside those
+    that stay.
     """
-    if spec.saving is None:
+    if (saving := spec.saving) is None:
         return 0
-    steps, every = spec.train.steps, spec.saving.every or spec.train.steps
-    saves = -(-steps // every) - step // every
-    return max(1, min(saves, spec.saving.keep + 1 - there))
+    steps, every = spec.train.steps, saving.every or spec.train.steps
+    saves, stay = -(-steps // every) - step // every, 0
+    if apart := saving.keep_every:
+        stay, both = steps // apart - step // apart, lcm(every, apart)
+        saves += stay - (steps // both - step // both)
+        there -= min(there, step // apart)
+    return max(1, min(saves, saving.keep + 1 + stay - there))
 
 
 def _free(run: Path) -> int | None:

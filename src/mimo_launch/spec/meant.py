@@ -30,10 +30,10 @@ _NOTHING = ("none", "nil", "nothing")
 # Counts that are powers of two by custom: for these `4k` is 4096, for steps and samples 4000.
 _BINARY = ("seq", "hidden", "mlp", "width", "shared", "max_positions", "size", "window")
 # Keys that count steps of the run; below, keys that 0 turns off elsewhere and `null` here.
-_STEPS = ("warmup", "decay", "every", "log_every")
+_STEPS = ("warmup", "decay", "every", "keep_every", "log_every")
 _EPOCH = {"epoch": 1}
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
-_OFF_AT_ZERO = ("clip", "every")
+_OFF_AT_ZERO = ("clip", "every", "keep_every")
 _OFF = ("0", "0.0", "false", "no", "off", "never")
 _THOUSANDS = {"k": 1, "m": 2, "b": 3, "g": 3}
 

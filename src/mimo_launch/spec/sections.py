@@ -141,6 +141,12 @@ class CheckpointSpec(Strict):
         examples=[100],
     )
     keep: Count = Field(2, description="Newest checkpoints to keep; older ones are deleted.")
+    keep_every: Count | None = Field(
+        None,
+        description="Steps between two checkpoints that are never deleted; they are saved whatever "
+        "`every` says.",
+        examples=[1000],
+    )
     asynchronous: bool = Field(
         True, description="Copy the state and go on training while the copy is written."
     )

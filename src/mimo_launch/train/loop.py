@@ -138,7 +138,9 @@ def _steps(
     while state.step < spec.train.steps and not stop_signal_seen:
         steps.start(step_flags(hooks, spec))
         evaluates = spec.eval is not None and _is_due(spec, state.step, spec.eval.every)
-        save = save or (saving is not None and _is_due(spec, state.step, saving.every))
+        save = save or (
+            saving is not None and _is_due(spec, state.step, saving.every, saving.keep_every)
+        )
         last = state.step == spec.train.steps
         metrics = steps.settle(all_steps=save or evaluates or last)
         stop_signal_seen = max(map(stop_signal, metrics), default=0)
@@ -185,9 +187,9 @@ def write_failed(metrics: StepMetrics) -> bool:
     return bool(metrics.flags[-1])
 
 
-def _is_due(spec: Spec, step: int, every: int | None) -> bool:
+def _is_due(spec: Spec, step: int, *every: int | None) -> bool:
     """Return whether something is due after `step` steps; it always is after the last step."""
-    return step == spec.train.steps or (every is not None and step % every == 0)
+    return step == spec.train.steps or any(each and step % each == 0 for each in every)
 
 
 def _finish_saves(session: RankSession, emit: Listener, saver: Saver) -> str | None:
