@@ -13,9 +13,11 @@ from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
+from mimo_launch.checks.all_checks import check
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.kernel_times import StageKernels
 from mimo_launch.kinds.weights import Weight
+from mimo_launch.launcher.run_on_ranks import RankError
 from mimo_launch.layers.adapters import LowRank
 from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -176,6 +178,38 @@ def test_an_adapter_begins_on_trained_weights_and_changes_nothing_at_first(tmp_p
     assert mine.loss == pytest.approx(first.loss, rel=1e-12)
     loaded = [e for e in found if isinstance(e, WeightsLoaded) and e.module == "language"]
     assert [e.missing for e in loaded] == [()]
+
+
+def first_loss(spec: Spec, folder: Path) -> float:
+    """Return the loss of the first step, before an update."""
+    return float(next(e for e in run(spec, folder) if isinstance(e, StepFinished)).loss)
+
+
+def test_a_trained_adapter_stays_the_same_update_or_is_missed(tmp_path: Path) -> None:
+    """Another factor goes into B; an adapter without a place is an error, not left out."""
+    run(adapted("one rank", 3), tmp_path / "run")
+    init = {(name, "init_from"): str(tmp_path / "run") for name in ("vision", "language")}
+
+    def started(layout: str, adapter: object, **more: object) -> Spec:
+        language = {("language", key): value for key, value in more.items()}
+        modules = init | {("language", "adapter"): adapter} | language
+        return make_spec(layout, 1, modules=modules)
+
+    loss = first_loss(started("one rank", LORA), tmp_path / "same")
+    other = started("disjoint dp2, tp2", {**LORA, "alpha": 20.0, "rslora": True})
+    assert first_loss(other, tmp_path / "factor") == pytest.approx(loss, rel=1e-12)
+    less = started("one rank", {**LORA, "targets": ["q"]})
+    with pytest.raises(RankError, match=r"does not fit: .*adapters without a place: .*lora_a"):
+        run_anew(less, tmp_path / "less")
+    for adapter in (None, {**LORA, "rank": 2}):
+        (found,) = (each for each in check(started("one rank", adapter)) if each.is_error)
+        assert found.code == "adapter-start-unlike"
+        allowed = started("one rank", adapter, init_partial=True)
+        assert not [each for each in check(allowed) if each.is_error]
+    for adapter in ({**LORA, "targets": ["q"]}, None):
+        resumed = make_spec("one rank", 5, modules={("language", "adapter"): adapter})
+        with pytest.raises(RankError, match=r"cannot resume from it: .* there only: .*lora_a"):
+            run_anew(resumed, tmp_path / "run")
 
 
 def trained_numbers(spec: Spec) -> dict[str, int]:

@@ -50,8 +50,9 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Contents, Dataset
 from mimo_launch.data.random_draws import Split
 from mimo_launch.hugging_face.folder import is_hugging_face
-from mimo_launch.kinds.adapters import is_adapter
+from mimo_launch.kinds.adapters import UP, is_adapter
 from mimo_launch.runtime.progress import Phase, RunState
+from mimo_launch.spec.adapters import adapter_in
 from mimo_launch.spec.load import dump_spec, with_defaults
 from mimo_launch.spec.optimizers import STATE
 from mimo_launch.train.events import CheckpointPassedOver, Listener, RunResumed, WeightsLoaded
@@ -125,8 +126,8 @@ def load_state(
 
     A module that was frozen or had another optimizer when it was saved starts with zero moments.
 
-    Ranks: collective over the world. Raises: WeightsDoNotFit if a weight is missing or has another
-    shape; CheckpointError if a file cannot be read.
+    Ranks: collective over the world. Raises: WeightsDoNotFit if a weight is missing, has another
+    shape or would be lost; CheckpointError if a file cannot be read.
     """
     saved = usable.shapes()
     # Scales of another backend or history length are not loaded: they adapt within a few steps.
@@ -135,15 +136,19 @@ def load_state(
         for box in state_boxes(session.modules, session.updates)
         if not box.name.startswith(FP8) or saved.get(box.name) == box.shape
     ]
-    fitting = fit(saved, boxes, group)
+    fitting = fit(saved, boxes, group, f"{WEIGHTS}/")
     missing_moments = tuple(
         name for name in fitting.missing if name.startswith(tuple(f"{each}/" for each in STATE))
     )
     missing_weights = [name for name in fitting.missing if name not in missing_moments]
-    if missing_weights or fitting.misfits:
+    if missing_weights or fitting.misfits or fitting.unused:
         raise WeightsDoNotFit(
             f"{usable.path} is of another model, so the run cannot resume from it: "
-            + differences(missing_there=missing_weights, of_another_shape=fitting.misfits)
+            + differences(
+                missing_there=missing_weights,
+                there_only=fitting.unused,
+                of_another_shape=fitting.misfits,
+            )
             + "; train under another `name`, with `init_from` for weights that do fit"
         )
     read_boxes(usable.path, fitting.boxes, group, session.progress.beat)
@@ -157,6 +162,8 @@ def load_weights(
 ) -> WeightsLoaded:
     """Fill the weights of one module with the saved weights that fit.
 
+    An adapter stays the same update under another factor: its `B` is multiplied.
+
     Ranks: collective over the world. Raises: WeightsDoNotFit if one does not fit and the spec does
     not have `init_partial`, or if none fits; CheckpointError if a file cannot be read.
     """
@@ -164,16 +171,23 @@ def load_weights(
     boxes = [] if module is None else list(weight_boxes(module))
     fitting = fit(usable.shapes(), boxes, group, f"{WEIGHTS}/{name}.")
     missing = tuple(each for each in fitting.missing if not is_adapter(each))
-    misfits = fitting.misfits
+    misfits, lost = fitting.misfits, tuple(filter(is_adapter, fitting.unused))
     if fitting.num_loaded == 0 or (
-        (missing or misfits) and not session.spec.modules[name].init_partial
+        (missing or misfits or lost) and not session.spec.modules[name].init_partial
     ):
         raise WeightsDoNotFit(
             f"`init_from` of `{name}`: {usable.path} does not fit: "
-            + differences(missing_there=missing, of_another_shape=misfits)
+            + differences(
+                missing_there=missing, of_another_shape=misfits, adapters_without_a_place=lost
+            )
             + ("" if fitting.num_loaded == 0 else "; `init_partial: true` loads what fits")
         )
     read_boxes(usable.path, fitting.boxes, group, session.progress.beat)
+    there, here = adapter_in(usable.marker.spec, name), session.spec.modules[name].adapter
+    if there is not None and here is not None and there.scale != here.scale:
+        for box in fitting.boxes:
+            if box.name.endswith(UP):
+                box.tensor.mul_(there.scale / here.scale)
     return WeightsLoaded(
         module=name,
         checkpoint=str(usable.path),

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
-from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.hugging_face.adapter_config import read_adapter_config
 from mimo_launch.hugging_face.folder import FilesError, is_hugging_face
 from mimo_launch.kinds.adapters import is_adapter
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import Adapter
-from mimo_launch.spec.adapters import AdapterSpec
+from mimo_launch.spec.adapters import AdapterSpec, adapter_in
+from mimo_launch.spec.load import saved_spec
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import did_you_mean, flow
 
@@ -111,6 +112,31 @@ def start_is_an_adapter(spec: Spec, name: str) -> Findings:
             "a matrix of another rank has another shape",
             f"write `rank: {config.rank}`",
         )
+
+
+def start_keeps_its_adapter(spec: Spec, name: str) -> Findings:
+    """A run in `init_from` that trained an adapter goes on with one of its rank."""
+    module = spec.modules[name]
+    found = None if module.init_from is None else saved_spec(Path(module.init_from))
+    try:
+        there = None if found is None else adapter_in(found, name)
+    except (LookupError, ValueError, TypeError, AttributeError):
+        return  # The checkpoint is from another release; `checkpoint` compares tensors.
+    if there is None or (module.adapter is not None and module.adapter.rank == there.rank):
+        return
+    here = "has none" if module.adapter is None else f"has rank {module.adapter.rank}"
+    yield Diagnostic(
+        code="adapter-start-unlike",
+        headline=f"{module.init_from} has an adapter of rank {there.rank} for `{name}`, "
+        f"which {here} here",
+        path=("modules", name) if module.adapter is None else ("modules", name, "adapter", "rank"),
+        severity=Severity.WARNING if module.init_partial else Severity.ERROR,
+        why="the weights there were trained with that adapter, and would start without it",
+        help=f"write `rank: {there.rank}`"
+        if module.adapter
+        else f"write `adapter: {{rank: {there.rank}, targets: {flow(there.targets)}}}` in "
+        f"`{name}`, or start from the folder that `mimo-launch export` writes",
+    )
 
 
 def _bad_start(path: YamlPath, headline: str, why: str, help_: str) -> Diagnostic:

@@ -183,6 +183,7 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(training_settings.losses_have_no_projector),
     ModuleRule(adapters.adapter_has_place, needs=_ROLE),
     ModuleRule(adapters.start_is_an_adapter),
+    ModuleRule(adapters.start_keeps_its_adapter),
     ModuleRule(adapters.targets_are_maps, needs=(*_ROLE, "adapter-cannot", *_HEADS)),
     ModuleRule(training_settings.loss_weight_used, needs=_ROLE),
     ModuleRule(training_settings.balance_used, needs=("no-language-module",)),

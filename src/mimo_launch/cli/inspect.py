@@ -302,8 +302,11 @@ class _Saved:
         for name, module in self.found.spec.modules.items():
             model = module.model.model_dump(mode="json", exclude_defaults=True)
             grid = {axis: size for axis, size in module.grid.model_dump().items() if size > 1}
+            adapter = module.adapter
             modules[name] = {
                 "model": {"kind": module.model.kind, **model},
+                "adapter": adapter
+                and adapter.model_dump(mode="json", exclude_defaults=True, exclude={"init_from"}),
                 "ranks": int(module.ranks) if module.ranks.isdecimal() else module.ranks,
                 "grid": grid or None,
                 "placeholder": module.placeholder,

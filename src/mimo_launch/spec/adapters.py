@@ -5,7 +5,8 @@ Relies on: `base`.
 Leaves: which maps have an adapter to `kinds.adapters`, the update itself to `layers.adapters`.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -42,3 +43,9 @@ class AdapterSpec(Strict):
         """The factor of an update."""
         alpha = 2.0 * self.rank if self.alpha is None else self.alpha
         return float(alpha / (self.rank**0.5 if self.rslora else self.rank))
+
+
+def adapter_in(saved: Mapping[str, Any], name: str) -> AdapterSpec | None:
+    """Return the adapter that a module has in a saved spec."""
+    found = saved["modules"].get(name, {}).get("adapter")
+    return None if found is None else AdapterSpec.model_validate(found)
