@@ -183,7 +183,7 @@ def test_the_coefficient_of_the_balance_is_that_of_the_folder(tmp_path: Path, ru
 
 
 def test_a_run_and_a_checkpoint_of_it(tmp_path: Path, run_cli: Cli) -> None:
-    run = digits_run(tmp_path)
+    run = digits_run(tmp_path, adapter={"rank": 2, "targets": ["q"]})
     code, out, _ = run_cli(f"inspect {run}")
     lines = out.splitlines()
     assert code == 0
@@ -192,6 +192,7 @@ def test_a_run_and_a_checkpoint_of_it(tmp_path: Path, run_cli: Cli) -> None:
     assert lines[2].startswith("  vision: vit, ")
     start = f"init_from: {run}/checkpoints/step-00000002"
     assert out.count(start) == 2
+    assert "adapter: {rank: 2, targets: [q]}" in out
     text = REST.replace("synthetic, text_only: 1", "digits")
     assert check_text(text + out[out.index("modules:") :]).diagnostics == ()
     code, out, _ = run_cli(f"inspect {run}/checkpoints/step-00000001 --json")

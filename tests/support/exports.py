@@ -79,8 +79,8 @@ def bits(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
     return tensor.dtype, tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def digits_run(folder: Path, **language: Any) -> Path:
-    """Train a vision encoder and a decoder on one rank; `language` are more keys of its model."""
+def digits_run(folder: Path, adapter: object = None, **language: Any) -> Path:
+    """Train an encoder and a decoder on one rank, with an adapter and more keys of its model."""
     decoder = {"kind": "decoder", "layers": 2, "hidden": 32, "heads": 4, "vocab": "digits"}
     vit = {"kind": "vit", "layers": 1, "hidden": 24, "heads": 2, "patch": 4}
     spec = {
@@ -88,7 +88,11 @@ def digits_run(folder: Path, **language: Any) -> Path:
         "name": "saved",
         "modules": {
             "vision": {"model": vit, "ranks": "0"},
-            "language": {"model": {**decoder, "kv_heads": 2, **language}, "ranks": "0"},
+            "language": {
+                "model": {**decoder, "kv_heads": 2, **language},
+                "adapter": adapter,
+                "ranks": "0",
+            },
         },
         "batch": {"global": 2, "seq": 33},
         "data": {"kind": "digits"},
