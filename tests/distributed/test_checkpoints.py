@@ -46,6 +46,7 @@ from mimo_launch.train.events import (
     CheckpointFailed,
     CheckpointPassedOver,
     CheckpointSaved,
+    EvalFinished,
     RunFinished,
     RunResumed,
     StepFinished,
@@ -275,11 +276,13 @@ def exact(events: list[Any]) -> dict[int, Any]:
 )
 def test_a_run_on_the_same_layout_resumes_bit_by_bit(layout: str, tmp_path: Path) -> None:
     """With an evaluation before the save, whose gathered weights must not get in the way."""
-    sections = {"eval": {"every": 3, "samples": 8}}
+    sections = {"eval": {"every": 3, "samples": 8, "at_start": True}}
     events = run(make_spec(layout, 6, **sections), tmp_path)
     all_checkpoints(tmp_path)[0].rename(tmp_path / "end")
     again = run_anew(make_spec(layout, 6, **sections), tmp_path)
     assert {step: exact(events)[step] for step in (4, 5, 6)} == exact(again)
+    evaluated = [[e.step for e in part if isinstance(e, EvalFinished)] for part in (events, again)]
+    assert evaluated == [[0, 3, 6], [6]], "only a run that starts is evaluated at its start"
 
 
 @pytest.mark.parametrize(

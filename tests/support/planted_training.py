@@ -28,6 +28,7 @@ OPTIMIZER = {
     "lr": 0.01, "betas": [0.7, 0.8], "eps": 1e-3, "weight_decay": 0.1, "clip": 0.2,
     "schedule": {"kind": "cosine", "warmup": 7, "min_lr": 1e-3},
 }  # fmt: skip
+EVAL = {"every": 10, "samples": 4, "at_start": True}
 
 
 def settings(own: dict[str, Any] | None = None, **model: Any) -> Spec:
@@ -36,9 +37,7 @@ def settings(own: dict[str, Any] | None = None, **model: Any) -> Spec:
         "vision": box(0, optimizer={"lr": 0.02}),
         "language": box(0, model=model, optimizer=own or {}),
     }
-    return spec(
-        modules, mbs=2, optimizer=OPTIMIZER, train={"steps": 50}, eval={"every": 10, "samples": 4}
-    )
+    return spec(modules, mbs=2, optimizer=OPTIMIZER, train={"steps": 50}, eval=EVAL)
 
 
 def without_images(grid: int = 1) -> Spec:
@@ -55,7 +54,7 @@ def behind_language() -> Spec:
 def with_settings(made: Spec) -> Spec:
     """Return a spec with these settings and an evaluation."""
     data = made.model_dump(mode="json", by_alias=True)
-    data |= {"optimizer": OPTIMIZER, "eval": {"every": 10, "samples": 4}}
+    data |= {"optimizer": OPTIMIZER, "eval": EVAL}
     data["train"]["steps"] = 50
     return Spec.model_validate(data)
 

@@ -75,9 +75,10 @@ def test_what_is_evaluated_has_several_batches() -> None:
 
 def test_what_is_evaluated_while_training_is_in_a_short_run_too() -> None:
     """After the step that is skipped, and between a resume and the end."""
-    asked = made({}, {}).model_copy(update={"eval": EvalSpec(every=1000)})
+    asked = made({}, {}).model_copy(update={"eval": EvalSpec(every=1000, at_start=True)})
     small = short_run(asked, shrink(asked))
     assert small.eval is not None
     assert small.eval.every == SKIPPED + 1
+    assert small.eval.at_start
     assert STOP_AFTER < 2 * small.eval.every < RUN_STEPS
     assert STOP_AFTER % small.eval.every  # A run that is told to stop does not evaluate.

@@ -125,6 +125,9 @@ class EvalSpec(Strict):
     """Evaluation on held-out samples; always once more after the last step."""
 
     every: Count | None = Field(None, description="Steps between evaluations.")
+    at_start: bool = Field(
+        False, description="Evaluate before the first step, too; a run that goes on does not again."
+    )
     samples: HeldOut = Field(
         256,
         description="Held-out samples per evaluation, the first ones of the set; `all`, or more "

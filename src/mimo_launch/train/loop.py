@@ -135,6 +135,9 @@ def _steps(
     """Run steps until the last one or a signal, and return the signal or 0; save and evaluate."""
     spec, state, stop_signal_seen, save = session.spec, steps.state, 0, False
     saving = None if hooks.saver is None else spec.saving
+    if spec.eval is not None and spec.eval.at_start and state.step == 0:
+        session.progress.enter(Phase.EVALUATING)
+        emit(evaluate(session, reader, spec.eval.samples, state.step))
     while state.step < spec.train.steps and not stop_signal_seen:
         steps.start(step_flags(hooks, spec))
         evaluates = spec.eval is not None and _is_due(spec, state.step, spec.eval.every)

@@ -91,6 +91,8 @@ def right_run(spec: Spec, skipped: int) -> RightRun:
     oracle, found = Oracle(spec, randomise=True), RightRun()
     order = global_order(spec, oracle.dataset)
     updates = 0
+    if spec.eval is not None and spec.eval.at_start:
+        found.evaluations[0] = _evaluate(oracle, spec.eval.samples)
     for step, ids in enumerate(steps_of(order, spec.train.steps)):
         loss, grads = oracle.loss_and_gradients(ids, step)
         number = step + 1

@@ -229,7 +229,9 @@ def short_run(asked: Spec, small: Spec) -> Spec:
         # Two batches, which may differ in their labels.
         eval=asked.eval
         and EvalSpec(
-            every=EVAL_EVERY if asked.eval.every else None, samples=small.batch.global_ + 1
+            every=EVAL_EVERY if asked.eval.every else None,
+            at_start=asked.eval.at_start,
+            samples=small.batch.global_ + 1,
         ),
         checkpoint=(asked.saving or CheckpointSpec()).replace(every=SAVE_EVERY),
     )
