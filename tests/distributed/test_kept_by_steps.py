@@ -151,6 +151,15 @@ STEPS_OF_TWO_RANKS = {
 }
 
 
+# Frozen weights beside an adapter keep a little less than these estimates.
+STEPS_WITH_ADAPTERS = {
+    "adapters": step(each={"adapter": {"rank": 32}}),
+    "adapters of attention, recomputed": step(
+        each={"adapter": {"rank": 16, "targets": ["attention"]}, "recompute": "full"}
+    ),
+}
+
+
 def judge(found: list[list[Kept]], above: float = 0.02) -> None:
     """Compare the fullest rank of each forward with its estimate."""
     by_forward: dict[tuple[str, int, int], list[Kept]] = {}
@@ -172,3 +181,9 @@ def test_two_ranks_keep_what_the_estimate_says(name: str) -> None:
     # Over cp, GPUs hold more than autograd keeps, and the estimate is for GPUs.
     above = 0.12 if "cp" in name else 0.02
     judge(run_on_running_ranks(kept_in_step, STEPS_OF_TWO_RANKS[name], world_size=2), above)
+
+
+@pytest.mark.parametrize("name", STEPS_WITH_ADAPTERS)
+def test_adapters_keep_no_more_than_the_estimate_says(name: str) -> None:
+    found = run_on_running_ranks(kept_in_step, STEPS_WITH_ADAPTERS[name], world_size=1)
+    judge(found, 0.09)

@@ -14,6 +14,7 @@ from math import ceil
 
 from mimo_launch.estimate.parameters import adds_in_products, stage_weights
 from mimo_launch.estimate.workload import gathered_patches, goes_through_layers, rows_of_transfer
+from mimo_launch.kinds.adapters import adapter_of, narrow_width
 from mimo_launch.kinds.layer import Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import (
@@ -161,6 +162,7 @@ class _Activations:
         self.kind, self.tp = kind_of(own.model), module.grid.size(Axis.TP)
         numbers = self.kind.numbers(stage.layers, is_last=stage.is_last)
         self.layers = {number: self.kind.layer_widths(number) for number in numbers}
+        self.adapter, self.projector_trains = adapter_of(own), own.projector_trains
         self.ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
         self.width, self.bytes = own.model.hidden, spec.train.numbers.computed.bytes
         self.tokens, self.seq = work.held, layout.seq
@@ -178,7 +180,8 @@ class _Activations:
             are_compiled=compiled,
             bytes=self.bytes,
             cp=own.grid.cp,
-            weights_train=own.body_trains or own.adapter is not None,
+            weights_train=own.body_trains,
+            adapts=own.adapter is not None,
             reorders=work.extra_tokens > 0,
             pads=not module.is_language and work.held * own.grid.cp > work.tokens,
             packed_keys=_packed_keys(work, own.grid.cp, layout.seq) if module.is_language else None,
@@ -216,7 +219,15 @@ class _Activations:
         """Return the part of the kept bytes that layers keep."""
         if not self.through_blocks:
             return 0
-        return sum(self._sum(self._of_layer(each), each) for each in self.layers)
+        saved = sum(self._sum(self._of_layer(each), each) for each in self.layers)
+        return saved + (0 if self.recomputes else sum(map(self._narrow, self.layers)))
+
+    def _narrow(self, number: int) -> int:
+        """Return the bytes that the updates of a layer keep between their two products."""
+        if self.kind.is_depth(number):
+            return 0
+        width = narrow_width(self.kind.layer(number), self.adapter)
+        return self.tokens * width * self.bytes
 
     def forward(self) -> int:
         """Return the temporary bytes of a forward at its peak."""
@@ -316,6 +327,7 @@ class _Activations:
             sequence_parts=self.tp if self.module.sequence_parallel else 1,
             words=self.words,
             through_layers=self.through_blocks,
+            projector_trains=self.projector_trains,
             reads=tuple(-(-rows // cp) for rows in self.work.reads),
             gathered=self.tp > 1 and not self.module.sequence_parallel,
         )

@@ -11,6 +11,7 @@ Leaves: the product to `layers.adapters`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Terms, Weight
@@ -29,6 +30,12 @@ def adapter_of(module: ModuleSpec) -> Adapter | None:
 def is_adapter(name: str) -> bool:
     """Return whether a weight with this full name belongs to an adapter."""
     return name.endswith((DOWN, UP))
+
+
+def narrow_width(layer: LayerShape, adapter: Adapter | None) -> int:
+    """Return the sum of the ranks of all updates of a layer."""
+    weights = chain.from_iterable(layer.weights(adapter=adapter)) if adapter else ()
+    return sum(each.shape[0] for each in weights if each.name.endswith(DOWN))
 
 
 @dataclass(frozen=True, slots=True)

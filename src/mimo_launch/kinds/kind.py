@@ -257,7 +257,8 @@ class ModelKind(ABC):
             saved += (SHARED_OUT,) if self.moe.gates_shared else ()
         if self.is_depth(number):
             saved += (*DEPTH, passes.of_norms(["rms"] * 3))
-        return tuple(each for each in saved if passes.weights_train or not each.for_weights)
+        keeps = passes.weights_train or passes.adapts
+        return tuple(each for each in saved if keeps or not each.for_weights)
 
     @abstractmethod
     def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:

@@ -67,13 +67,15 @@ class Passes:
 
     A number takes `bytes`. `reorders`: attention reads the tokens of an image from two lists;
     `pads`: padding follows the tokens of images. If sequences consist of documents, attention over
-    cp reads `packed_keys` keys for each token of a rank.
+    cp reads `packed_keys` keys for each token of a rank. `adapts`: beside frozen weights, an
+    adapter reads the inputs of products.
     """
 
     are_compiled: bool
     bytes: int
     cp: int
     weights_train: bool
+    adapts: bool = False
     reorders: bool = False
     pads: bool = False
     packed_keys: float | None = None
@@ -127,6 +129,7 @@ class HeldAtEnds:
     words: int
     through_layers: bool
     reads: tuple[int, ...] = ()
+    projector_trains: bool = True
     gathered: bool = False
 
 

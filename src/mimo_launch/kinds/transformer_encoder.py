@@ -230,13 +230,18 @@ class TransformerEncoderKind(BlocksKind):
         """Return the numbers saved by embedding, projector and the layers between them."""
         model, total = self.model, 0
         if ends.is_first and held.through_layers:
-            total += held.patches // held.sequence_parts * self.patch_work.saved
-            total += self._saved_behind_embedding(held) + self._saved_by_maps(ends, held)
+            total += self._saved_by_maps(ends, held)
+            # Beside an adapter alone, no gradient goes back through the embedding.
+            if held.passes.weights_train or not held.passes.adapts:
+                total += held.patches // held.sequence_parts * self.patch_work.saved
+                total += self._saved_behind_embedding(held)
         if ends.is_last:
             out = ends.row_width
             inner = 2 * model.projector_width(out) // held.tp
             rows = held.patches // model.patches_per_row
-            total += rows * (model.row_width + inner + out // held.tp)
+            # The inputs of both maps are for the gradients of their weights.
+            of_weights = (model.row_width + inner // 2) * held.projector_trains
+            total += rows * (of_weights + inner // 2 + out // held.tp)
             if self.has_final_norm and held.through_layers:
                 total += held.patches * model.hidden * held.passes.of_norm(self.norm().kind)
             if model.projector == "gated":
