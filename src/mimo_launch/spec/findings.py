@@ -12,9 +12,9 @@ from typing import Any
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.base import AXES, LANGUAGE
 from mimo_launch.spec.foreign_words import kind_of_model, not_here, why_other
-from mimo_launch.spec.meant import choices_of, guess_in_spec
 from mimo_launch.spec.module import looks_like_class_path, nearest_class_path
 from mimo_launch.spec.renaming import Renamed
+from mimo_launch.spec.value_guesses import choices_of, guess_in_spec
 from mimo_launch.spec.wording import (
     allowed_types,
     close_matches,
@@ -75,13 +75,13 @@ def unknown_key(
 
 
 def _alike(key: str, known: Collection[str]) -> list[str]:
-    """Return the keys that this one may misspell; a key with a further word means another thing."""
+    """Return the keys that this one may misspell; a key with one more word is another key."""
     plain = key.lower().replace("-", "_")
     return [name for name in close_matches(key, known) if _is_slip(plain.split("_"), name)]
 
 
 def _is_slip(words: list[str], name: str) -> bool:
-    """Return whether a key misspells a name: no word is a different one, and none is added."""
+    """Return whether a key misspells a name: its words are similar, and none is added."""
     ours = name.split("_")
     if len(words) > len(ours):
         return not (words[: len(ours)] == ours or words[-len(ours) :] == ours)
@@ -118,7 +118,7 @@ def missing_key(
 
 
 def missing_kind(path: YamlPath, kinds: Sequence[str]) -> Diagnostic:
-    """Report a section without a kind; `kinds` have the most of its keys."""
+    """Report a section without a kind; `kinds` are the kinds that have most of its keys."""
     return Diagnostic(
         code="missing-key",
         headline=f"{section_name(path)} lacks `kind`",
@@ -273,7 +273,7 @@ def _value_help(path: YamlPath, value: Any, schema: dict[str, Any], data: Any) -
         other = "; for another GPU leave it out and write its `gpu_memory`"
         return f"write {expected(schema)}{other * (key == 'gpu')}"
     is_number = isinstance(value, int | float)
-    # Zero of something that is counted from one means that it is not wanted.
+    # A user who writes 0 for a count from 1 does not want the feature: 1 is the nearest value.
     if is_number and value == 0 and example == "1":
         return f"write {_line(key, example)}"
     # A user who wrote a number needs no example of one, which would mean something else.

@@ -5,7 +5,7 @@ value is offered that would change training.
 Relies on: `derived_values` for values in another unit; the choices of a key, since `kind` and
 `none` mean another thing under each key.
 Leaves: where a key belongs and whether it takes the value to `renaming`; numbers, lists and
-booleans to `meant`.
+booleans to `value_guesses`.
 """
 
 import re

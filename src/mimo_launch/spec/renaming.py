@@ -3,7 +3,7 @@
 Decides: that the value is kept, in our spelling; that a key with several meanings, or none here,
 gets an explanation instead of a line. Help says to delete a key only if that changes nothing.
 Relies on: `foreign_words` for words of other trainers, `fields` for our keys in a wrong section,
-`meant` for values.
+`value_guesses` for values.
 Leaves: misspelt keys to `findings`.
 """
 
@@ -25,7 +25,7 @@ from mimo_launch.spec.fields import (
     value_at,
 )
 from mimo_launch.spec.foreign_words import OFF, Synonym, not_here, synonym, why_other
-from mimo_launch.spec.meant import choices_of, guess_in_spec
+from mimo_launch.spec.value_guesses import choices_of, guess_in_spec
 from mimo_launch.spec.wording import expected, flow, listing
 
 # Longer values are renamed, not repeated.

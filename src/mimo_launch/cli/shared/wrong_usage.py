@@ -21,7 +21,7 @@ from mimo_launch.cli.shared.foreign_usage import (
     VALUES,
 )
 from mimo_launch.cli.shared.wrong_settings import MeantSettings
-from mimo_launch.spec.meant import guess_values
+from mimo_launch.spec.value_guesses import guess_values
 
 _SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w.\[\]/]*)=(.*)", re.DOTALL)
 
@@ -34,7 +34,7 @@ def help_for(args: Sequence[str], commands: Mapping[str, Any]) -> str:
     found = MeantSettings({})
     here = _CommandLine(commands, found)
     try:
-        # Values in another unit depend on other settings of the line, which a reading finds.
+        # A value in another unit may depend on other settings of the line: read the line again.
         for _ in range(3):
             found = MeantSettings(found.lines)
             here = _CommandLine(commands, found)
@@ -191,7 +191,7 @@ class _CommandLine:
             self._set(f"{name.lstrip('-').replace('-', '_')}={value}", spec)
             return
         if "{}" in template and not equals:
-            # The name of a format without a file, as in `--html`, asks for a file of any name.
+            # A format without a file name, such as `--html`, gets a name here.
             is_file = plain not in FORMATS or (args and Path(args[0]).suffix[1:] in FORMATS)
             value = self._value_of(word, args) if is_file else f"{self.command}.{plain}"
         head, _, tail = template.partition(" ")
