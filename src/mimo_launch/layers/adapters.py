@@ -2,7 +2,7 @@
 
 Decides: that an update is `scale * B (A x)`, two products for each map.
 Relies on: `kinds.adapters` for how A and B are cut: after the base map's collectives, or as a part
-of its sum, an update needs none.
+of its sum, an update needs none; `spec.adapters` for `scale`.
 Leaves: freezing the maps themselves to `models.build`.
 
 Legend: N tokens, R rank; f this rank's outputs of all maps.
