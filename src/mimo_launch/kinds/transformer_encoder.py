@@ -234,7 +234,7 @@ class TransformerEncoderKind(BlocksKind):
             # Beside an adapter alone, no gradient goes back through the embedding.
             if held.passes.weights_train or not held.passes.adapts:
                 total += held.patches // held.sequence_parts * self.patch_work.saved
-                total += self._saved_behind_embedding(held)
+                total += self._saved_after_embedding(held)
         if ends.is_last:
             out = ends.row_width
             inner = 2 * model.projector_width(out) // held.tp
@@ -250,6 +250,6 @@ class TransformerEncoderKind(BlocksKind):
                 total += rows * (4 * out + inner + out * held.passes.of_norm("layer"))
         return total
 
-    def _saved_behind_embedding(self, held: HeldAtEnds) -> int:
+    def _saved_after_embedding(self, held: HeldAtEnds) -> int:
         """Return the numbers saved between embedding and first block."""
         return 0

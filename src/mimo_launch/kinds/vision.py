@@ -325,7 +325,7 @@ class VisionKind(TransformerEncoderKind):
         inside = {"quick_gelu": (QUICK_GELU,), "swiglu": (SILU,)}
         return (*besides, *inside.get(self.model.activation, ()))
 
-    def _saved_behind_embedding(self, held: HeldAtEnds) -> int:
+    def _saved_after_embedding(self, held: HeldAtEnds) -> int:
         norms = self.model.patch_norm + self.model.pre_norm
         kept = 1 + held.passes.of_norm(self.norm().kind)
         return held.stream_tokens * self.model.hidden * norms * kept + self._saved_by_table(held)
