@@ -9,7 +9,7 @@ SOURCES = ROOT / "src" / "mimo_launch"
 PAGE = ROOT / "docs" / "files.md"
 HEAD = """# Every file
 
-What each file is for, in the words at its top. Rooms stand in the order of the
+What each file is for, in the words at its top. Rooms are in the order of the
 [tour](tour.md): each imports only those above it.
 """
 

@@ -1,8 +1,8 @@
 """Loads the adapter of a module from a folder of peft.
 
 Decides: that every update of the module is in the folder and every update there belongs to a map
-with an adapter; that a map that files fuse, as q, k and v, gives each of ours its rows; that a
-different factor goes into B.
+with an adapter; that each of our maps gets its rows of a map that files fuse, such as q, k
+and v; that a different factor goes into B.
 Relies on: `hugging_face` for names; safetensors, of which each rank reads what it holds.
 Leaves: the weights below the adapter to `hugging_face`.
 """

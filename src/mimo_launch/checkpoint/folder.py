@@ -3,8 +3,8 @@
 Decides: `checkpoints/step-00000100/` holds `checkpoint.json`, which is written last and lists every
 other file with its size and CRC-32. A folder without it is incomplete; a folder that differs from
 it is damaged. An incomplete folder ends in `.partial`; a damaged one is renamed to end in
-`.damaged`. A run continues with other settings and held-out samples than those in the file, but not
-with other training samples, unless that is allowed.
+`.damaged`. A run may continue with other settings and held-out samples than the file names. It
+may continue with other training samples only if the spec allows that.
 Relies on: no torch, so that the command line can look at checkpoints before it imports torch.
 Leaves: tensors to `storage`.
 """
@@ -220,7 +220,7 @@ def changed_data(
             "of the epoch may come twice or not at all; `--no-resume` starts a new run"
         )
     if not {"heldout"} <= old.keys() & data.keys():
-        heldout = []  # It was or is not evaluated; the changed settings show that.
+        heldout = []  # One of the two runs does not evaluate; the changed settings show that.
     return [*(f"data.shards {each}" for each in train), *(f"data.eval_shards {h}" for h in heldout)]
 
 

@@ -79,9 +79,9 @@ def newest_usable(
 ) -> Usable | None:
     """Return the newest usable checkpoint of a run folder (or `start`, if it is one itself).
 
-    A run resumes from it. This compares contents with their checksums. Only sizes are checked by
-    `launcher.run_folder.newest_checkpoint`, which shows the user where a run would resume, and by
-    `checkpoint.index.open_checkpoint`, for commands that read weights.
+    A run resumes from it. This function compares contents with their checksums.
+    `launcher.run_folder.newest_checkpoint`, which shows the user where a run would resume, and
+    `checkpoint.index.open_checkpoint`, for commands that read weights, check only sizes.
 
     Emits an event for each checkpoint that is passed over, and sets it aside if the folder is the
     run's `own`. Each file is read once, by one of the ranks, which calls `beat` meanwhile. Returns

@@ -169,7 +169,7 @@ def _targets(kind: ModelKind, layers: int) -> Iterator[str]:
 
 
 def _meant(target: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the targets that a word of another program stands for."""
+    """Return the targets that a word of another program means."""
     if target in _ALL:
         return tuple(each for each in AdapterSpec.model_fields["targets"].default if each in known)
     plain = target.rpartition(".")[2].removesuffix("_proj")

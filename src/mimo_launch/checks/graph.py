@@ -2,7 +2,7 @@
 
 Decides: which modules may read which, and that each one is read or has a loss.
 Relies on: `kinds` for which modules take rows.
-Leaves: the role of each kind beside language to `ranks`, placeholders to `vocabulary`, rows that
+Leaves: the role of each kind next to language to `ranks`, placeholders to `vocabulary`, rows that
 are added to each other to `joined_rows`.
 """
 
@@ -104,7 +104,7 @@ def _without(spec: Spec, reader: str, source: str) -> str:
 
 
 def _seeing(spec: Spec) -> list[str]:
-    """Return the modules that see images or clips, without those that others read if any remain."""
+    """Return the modules that see images or clips; if possible, only those that no other reads."""
     kinds = {name: kind_of(module.model) for name, module in spec.modules.items()}
     seeing = [n for n, kind in kinds.items() if kind.input is not None and not kind.computes_loss]
     taken = {
@@ -117,7 +117,7 @@ def _seeing(spec: Spec) -> list[str]:
 
 
 def reads_fit_kind(spec: Spec, name: str) -> Findings:
-    """A connector reads some module, a generator language, and any other encoder none."""
+    """A connector reads modules, a generator reads language, other encoders read no module."""
     module = spec.modules[name]
     kind, path = kind_of(module.model), ("modules", name)
     if kind.reads_tokens:

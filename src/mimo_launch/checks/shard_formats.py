@@ -29,7 +29,7 @@ _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
 
 @dataclass(frozen=True, slots=True)
 class OtherFormat:
-    """What a file is, in words that follow its name, and what to do instead."""
+    """The format of a file, in words that follow its name, and the remedy."""
 
     what: str
     instead: str = "make it again, or name only the others"

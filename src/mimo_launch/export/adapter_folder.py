@@ -106,7 +106,7 @@ def write_adapter(checkpoint: Checkpoint, plan: AdapterPlan, target: Path, *, fo
 
 
 def _fused(tensor: FileTensor, read: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return A and B of a map in the file, which may hold several of ours."""
+    """Return A and B of a map in the file, which may fuse several of our maps."""
     parts = [(part, part.update) for part in tensor.parts if part.update is not None]
     down = torch.cat([read[update.down[0]] for _, update in parts])
     up, column = torch.zeros(tensor.shape[0], len(down)), 0
@@ -132,7 +132,7 @@ def _tail(name: str) -> str:
 
 
 def _spared(tensors: Sequence[FileTensor], maps: Mapping[str, FileTensor]) -> set[str | None]:
-    """Return the parts of the model whose maps are called like those with an update; None: unclear.
+    """Return the parts with maps that are called like maps with an update; None: unclear.
 
     A part is a component of names that no map with an update has.
     """

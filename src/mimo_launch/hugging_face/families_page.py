@@ -23,11 +23,11 @@ _HEAD = """# Families
 
 Every model type of `config.json` that is read, made from the code by
 `python -m mimo_launch.hugging_face.families_page`. `mimo-launch inspect --families` prints the
-same. Each type has a section below: where our keys and tensors are. What the keys mean, and how
-folders are read, is in [Hugging Face weights](hugging-face.md).
+same. Each type has a section below: where our keys and tensors are. [Hugging Face
+weights](hugging-face.md) explains the keys, and how folders are read.
 
-In a section, `*` is the number of a layer or of an expert. Prefixes of names come with what they
-stand for in the names of the part; the first is written today.
+In a section, `*` is the number of a layer or of an expert. Each prefix of names comes with its
+replacement in the names of the part; the first one is written today.
 
 * *Published as*: names on the hub of models with this type; others have it, too. The type is
   `model_type` in the `config.json` of a folder.
@@ -37,8 +37,8 @@ stand for in the names of the part; the first is written today.
 * *Refused*: `inspect` and `validate` name these settings, and nothing starts. Other settings are
   read, or change no number.
 
-Weights in FP8 with a scale per block of 128 x 128, or per matrix, and in MXFP4 are read as what
-they stand for; any other `quantization_config` is refused.
+Weights in FP8 with a scale per block of 128 x 128, or per matrix, and in MXFP4 are read as the
+numbers that they encode; any other `quantization_config` is refused.
 """
 
 

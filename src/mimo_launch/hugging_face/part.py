@@ -137,7 +137,7 @@ class Part:
         return [theirs + inner.removeprefix(ours) for theirs, ours in found]
 
     def module_name(self, inner: str) -> str:
-        """Return the name of a tensor in a loaded model, whose parts are inside `model` today."""
+        """Return the name of a tensor in a loaded model, which keeps its parts in `model` today."""
         nested = (
             theirs + inner.removeprefix(ours)
             for theirs, ours in self.prefixes

@@ -2,7 +2,7 @@
 
 An update of a map [outputs, inputs] is `scale * B A`, with `A` [rank, inputs] drawn as in peft, to
 the same variance, and `B` [outputs, rank] zero at first. tp cuts `A` and `B` like the map, so an
-update needs no collective of its own: what is not cut has terms of its gradient on each rank.
+update needs no further collective: each rank has terms of the gradient of an uncut matrix.
 
 Decides: the names of `A` and `B`, and how they are cut and drawn.
 Relies on: the maps of `shapes`, which ask for the shape of their adapter.

@@ -177,7 +177,7 @@ class ManyHosts(Hosts):
     def __init__(
         self, place: NodePlace, plan: Plan, options: str, run: Path, stop: StopRequest
     ) -> None:
-        """Meet the launchers of all other hosts, whose `options` must be the same.
+        """Meet the launchers of all other hosts; all must have the same `options`.
 
         Raises: HostsError, Interrupted.
         """

@@ -128,7 +128,7 @@ class RankWatcher:
                     return
 
     def _welcome(self, rank: socket.socket) -> None:
-        """Accept a rank, whose pid comes from the kernel, and send it the cells."""
+        """Accept a rank, ask the kernel for its pid, and send it the cells."""
         rank.settimeout(HELLO_SECONDS)
         pid, user = peer_of(rank)
         if user != os.getuid():  # Anyone may connect.

@@ -55,7 +55,7 @@ class OutOfGpuMemory(RuntimeError):
 
     @classmethod
     def on(cls, layout: Layout, rank: int, error: BaseException) -> "OutOfGpuMemory":
-        """Return the error for a rank whose allocation failed with `error`."""
+        """Return the error for a rank that failed to allocate memory with `error`."""
         import torch
 
         gib = 2**30

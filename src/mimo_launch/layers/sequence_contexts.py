@@ -103,7 +103,7 @@ def in_window(
         return sequences
     if not window.chunked:
         return replace(sequences, reach=window.size)
-    # A chunk is a document of its own, but for positions.
+    # A chunk acts as a document, except that positions do not restart.
     documents, size = sequences.documents, window.size
     numbers = places(documents, seq, sequences.device) // size
     numbers = (

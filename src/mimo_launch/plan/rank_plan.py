@@ -1,4 +1,4 @@
-"""What the ranks of a job need of its plan: each its own programs, and all of them the same groups.
+"""The part of a plan that the ranks of its job need: programs for each rank, groups for all.
 
 Decides: how a rank's training program divides into gradients and update.
 Relies on: `schedule` for programs and channels.

@@ -23,7 +23,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What an action does. Sends and receives name the end of the edge on which they run."""
+    """The operation of an action. Sends and receives name the end of the edge on which they run."""
 
     FORWARD = "F"
     BACKWARD = "B"

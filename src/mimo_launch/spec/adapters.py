@@ -14,7 +14,7 @@ from mimo_launch.spec.base import Count, LocalPath, Strict
 
 
 class AdapterSpec(Strict):
-    """A low-rank update of the maps in a module's layers, whose own weights stay as they are."""
+    """A low-rank update of the maps in a module's layers; the maps' own weights stay unchanged."""
 
     kind: Literal["lora"] = Field("lora", description="LoRA (arXiv:2106.09685).")
     rank: Count = Field(description="Width between the two matrices of each update.", examples=[16])

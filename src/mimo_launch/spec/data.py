@@ -44,7 +44,7 @@ class DigitsData(_Samples):
     min_digits: Annotated[int, Field(ge=1, le=16)] = Field(1, description="Shortest strip.")
     max_digits: Annotated[int, Field(ge=1, le=16)] = Field(6, description="Longest strip.")
     text_only: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.1, description="Share of samples whose digits are spelled in words, without an image."
+        0.1, description="Share of samples that spell their digits in words, without an image."
     )
     samples: Count = Field(20000, description="Training strips in one epoch.")
 
@@ -180,30 +180,31 @@ class WebdatasetData(_Samples):
         examples=["chat"],
     )
     image_marker: str = Field(
-        "<image>", description="What stands for an image in the texts of the shards."
+        "<image>", description="The text that marks an image in the texts of the shards."
     )
     audio_marker: str = Field(
-        "<audio>", description="What stands for a clip in the texts of the shards."
+        "<audio>", description="The text that marks a clip in the texts of the shards."
     )
     video_marker: str = Field(
         "<video>",
-        description="What stands for a video in the texts of the shards, if an encoder reads them.",
+        description="The text that marks a video in the texts of the shards, if an encoder reads "
+        "them.",
     )
     target_marker: str = Field(
         "<target>",
-        description="What stands for a target image in the texts of the shards, if a generator "
+        description="The text that marks a target image in the texts of the shards, if a generator "
         "learns to make them; it leaves no token.",
     )
     target_reads: Count = Field(
         64,
-        description="Most tokens whose rows of `language` a generator reads for a target image: "
-        "the last ones before it, but none before the previous target.",
+        description="Most rows of `language` that a generator reads for a target image: those of "
+        "the last tokens before it, but none before the previous target.",
     )
     processors: dict[str, LocalPath] = Field(
         {},
-        description="By encoder or generator, the Hugging Face folder whose "
-        "preprocessor_config.json says how its images are made; default: that of its `init_from`, "
-        "if it has one.",
+        description="By encoder or generator, the Hugging Face folder with the "
+        "preprocessor_config.json that says how its images are made; default: the folder of its "
+        "`init_from`, if it has one.",
     )
     video: VideoSettings = Field(
         VideoSettings(fps=None, max_frames=None, rate=24.0),
@@ -225,7 +226,7 @@ class WebdatasetData(_Samples):
     )
     max_characters: Count = Field(
         4_000_000,
-        description="Samples whose text has more characters than this are bad; it is never "
+        description="Samples with a text of more characters than this are bad; it is never "
         "tokenized, which takes some 300 bytes of memory per character.",
     )
     index: LocalPath | None = Field(

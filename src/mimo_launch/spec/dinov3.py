@@ -1,4 +1,4 @@
-"""DINOv3, a vision transformer with registers whose patches rotate by their place in the image.
+"""DINOv3, a vision transformer with registers and rotary positions of patches.
 
 Decides: its keys that differ from those of a `vit`, and their defaults.
 Relies on: `vit` for all others.
@@ -13,7 +13,7 @@ from mimo_launch.spec.vit import VitModel
 
 
 class Dinov3Model(VitModel):
-    """A DINOv3 (arXiv:2508.10104): a `vit` with registers, whose patches rotate by their centres.
+    """A DINOv3 (arXiv:2508.10104): a `vit` with registers; patches rotate by their centres.
 
     A place is a share of the image, so one model fits images of any size; class token and registers
     do not rotate.

@@ -131,7 +131,7 @@ class AudioModel(Clips, TransformerEncoder):
     pooling: Literal["mean"] | None = Field(
         None,
         description="What makes one row, as wide as one token, of `stack` tokens, which otherwise "
-        "stand side by side. `mean`: their mean, before the last norm (Qwen2-Audio).",
+        "are side by side. `mean`: their mean, before the last norm (Qwen2-Audio).",
     )
 
     @property

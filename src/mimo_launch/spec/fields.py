@@ -47,7 +47,7 @@ def _paths(cls: type[Strict], path: YamlPath) -> Iterator[YamlPath]:
 
 
 def in_modules(pattern: YamlPath, names: Iterable[str | int]) -> list[YamlPath]:
-    """Return a path with each name in place of its `*`; by itself if it has none."""
+    """Return a path with each name in place of its `*`, or only the path if it has none."""
     if ANY not in pattern:
         return [pattern]
     return [tuple(name if step == ANY else step for step in pattern) for name in names]
@@ -116,7 +116,7 @@ def section_per_name(annotation: Any) -> Any:
 
 
 def kind_of(model: type[Strict]) -> str | None:
-    """Return the `kind` that selects a variant of a section; None if any class path does."""
+    """Return the `kind` that selects a variant of a section; None if class paths select it."""
     choices = get_args(model.model_fields["kind"].annotation)
     return str(choices[0]) if choices else None
 
@@ -169,7 +169,7 @@ def takes(field: FieldInfo, value: Any) -> bool:
 
 def item_schema(schema: dict[str, Any], index: int) -> dict[str, Any]:
     """Return the schema of an item of a list, given the schema of the list."""
-    # A list that may be left out is one of several types.
+    # The schema of an optional list is a union with null.
     types = (schema, *schema.get("anyOf", ()))
     array: dict[str, Any] = next((each for each in types if each.get("type") == "array"), {})
     prefix = array.get("prefixItems", [])

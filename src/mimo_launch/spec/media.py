@@ -29,7 +29,7 @@ class Images(Strict):
     shuffle: Count = Field(
         1,
         description="Each square of `shuffle` x `shuffle` neighbouring patches becomes one row; "
-        "its patches stand together in the list.",
+        "its patches are consecutive in the list.",
     )
 
     @property

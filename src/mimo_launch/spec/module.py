@@ -152,8 +152,8 @@ class ModuleSpec(Strict):
     )
     reads: tuple[str, ...] | None = Field(
         None,
-        description="Modules whose rows this one takes. Default: of `language`, every module that "
-        "no other one reads and that does not read `language`; of any other, none.",
+        description="Modules from which this one takes rows. Default: of `language`, every module "
+        "that no other one reads and that does not read `language`; of any other, none.",
         examples=[["vision"]],
         strict=False,
     )
@@ -167,9 +167,9 @@ class ModuleSpec(Strict):
     )
     placeholder: CountFrom0 | None = Field(
         None,
-        description="Of an encoder: the id of the token that stands for one of its rows, such as "
-        "`<image>` in a tokenizer. Encoders without one own the last ids of the vocabulary, in the "
-        "order of the spec.",
+        description="Of an encoder: the id of the token that marks the place of one of its rows, "
+        "such as `<image>` in a tokenizer. Encoders without one own the last ids of the "
+        "vocabulary, in the order of the spec.",
     )
     frozen: bool | Literal["except_projector"] = Field(
         False,

@@ -37,7 +37,8 @@ class Fp8Spec(Strict):
         "and a wider range (e5m2).",
     )
     amax_history: Count = Field(
-        1024, description="With `delayed`: number of steps whose largest magnitudes set a scale."
+        1024,
+        description="With `delayed`: a scale follows from the largest values of this many steps.",
     )
 
 
@@ -114,7 +115,7 @@ class TrainSpec(Strict):
 
     @property
     def numbers(self) -> Precision:
-        """The types of numbers that `precision` stands for."""
+        """The types of numbers that `precision` names."""
         return PRECISIONS[self.precision]
 
 

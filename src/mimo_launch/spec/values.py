@@ -1,4 +1,4 @@
-"""What words of a spec stand for: types of numbers, ways to shard, GPUs and networks.
+"""The values that words of a spec name: types of numbers, ways to shard, GPUs and networks.
 
 Decides: types and bytes of each precision; over which axes weights are sharded or replicated; the
 numbers of each GPU: docs/estimates.md has the same table with its sources.

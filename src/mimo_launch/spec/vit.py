@@ -44,7 +44,7 @@ class VitModel(Images, TransformerEncoder):
         "SigLIP and CLIP; `bilinear`: its corners stay those of the image, as in Qwen3-VL; "
         "`nearest`: a patch reads the place where its upper left corner lies, as in Idefics3; "
         "`cropped`: linearly between the centres, to a square as long as the longer side of an "
-        "image, of whose upper left part its patches read, as in RADIO.",
+        "image; its patches read the upper left part of the square, as in RADIO.",
     )
     image: tuple[Count, Count] | None = Field(
         None,
@@ -122,8 +122,8 @@ class VitModel(Images, TransformerEncoder):
     )
     deepstack: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (),
-        description="Layers, counted from 0, whose rows are added to the tokens of language as "
-        "well: those of the first one after its layer 0, of the second after 1, and so on (as in "
+        description="Layers, counted from 0; language adds their rows to its tokens as well: the "
+        "rows of the first one after its layer 0, of the second after 1, and so on (as in "
         "Qwen3-VL). Each has its own projector, a `merger` after a norm.",
         examples=["[8, 16, 24]"],
         strict=False,
@@ -131,7 +131,7 @@ class VitModel(Images, TransformerEncoder):
     pooling: Literal["mean", "linear"] | None = Field(
         None,
         description="What makes one row, as wide as one patch, of the patches of its square, which "
-        "otherwise stand side by side. `mean`: their mean (average pooling, as in Gemma 3); "
+        "are otherwise side by side. `mean`: their mean (average pooling, as in Gemma 3); "
         "`linear`: a linear map without bias, which trains with the projector (the patch merger "
         "of Mistral 3).",
     )

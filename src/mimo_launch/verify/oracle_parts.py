@@ -1,4 +1,4 @@
-"""What the oracle takes from the product: initial weights by name, and users' own classes.
+"""The product's parts in the oracle: initial weights by name, and users' own classes.
 
 Decides: that a user's class is right by definition where every axis is 1: the proof only shows
 differences between a layout and one rank, and between an image among others and an image alone.

@@ -1,6 +1,6 @@
 """Trains as `train` does, on all ranks of a small spec, and compares with the oracle's run.
 
-Decides: the contents of a proof of training. One rank gets a NaN in a gradient of one step, which
+Decides: what a proof of training covers. One rank gets a NaN in a gradient of one step, which
 must be skipped; one rank gets a stop signal, and a run with other initial weights resumes from the
 checkpoint. Every number in the events must be right, and all weights and moments at the end.
 Relies on: the task of the workers, with its reader, loop, evaluation and checkpoints.
@@ -82,7 +82,7 @@ class StumblingSession(RankSession):
     """A session that gets a NaN in a gradient of one step, on one rank."""
 
     def step_end(self, flags: Sequence[int]) -> StepEnd:
-        """Return an end that first spoils a gradient, in the chosen step and on the chosen rank."""
+        """Return an end of a step that spoils a gradient first, if this rank is the chosen one."""
         # The last stage, because the projector may be the only part that trains.
         module = next(module for module in self.layout.modules if not module.frozen)
         rank = module.stage_ranks(module.stages[-1].index)[0]

@@ -1,4 +1,4 @@
-"""Settings of the spec in a wrong command line, as the `--set` that each means.
+"""Translates settings of the spec in a wrong command line into `--set` options.
 
 Decides: which setting a word means; when only an explanation helps.
 Relies on: the findings about a `--set` of the same name, which say what is meant.
@@ -77,8 +77,8 @@ class MeantSettings:
 
     def _faults(self, line: str, spec: str, asked: str) -> list[str]:
         """Return the help of each finding about a setting, among the settings known so far."""
-        # Settings from an earlier reading may decide what this one means. Words of other trainers
-        # are set in `train`, too: it has no such keys, so they stay for that decision.
+        # Settings from an earlier reading may decide what this one means. Options of other trainers
+        # also go into `train`, as unknown keys, because a guess may need their values.
         lines = [
             each
             for theirs, ours in self.known.items()

@@ -35,7 +35,7 @@ def _activation_as_written(model: Any) -> Config:
 
 
 def _biases(ours: str, *theirs: str) -> Computed:
-    """Return one key of ours for several settings, which must be equal."""
+    """Return one of our keys for several settings, which must be equal."""
     return Computed(
         lambda config: bool(config.get(theirs[0], True)),
         lambda model: dict.fromkeys(theirs, getattr(model, ours)),
@@ -102,7 +102,7 @@ DINOV3 = Family(
         (
             Beyond("layer."),
             Dropped("norm.*", lambda model: not model.final_norm),
-            # It stands for hidden patches in pretraining; and no registers have a tensor, too.
+            # Pretraining uses the mask token. A model with 0 registers still has a tensor of them.
             Dropped("embeddings.mask_token"),
             Dropped("embeddings.register_tokens", lambda model: not model.registers),
         ),

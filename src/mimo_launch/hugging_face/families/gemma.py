@@ -251,7 +251,7 @@ GEMMA3 = TowerAndDecoder(
     },
     text_fixed={"bidirectional_images": True},
     refusals=refusals(
-        where(_ROWS, "whose root does not divide the patches of a side", _is_uneven, _TOKENS)
+        where(_ROWS, "with a root that does not divide the patches of a side", _is_uneven, _TOKENS)
     ),
     tied=tied_by_default(True),
     token="image_token_index",
