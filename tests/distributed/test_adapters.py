@@ -79,8 +79,10 @@ def test_adapters_get_the_gradients_of_one_rank(layout: str) -> None:
     assert sum(each.tensors for each in found if each.what == "gradients") > 0
 
 
-def test_only_adapters_move() -> None:
-    assert not failures(training_verdicts(LAYOUTS["tp 2"]()))
+@pytest.mark.parametrize("optimizer", [{}, {"kind": "muon", "lr": 0.01}], ids=["adamw", "muon"])
+def test_only_adapters_move(optimizer: dict[str, Any]) -> None:
+    """Adapters follow AdamW beside Muon, too."""
+    assert not failures(training_verdicts(made({"tp": 2}, {"tp": 2}, optimizer=optimizer)))
 
 
 def sum_over_tp_missing() -> None:

@@ -61,6 +61,12 @@ def fully_sharded() -> Spec:
     return spec(modules, microbatches=2, mbs=2, train=STEPS)
 
 
+def copies(over: int) -> Spec:
+    """Vision dp 4, of which one or two replicas hold a copy, on the ranks of language dp 4."""
+    vision = box(0, dp=4, shard_over=over, sharding="full" if over > 1 else "optimizer")
+    return spec({"vision": vision, "language": box(0, dp=4)}, microbatches=2, mbs=2, train=STEPS)
+
+
 def ids_of(made: Spec, step: int) -> tuple[int, ...]:
     order = GlobalOrder(build_dataset(made).num_samples("train"), made.batch.global_, 0)
     return order.ids(step)
@@ -129,6 +135,8 @@ def test_a_bad_loss_names_the_microbatch_it_was_computed_on(
         (disjoint, "vision", 0, 1, 1),
         (colocated, "vision", 0, 3, 3),
         (fully_sharded, "vision", 0, 1, 1),
+        (lambda: copies(1), "vision", 0, 3, 3),  # Copies are summed, shards are not.
+        (lambda: copies(2), "vision", 0, 3, 3),
         (one_replica, "language", 1, 2, 0),  # FSDP has nothing to sum.
     ],
 )

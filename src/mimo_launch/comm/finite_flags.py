@@ -55,16 +55,24 @@ class FiniteFlag:
 
 
 class WatchedReduceScatter:
-    """FSDP2's reduce-scatter, which shows this rank's input to a flag."""
+    """FSDP2's reduce-scatter, which shows this rank's input to a flag.
 
-    def __init__(self, flag: FiniteFlag) -> None:
-        self._flag = flag
+    `alone`: over one rank, whose input FSDP2 copies into the output before it sums over copies.
+    """
+
+    def __init__(self, flag: FiniteFlag, *, alone: bool) -> None:
+        self._flag, self._alone = flag, alone
+        self._input: Tensor | None = None
 
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return a buffer for the input or the output."""
-        return torch.empty(*size, dtype=dtype, device=device)
+        """Return a buffer for the input or, once that is filled, the output."""
+        filled, buffer = self._input, torch.empty(*size, dtype=dtype, device=device)
+        if filled is not None:
+            self._flag.show(filled)
+        self._input = buffer if self._alone and filled is None else None
+        return buffer
 
     def __call__(
         self,
@@ -79,12 +87,12 @@ class WatchedReduceScatter:
         return reduce_scatter_into(output_tensor, input_tensor, group, op, async_op=async_op)
 
 
-def watch(unit: FSDPModule, flag: FiniteFlag) -> None:
-    """Show `flag` this rank's gradients of an FSDP unit before they are summed over its group.
+def watch(unit: FSDPModule, flag: FiniteFlag, *, alone: bool) -> None:
+    """Show `flag` this rank's gradients of an FSDP unit before they are summed over its mesh.
 
-    For groups of several ranks: in a group of one, FSDP2 reduces nothing and calls no hook. FSDP2's
+    For meshes of several ranks: on one, FSDP2 reduces nothing. FSDP2's
     other hook, after its all-reduce, cannot be used: with it, FSDP2 continues in a different stream
     from the one that owns the memory of the gradients, so the memory is reused too early. With full
     sharding on one rank, gradients of later units overwrote them.
     """
-    unit.set_custom_reduce_scatter(WatchedReduceScatter(flag))  # type: ignore[arg-type]
+    unit.set_custom_reduce_scatter(WatchedReduceScatter(flag, alone=alone))  # type: ignore[arg-type]

@@ -26,6 +26,14 @@ _ELSE: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None, []),
     "target_parameters": (None, []),
     "alora_invocation_tokens": (None, []),
+    # Others change the weights below the adapter as they start.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+    "layer_replication": (None, []),
+    "use_qalora": (False, None),
+    "use_bdlora": (False, None),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "arrow_config": (None,),
 }
 
 

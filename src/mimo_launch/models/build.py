@@ -89,7 +89,7 @@ class RankModule:
         """
         for stage, network in self.stages.items():
             found = [p.grad for p in network.parameters() if p.grad is not None]
-            own = [g for g in found if not (isinstance(g, DTensor) and g.device_mesh.size(-1) > 1)]
+            own = [g for g in found if not (isinstance(g, DTensor) and g.device_mesh.size() > 1)]
             self.before_dp_sum[stage].show_all([local_tensor(g) for g in own])
 
 

@@ -65,8 +65,9 @@ def shard(
         # sum, which gloo lacks.
         wrapped.set_gradient_divide_factor(1.0)
         wrapped.set_force_sum_reduction_for_comms(True)
-        if (replicas if isinstance(wrapped, Experts) else mesh).size(-1) > 1:
-            watch(wrapped, flag)
+        own = replicas if isinstance(wrapped, Experts) else mesh
+        if own.size() > 1:
+            watch(wrapped, flag, alone=own.size(-1) == 1)
         if low and not reshard:
             accumulate_in_products(wrapped)
 

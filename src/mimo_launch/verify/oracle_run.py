@@ -34,7 +34,7 @@ TABLES = tuple(
 # These do not map hidden vectors to hidden vectors, nor do the convolutions of recurrent layers and
 # the output layers of codes.
 NOT_HIDDEN = (*TABLES, ".head.weight", ".shared_gate.weight")
-NOT_IN = (".conv.", ".heads.")
+NOT_IN = (".conv.", ".heads.", ".lora_")
 # AdamW's second moment.
 SQUARES = "exp_avg_sq"
 
