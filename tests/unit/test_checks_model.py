@@ -237,3 +237,18 @@ def test_per_module_warmup() -> None:
 def test_one_trained_module_is_enough() -> None:
     assert codes(f"{VISION}.frozen=true") == []
     assert codes(f"{VISION}.frozen=true", f"{LANGUAGE}.frozen=true") == ["nothing-to-train"]
+
+
+def test_default_targets_that_no_layer_has_are_replaced_by_maps_of_the_model() -> None:
+    model = "{kind: hybrid, pattern: MM, hidden: 64, heads: 4, vocab: digits, mamba: {heads: 8}}"
+    overrides = [f"{LANGUAGE}.model={model}", f"{LANGUAGE}.adapter={{rank: 2}}"]
+    loaded = load_text(VALID, overrides=overrides)
+    assert loaded.spec is not None, loaded.diagnostics
+    (found,) = (each for each in check(loaded.spec) if each.code == "adapter-target-unknown")
+    assert found.help == "write `targets: [mamba]`"
+
+
+def test_an_empty_list_is_told_its_least_length() -> None:
+    loaded = load_text(VALID, overrides=[f"{LANGUAGE}.adapter={{rank: 2, targets: []}}"])
+    (found,) = loaded.diagnostics
+    assert "must be a list of 1 or more, each text" in found.headline

@@ -67,6 +67,8 @@ def targets_are_maps(spec: Spec, name: str) -> Findings:
         return
     meant = {each: _meant(each, known) for each in module.adapter.targets}
     wrong = [each for each in wrong if not meant[each]] or wrong
+    if "targets" not in module.adapter.model_fields_set:
+        meant = {each: (each,) if each in known else known[:1] for each in meant}
     offer = list(dict.fromkeys(each for names in meant.values() for each in names))
     yield Diagnostic(
         code="adapter-target-unknown",

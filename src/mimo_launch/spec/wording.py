@@ -37,7 +37,9 @@ def expected(schema: dict[str, Any]) -> str:
     if kind == "array":
         items = schema.get("prefixItems")
         each = expected(items[0] if items else schema.get("items", {}))
-        return f"a list of {len(items)}, each {each}" if items else f"a list, each item {each}"
+        least = schema.get("minItems")
+        number = len(items) if items else least and f"{least} or more"
+        return f"a list of {number}, each {each}" if number else f"a list, each item {each}"
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:
         limits = f" from {_number(low)} to {_number(high)}"
