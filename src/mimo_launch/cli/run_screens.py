@@ -4,7 +4,7 @@ Decides: what a user sees of each event of `train` and `sample`; that "done" is 
 run; for `sample`, that only the paths of the files go to stdout, and a bar appears only on a
 terminal.
 Relies on: events of `train`; a Rich console that knows whether it is a terminal.
-Leaves: storing metrics to `train.metrics_file`.
+Leaves: the words of a line to `shared.lines`, storing metrics to `train.metrics_file`.
 """
 
 import time

@@ -2,7 +2,8 @@
 
 Decides: the columns, and their words.
 Relies on: `launcher.run_folder`.
-Leaves: curves to `report`, one run as it happens to `watch`.
+Leaves: the states of runs to `launcher.run_folder` and `launcher.run_lock`, curves to `report`, one
+run as it happens to `watch`.
 """
 
 import math

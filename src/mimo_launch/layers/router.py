@@ -4,7 +4,8 @@ Decides: scores, the choice of experts, each rank's part of the balance loss, an
 after a step; that an auxiliary loss starts its own backward at its layer, on every pipeline stage.
 Relies on: `models.mlp`, which routes each token on one rank only; reductions of gradients, which
 are all sums.
-Leaves: moving tokens to `experts`, and the end of a step to `optimizer.module_optimizers`.
+Leaves: which tokens are padding to `models.language_input`, moving tokens to `experts`, and the end
+of a step to `optimizer.module_optimizers`.
 
 Legend: n tokens of this rank, D width, E experts, k choices of a token, B samples of a microbatch,
 L layers of this rank with experts.

@@ -4,7 +4,8 @@ Decides: the phases of a worker and the record of each, for a rank that hangs or
 counts a checkpoint holds, so that a resumed run continues exactly; which signals stop a run.
 Relies on: a few integers in shared memory, or a plain list if there is no parent; data order and
 random numbers being pure functions of (seed, position).
-Leaves: judging progress and naming the rank at fault to `launcher`, weights and moments to
+Leaves: naming the rank at fault to `launcher.verdict`, the words of a report to
+`launcher.failure_report`, weights and moments to
 `checkpoint`.
 
 A write costs a clock call and three stores, so every slot of a step is recorded.

@@ -4,7 +4,8 @@ Decides: keys, defaults and limits; the tensors that a rule keeps for each weigh
 memory, the weights that it takes, and the rules of each `kind`, in the order in which they choose
 weights.
 Relies on: `base`; no torch.
-Leaves: the update itself to the file of `optimizer` that `made_by` names.
+Leaves: the rate of each step to `optimizer.module_optimizers`, the update itself to the file of
+`optimizer` that `made_by` names.
 """
 
 from collections.abc import Callable, Iterable

@@ -2,7 +2,8 @@
 
 Decides: which targets of a sample a generator gets.
 Relies on: `processors.images` and `torch_media` for sizes; `decode_media` for contents.
-Leaves: the places of rows in a sample to `media_rows`.
+Leaves: which suffixes are media to `sources.tar_files`, the places of rows in a sample to
+`media_rows`.
 """
 
 from abc import ABC, abstractmethod
