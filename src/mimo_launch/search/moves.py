@@ -3,7 +3,8 @@
 Decides: which points are near a point, which placements are worth a look at all, and in which order
 a layout that does not fit gets lighter: the settings that cost least time first.
 Relies on: `layout.space` for what divides evenly.
-Leaves: which grids suit hosts and batch to `layout.space`, the rules of models to `checks`, which points are fast to `bounds` and `advice`.
+Leaves: which grids suit hosts and batch to `layout.space`, the rules of models to `checks`, which
+points are fast to `bounds` and `advice`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
