@@ -200,7 +200,7 @@ def test_apply_writes_the_change_of_a_number_and_what_was_set(
         (["--apply", "1", "-o", "new.yaml", "--rank", "0"], "--rank shows no changes"),
         (["--apply", "1", "-o", "new.yaml", "--no-advice"], "--no-advice shows no changes"),
         (["--apply", "1", "-o", "topologies/quickstart.yaml"], "be written over the spec"),
-        (["--apply", "7", "-o", "new.yaml"], "there is no change 7 = help: write --apply 1 or 2"),
+        (["--apply", "7", "-o", "new.yaml"], "there is no change 7 = help: write --apply 1"),
     ],
 )
 def test_a_change_that_cannot_be_written_is_refused(
@@ -221,14 +221,14 @@ def test_calibration_changes_the_estimates(
         assert run([*arguments, *more]) == 0
         assert "Estimates for abacus: 5." in capsys.readouterr().out
     assert run([*arguments, "--no-advice"]) == 0
-    assert "Estimated for abacus." in capsys.readouterr().out
+    assert "Estimated for abacus and the run's own steps" in capsys.readouterr().out
     assert run([*arguments, "--json"]) == 0
     estimates = json.loads(capsys.readouterr().out)["estimates"]
     assert estimates["device"] == "abacus"
     assert 5 < estimates["step_seconds"] < 5.1
 
 
-def test_tokens_give_days_and_the_worst_samples_take_longer(
+def test_tokens_give_days_and_the_worst_samples_take_more_memory(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     answers = []
@@ -241,7 +241,8 @@ def test_tokens_give_days_and_the_worst_samples_take_longer(
     mean, worst = (each["answer"] for each in answers)
     assert mean["days"] == pytest.approx(2000 / mean["tokens_per_second"] / 86400, abs=1e-9)
     assert (worst["tokens"], worst["sample"]) == (1000, "largest")
-    assert worst["step_seconds"] > mean["step_seconds"]
+    used = [max(each["total_bytes"] for each in plan["estimates"]["ranks"]) for plan in answers]
+    assert used[1] > used[0]
     assert run(["plan", "topologies/quickstart.yaml", "--tokens", "many"]) == 2
     assert "write it as 15B" in capsys.readouterr().err
 
@@ -297,14 +298,14 @@ def test_every_key_is_documented() -> None:
     assert names <= documented
 
 
-def test_plan_is_quick_and_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
+def test_plan_is_quick_and_imports_no_torch(tmp_path: Path) -> None:
     # Compiled once, as at a user's, whatever the machine of the tests keeps.
     kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     code = (
         "import sys, time; start = time.process_time()\n"
         "from mimo_launch.cli.app import run\n"
         "code = run(['plan', 'topologies/full_sharding.yaml', '--no-advice'])\n"
-        "heavy = {'torch', 'numpy'} & set(sys.modules)\n"
+        "heavy = {'torch'} & set(sys.modules)\n"
         "print(code, sorted(heavy), time.process_time() - start, file=sys.stderr)"
     )
     seconds = []

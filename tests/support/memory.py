@@ -1,10 +1,9 @@
 """Specs of small models whose estimated memory tests look at."""
 
 from tests.support.specs import box, spec
+from tests.support.works import nominal_work
 
-from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.memory import StageMemory, stage_memory
-from mimo_launch.estimate.workload import workload
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.spec.spec import Spec
 
@@ -62,8 +61,8 @@ def model(
 
 def memory_of(made: Spec, name: str, stage: int = 0) -> StageMemory:
     layout = build_layout(made)
-    module, sample = layout[name], nominal_step_data(made).samples[0]
-    work = workload(layout, module, sample)
+    module = layout[name]
+    work = nominal_work(layout, module, made)
     return stage_memory(made, layout, module, module.stages[stage], work, 0)
 
 

@@ -3,9 +3,8 @@
 from typing import Any
 
 import torch
+from tests.support.works import nominal_work
 
-from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.image_contexts import image_context, two_list_context
 from mimo_launch.layout.layout import build_layout
@@ -25,7 +24,7 @@ def nominal_input(made: Spec, name: str, dtype: torch.dtype = torch.float32) -> 
     """Return the input of one forward on equal images, with rows that need a gradient."""
     layout = build_layout(made)
     module = layout[name]
-    work = workload(layout, module, nominal_step_data(made).samples[0])
+    work = nominal_work(layout, module, made)
     own, extra, images = work.rows, work.extra_tokens, work.spans.total()
     if extra:
         each = [own // images] * images, [extra // images] * images

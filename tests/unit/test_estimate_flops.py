@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.support.row_readers import nominal_input
 from tests.support.specs import box, hybrid, spec
+from tests.support.works import nominal_work
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,7 +17,6 @@ from mimo_launch.estimate.workload import (
     backward_flops,
     encoder_workload,
     forward_flops,
-    workload,
 )
 from mimo_launch.kinds.layer import Flops, Workload
 from mimo_launch.kinds.registry import kind_of
@@ -79,13 +79,13 @@ def costs(made: Spec, name: str, batch: object, work: Workload | None = None) ->
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     ahead, back = counted(lambda: network(None, batch))
-    forward = forward_flops(made, stage, work or workload(layout, module, nominal(made)))
+    forward = forward_flops(made, stage, work or nominal_work(layout, module, made))
     return Costs(ahead, back, forward, backward_flops(made, layout, module, stage, forward))
 
 
 def work_of(made: Spec, name: str) -> Workload:
     layout = build_layout(made)
-    return workload(layout, layout[name], nominal(made))
+    return nominal_work(layout, layout[name], made)
 
 
 def patches(number: int, size: int, places: torch.Tensor | None = None) -> Patches:
@@ -146,7 +146,7 @@ def test_sequences_that_are_alike_are_counted_once() -> None:
     for size in (1, 1_000_000):
         made = spec({"vision": box(0), "language": box(0, model=DECODER)}, mbs=size, seq=32)
         layout = build_layout(made)
-        works.append([workload(layout, module, nominal(made)) for module in layout.modules])
+        works.append([nominal_work(layout, module, made) for module in layout.modules])
     for one, many in zip(*works, strict=True):
         assert many.tokens == 1_000_000 * one.tokens
         assert len(many.spans) == len(one.spans) == 1
@@ -160,7 +160,7 @@ def test_sliding_windows_are_counted_by_the_pairs_that_attend() -> None:
         made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
         layout = build_layout(made)
         (stage,) = layout.language.stages
-        work = workload(layout, layout.language, nominal(made))
+        work = nominal_work(layout, layout.language, made)
         found.append(forward_flops(made, stage, work).attention / (4 * 48 * 2))
     whole, cut = 32**2 / 2, 8**2 / 2 + 24 * 8
     assert found == [2 * cut + whole, 3 * cut, 3 * whole, 3 * 62]
@@ -176,7 +176,7 @@ def test_chunks_are_counted_by_the_pairs_that_attend() -> None:
         )
         layout = build_layout(made)
         (stage,) = layout.language.stages
-        work = workload(layout, layout.language, nominal(made))
+        work = nominal_work(layout, layout.language, made)
         found.append(forward_flops(made, stage, work).attention / (4 * 48 * 2))
     whole = 32**2 / 2
     assert found == [2 * (2 * 12**2 + 8**2) / 2 + whole, 3 * 16**2, 3 * whole]
@@ -191,7 +191,7 @@ def test_images_that_see_each_other_add_the_pairs_behind_a_token() -> None:
         made = spec(modules, mbs=2, seq=32, data={"kind": "synthetic", "image": [3, 4]})
         layout = build_layout(made)
         (stage,) = layout.language.stages
-        work = workload(layout, layout.language, nominal(made))
+        work = nominal_work(layout, layout.language, made)
         found.append(forward_flops(made, stage, work).attention / (4 * 48 * 2 * 3))
     assert found == [32**2 / 2 + 12**2 / 2, 32**2 / 2]
 
@@ -255,7 +255,7 @@ def test_tiles_cost_what_torch_counts() -> None:
     span = ImageSpan(0, 1, 12 + 2 * 6, shown=Tiling(1, 2, 3, 8))
     sample = SampleData(0, 40, 1, {"vision": (span,)})
     view = EncoderView(module, StepData(0, [sample]), 0, (0,))
-    work = encoder_workload(view, times=1, forwards=1)
+    work = encoder_workload(view, forwards=1)
     assert (work.spans, work.rows, work.held) == ({12: 3}, span.rows, 36)
     assert module.tiles is not None
     assert module.tiles.num_rows(span.shown) == span.rows
@@ -341,7 +341,7 @@ def test_clips_without_silence_cost_what_torch_counts() -> None:
     spans = ImageSpan(0, 1, 6), ImageSpan(6, 1, 5, loose=1)
     sample = SampleData(0, 20, 1, {"audio": spans})
     view = EncoderView(module, StepData(0, [sample]), 0, (0,))
-    work = encoder_workload(view, times=1, forwards=1)
+    work = encoder_workload(view, forwards=1)
     assert (work.spans, work.rows, work.extra_tokens) == ({12: 1, 11: 1}, 11, 1)
     mask = two_list_context([12, 10], [0, 1], (22, 1), range(1), CPU, alone=True)
     frames, loose = (patches(n, 25, torch.arange(n)[:, None] % 12) for n in (22, 1))
@@ -434,7 +434,7 @@ def test_reference_sample_costs_106_and_24_tflop() -> None:
     totals = []
     for module in layout.modules:
         (stage,) = module.stages
-        forward = forward_flops(made, stage, workload(layout, module, nominal(made)))
+        forward = forward_flops(made, stage, nominal_work(layout, module, made))
         backward = backward_flops(made, layout, module, stage, forward)
         totals.append((forward.total + backward.total) / 1e12)
     assert totals == pytest.approx([24, 106], rel=0.01)
@@ -476,7 +476,7 @@ def test_stages_share_the_work() -> None:
     for made in (whole, cut):
         layout = build_layout(made)
         for module in layout.modules:
-            work: Workload = workload(layout, module, nominal(made))
+            work: Workload = nominal_work(layout, module, made)
             parts = [forward_flops(made, stage, work) for stage in module.stages]
             layers = sum(stage.num_layers for stage in module.stages)
             assert sum(p.linear for p in parts) == pytest.approx(

@@ -7,11 +7,10 @@ import pytest
 import torch
 from tests.support.memory import memory_of
 from tests.support.specs import box, spec
+from tests.support.works import nominal_work
 from tests.unit.test_estimates import FREE, estimator
 from tests.unit.test_kept import MemoryPeak
 
-from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.shapes import table
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import build_layout
@@ -36,7 +35,7 @@ def tiled(**vision: Any) -> Spec:
 def patches_of(made: Spec) -> int:
     """Return the patches of all ranks in one forward of the tower."""
     layout = build_layout(made)
-    work = workload(layout, layout["vision"], nominal_step_data(made).samples[0])
+    work = nominal_work(layout, layout["vision"], made)
     return work.tokens
 
 
@@ -75,8 +74,8 @@ def test_only_the_stage_that_makes_rows_waits_for_patches() -> None:
 
     def waits(stage: int = 0, **vision: Any) -> float:
         made = tiled(**vision)
-        free, paid = (estimator(made, each).model.stages for each in (FREE, slow))
-        return paid["vision", stage].forward - free["vision", stage].forward
+        free, paid = (estimator(made, each).typical.model.stages for each in (FREE, slow))
+        return paid["vision", stage].mean[0] - free["vision", stage].mean[0]
 
     sent = patches_of(tiled()) * 2 / 2 / 10e9
     # Keys and values of each layer, and projected patches.

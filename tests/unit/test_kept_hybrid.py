@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 import torch
 from tests.support.specs import box, spec
+from tests.support.works import nominal_work
 from tests.unit.test_kept import compiles_without_kernels, pytestmark  # noqa: F401 - a fixture
 
-from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.memory import stage_memory
-from mimo_launch.estimate.workload import workload
 from mimo_launch.kinds.hybrid import HybridKind
 from mimo_launch.layers import mamba, recurrent
 from mimo_launch.layers.linear import GradAccumulator
@@ -69,7 +68,7 @@ def estimated(letter: str, **settings: Any) -> int:
     for count in (1, 2):
         asked = made(letter, count, **settings)
         layout = build_layout(asked)
-        work = workload(layout, layout.language, nominal_step_data(asked).samples[0])
+        work = nominal_work(layout, layout.language, asked)
         stage = layout.language.stages[0]
         sizes.append(stage_memory(asked, layout, layout.language, stage, work, 0).kept)
     return sizes[1] - sizes[0]
@@ -91,7 +90,7 @@ def test_a_depth_keeps_what_that_of_a_decoder_does(compiled: bool, precision: st
             language = box(0, model=keys, compile=compiled)
             asked = spec({"language": language}, mbs=2, seq=256, train={"precision": precision})
             layout = build_layout(asked)
-            work = workload(layout, layout.language, nominal_step_data(asked).samples[0])
+            work = nominal_work(layout, layout.language, asked)
             [stage] = layout.language.stages
             memory = stage_memory(asked, layout, layout.language, stage, work, 0)
             kept[kind, depth] = memory.kept

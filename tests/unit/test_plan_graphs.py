@@ -9,16 +9,17 @@ from rich.console import Console
 from tests.support.specs import box, spec
 
 from mimo_launch.cli.plan_tables import job_parts, rank_parts
-from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.drawing.plan_report import build_rank_report, build_report, report_json
 from mimo_launch.drawing.spans import planned
 from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.trace import render_trace
-from mimo_launch.estimate.workload import rows_of_transfer
+from mimo_launch.estimate.step_work import StepWork
 from mimo_launch.layout.bridge_routing import route
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.base import Axis
 
 STAR = spec({"vision": box(0), "language": box(0)})
 GRAPH = spec(
@@ -53,7 +54,7 @@ def test_modules_have_roles_and_what_they_read() -> None:
 
 
 def test_losses_are_means_of_the_terms_that_training_divides_by() -> None:
-    losses, step = build_report(PLAN).losses, nominal_step_data(GRAPH)
+    losses, step = build_report(PLAN).losses, expected_steps(GRAPH).sampled[0]
     assert [(row.module, row.weight) for row in losses] == [("language", 0.5), ("drawer", 1.0)]
     assert [row.terms for row in losses] == [step.num_labels, step.num_terms("drawer")]
     half = spec({"vision": box(0), "language": box(0, loss_weight=0.5)})
@@ -61,7 +62,7 @@ def test_losses_are_means_of_the_terms_that_training_divides_by() -> None:
 
 
 def test_links_of_every_bridge_are_the_rows_that_travel_in_a_step() -> None:
-    report, views = build_report(PLAN), StepViews(PLAN.layout, nominal_step_data(GRAPH))
+    report, views = build_report(PLAN), StepViews(PLAN.layout, expected_steps(GRAPH).sampled[0])
     assert [(row.source, row.target) for row in report.bridges] == [
         ("vision", "merger"),
         ("vision", "language"),
@@ -77,11 +78,11 @@ def test_links_of_every_bridge_are_the_rows_that_travel_in_a_step() -> None:
         assert {(link.src, link.dst): link.rows for link in row.links} == moved
         assert row.bytes == sum(moved.values()) * GRAPH.row_width(row.source) * 8
     to_drawer = report.bridges[-1]
-    assert (to_drawer.sharing, to_drawer.rows, to_drawer.how) == (2, 4, "pairwise")
+    assert (to_drawer.sharing, to_drawer.rows, to_drawer.how) == (2, 7, "pairwise")
 
 
 def test_estimates_take_each_transfer_for_as_large_as_it_is() -> None:
-    step = nominal_step_data(GRAPH)
+    step = expected_steps(GRAPH).sampled[0]
     views = StepViews(PLAN.layout, step)
     for name, bridge in PLAN.layout.bridges.items():
         sent: Counter[int] = Counter()
@@ -90,13 +91,19 @@ def test_estimates_take_each_transfer_for_as_large_as_it_is() -> None:
             sent[each.src] += each.num_rows
             received[each.dst] += each.num_rows
         most = max(sent.values()), max(received.values())
-        assert rows_of_transfer(PLAN.layout, bridge, step.samples[0]) == most, name
+        work, ends = StepWork(PLAN.layout, step), (bridge.source, bridge.target)
+        source, target = (range(PLAN.layout[each].grid.size(Axis.DP)) for each in ends)
+        assert most == (
+            max(work.sent(bridge, replica)[1] for replica in source),
+            max(work.received(bridge, replica)[1] for replica in target),
+        ), name
 
 
 def test_a_rank_has_both_ends_of_its_bridges() -> None:
     peers = build_rank_report(PLAN, 0).peers
     assert {(peer.bridge, peer.way, peer.peer) for peer in peers} == {
         ("vision>merger", "copy", 0),
+        ("vision>merger", "receive", 1),
         ("vision", "send", 2),
         ("merger", "send", 2),
         ("language>drawer", "receive", 3),
@@ -122,10 +129,10 @@ def test_json_has_the_keys_of_graphs_only_for_graphs() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        r"language -> drawer  fan-out 1:2     pairwise  4",
+        r"language -> drawer  fan-out 1:2     pairwise  7",
         "merger -> language",
         "sends to merger rank: rows",
-        "drawer    1       8      patches",
+        "drawer    1       9      patches",
         "dF0 dB0: the same of drawer",
     ],
 )

@@ -29,13 +29,13 @@ from mimo_launch.bench.time_shares import Measured, RankStep, align, step_second
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.world import device_name
-from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.communication_times import LinkTimes
 from mimo_launch.estimate.cost_model import CostModel, StageCost
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.kernel_table import KernelTable
+from mimo_launch.estimate.step_work import first_work
 from mimo_launch.kinds.layer import LayerKind
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase
@@ -221,7 +221,7 @@ class _Measurements:
         )
         beyond = []
         for costs, own in zip(self.costs(constants), self.by_rank, strict=True):
-            expected = sum(times * (cost.forward + cost.backward) for cost, times in costs)
+            expected = sum(times * sum(cost.mean) for cost, times in costs)
             found = [_computing(step) for step in own]
             if any(number for _, number in found):
                 each = ((seconds - expected) / max(1, number) for seconds, number in found)
@@ -256,7 +256,7 @@ class _Measurements:
         most = [constants.layer_overhead]
         for costs, steps in zip(self.costs(unit), self.by_rank, strict=True):
             passes = sum(times * sum(cost.starting) for cost, times in costs) / _MICRO
-            kernels = sum(times * (cost.forward + cost.backward) for cost, times in costs)
+            kernels = sum(times * sum(cost.mean) for cost, times in costs)
             seconds = _median(_computing(step)[0] for step in steps)
             if not passes or seconds is None:
                 continue
@@ -267,10 +267,10 @@ class _Measurements:
     def costs(self, constants: Calibration) -> Iterator[list[tuple[StageCost, int]]]:
         """Yield for each rank the costs of its stages, and how often they run."""
         session = self.session
-        sample = expected_steps(session.spec, session.layout).typical
-        model = CostModel(session.spec, session.layout, sample, constants)
+        step = first_work(session.spec, session.layout)
+        model = CostModel(session.spec, session.layout, step, constants)
         for stages in session.layout.roles:
-            yield [(model.stages[stage], model.work[stage[0]].forwards) for stage in stages]
+            yield [(model.stages[stage], len(model.work[stage[0]])) for stage in stages]
 
 
 def _computing(step: RankStep) -> tuple[float, int]:

@@ -16,10 +16,9 @@ import torch.distributed as dist
 from mimo_launch.bench.measure_device import REPEATS, seconds_of
 from mimo_launch.comm.collectives import all_gather
 from mimo_launch.comm.step_clock import Section, StepClock
-from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.estimate.memory import row_bytes
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.estimate.workload import workload
+from mimo_launch.estimate.step_work import first_work
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.schedule.channels import Channel
@@ -70,7 +69,7 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[Ax
     model = spec.modules[module.name].model
     kind = kind_of(model)
     gathered = max(kind.layer_widths(number).gathers for number in range(model.layers))
-    held = workload(layout, module, expected_steps(session.spec, layout).typical).held
+    held = max(work.held for work in first_work(spec, layout).slowest(module))
     tp, cp = module.grid.size(Axis.TP), module.grid.size(Axis.CP)
     stage = module.stages_of(session.rank)[0]
     unit = stage_weights(spec, stage, module.grid.index(Axis.TP, session.rank)).units()[0]
@@ -88,17 +87,18 @@ def channels(session: RankSession) -> list[MeasuredLink]:
     Ranks: collective over the world.
     """
     found, spec, layout = [], session.spec, session.layout
+    step = first_work(spec, layout)
     number = spec.train.numbers.computed.bytes
     for channel in session.mine.channels:
-        # The size of one message of typical samples.
-        sample = expected_steps(spec, layout).typical
+        # The size of the largest message in a step.
         if channel.is_bridge:
-            size = max(row_bytes(spec, layout, layout.bridges[channel.module], sample))
+            bridge = layout.bridges[channel.module]
+            size = max(step.most_rows(bridge)) * row_bytes(spec, bridge)
         else:
             module = layout[channel.module]
-            work = workload(layout, module, sample)
+            held = max(work.held for work in step.slowest(module))
             shared = module.grid.size(Axis.TP) if module.sequence_parallel else 1
-            size = work.held // shared * spec.modules[module.name].model.hidden * number
+            size = held // shared * spec.modules[module.name].model.hidden * number
         size = _within(session, size)
         tiny, large = (_transfer_seconds(session, channel, n) for n in (0, size))
         if channel.dst == session.rank:

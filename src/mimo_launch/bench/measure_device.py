@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from mimo_launch.bench.measure_kernels import sustained
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.comm.torch_internals import hold_back
-from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.diag.installed import ENGINE, is_installed
-from mimo_launch.estimate.workload import workload
+from mimo_launch.estimate.step_work import first_work
 from mimo_launch.kinds.layer import LayerKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.image_contexts import image_context, two_list_context
@@ -269,8 +268,8 @@ def _encoder_block(session: RankSession, module: RankModule) -> Iterator[tuple[s
     """Yield a block on one cp rank's images, and on fewer and more of their tokens in turn."""
     spec, layout, context = session.spec, session.layout, alone(module)
     stage = Stage(module.name, 1, 0, 1, is_first=False, is_last=False)
-    sample = expected_steps(spec, layout).typical
-    spans = list(workload(layout, module.layout, sample).spans.elements())
+    slowest = first_work(spec, layout).slowest(module.layout)
+    spans = list(max(slowest, key=lambda work: work.held).spans.elements())
     spans = spans[: max(1, len(spans) // module.context.cp.size)]
     if not spans:
         return

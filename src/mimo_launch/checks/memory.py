@@ -14,7 +14,8 @@ from mimo_launch.checks import all_checks
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.diag.quantities import bytes_text, named_ranks, ranks_text
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.estimates import Estimator, RankClass
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.rank_classes import RankClass
 from mimo_launch.estimate.rows import Estimates, MemoryRow
 from mimo_launch.layout.space import divisors
 from mimo_launch.plan.plan import Plan
@@ -91,7 +92,7 @@ def _finding(
         severity=Severity.ERROR if is_error else Severity.WARNING,
         headline=f"{who} about {bytes_text(memory.total)}, {verdict}",
         path=("nodes", "gpu" if nodes is None or nodes.gpu_memory is None else "gpu_memory"),
-        why=f"estimated for nominal samples: {shown}",
+        why=f"estimated for {estimator.expected.basis}: {shown}",
         help=", or ".join(remedies(estimator, alike, memory)[:MAX_REMEDIES]),
         related=tuple(
             Related(("modules", name), f"on {ranks_text(alike.ranks)}") for name in _names(alike)
@@ -148,8 +149,7 @@ def _legal_changes(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Est
             changed = spec.model_copy(update={"modules": full})
             if _is_legal(changed):
                 # A layout has other units of weights under other sharding.
-                own = Estimator.of(Plan.of(changed), estimator.constants, worst=estimator.worst)
-                yield own, f"write `{key}: full` for `{name}`"
+                yield estimator.on(Plan.of(changed)), f"write `{key}: full` for `{name}`"
     ways = (
         ("encoder_microbatches", "encode fewer microbatches of", spec.encoders),
         ("generator_microbatches", "run fewer microbatches of", spec.generators),
@@ -185,7 +185,7 @@ def _largest_that_fits(
 
     def at(size: int) -> Estimator:
         changed = _with_groups(estimator.spec, key, size) or estimator.spec
-        return Estimator.of(Plan.of(changed), estimator.constants)
+        return estimator.on(Plan.of(changed))
 
     nodes = estimator.spec.nodes
     limit = None if nodes is None else nodes.memory
@@ -228,6 +228,6 @@ def memory_lacking(estimates: Estimates, ranks: range, memory: int) -> list[str]
     return [
         f"error: the {len(ranks)} ranks of this host need about {bytes_text(needed)}, "
         f"but it has {bytes_text(memory)}",
-        f"   = why:  estimated for nominal samples: {shown}",
+        f"   = why:  estimated for the largest step: {shown}",
         f"   = help: {smaller}, or more hosts",
     ]

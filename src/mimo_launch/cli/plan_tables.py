@@ -204,7 +204,7 @@ def rank_parts(report: RankReport, width: int) -> Iterator[RenderableType]:
         title = "Samples of a step, by their index in it"
         yield from _part(title, sample_table(report.samples))
     if report.peers:
-        yield from _part("Rows over bridges (nominal, forward)", peer_table(report.peers))
+        yield from _part("Rows over bridges (of one step, forward)", peer_table(report.peers))
     yield from _part(
         f"Schedule: {report.makespan:g} units, {percent(report.timeline.bubble)} of them idle"
     )
@@ -229,14 +229,14 @@ def _estimates(estimates: Estimates) -> Iterator[RenderableType]:
 
 def _heading(header: Header) -> RenderableType:
     rows = ", ".join(f"{n} rows for {name}" for name, n in header.nominal_rows.items() if n)
-    nominal = f"the same images: {rows}" if rows else "no image"
+    nominal = rows or "no rows"
     lines = [
         f"{header.name}: {num_ranks_text(header.world_size)}, plan {header.plan_hash}",
         f"A step: {header.global_batch} samples of {header.seq} tokens, "
         f"{header.microbatches} microbatches of {header.microbatch_size} per language replica",
     ]
     if header.nominal_rows:
-        lines.append(f"Rows are nominal: every sample is taken to have {nominal}")
+        lines.append(f"Rows are those of one step; a sample has {nominal} on average")
     return Text("\n".join(lines))
 
 

@@ -95,12 +95,13 @@ def basis_of(report: Report) -> str:
     """Return a sentence about the device and the samples of the estimates."""
     header, answer = report.header, report.answer
     rows = ", ".join(f"{n} rows for {name}" for name, n in header.nominal_rows.items() if n)
-    size = "the mean" if answer.sample == "mean" else "the largest"
-    other = " (--worst: the largest)" if answer.sample == "mean" else ""
-    has = f", {rows}" if rows else ""
+    has = f", on average {rows} in a sample" if rows else ""
+    if answer.sample != "mean":
+        has = f", {rows}" if rows else ""
+        basis = f"Every sample is the largest that the data can give{has}."
+        return f"Estimated for {report.estimates.device}. {basis}"
     return (
-        f"Estimated for {report.estimates.device}. Every sample is {size} of what the data can "
-        f"give{has}{other}."
+        f"Estimated for {report.estimates.device} and {header.basis}{has} (--worst: the largest)."
     )
 
 

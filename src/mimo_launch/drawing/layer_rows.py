@@ -12,12 +12,12 @@ from math import prod
 
 from mimo_launch.estimate.memory import saved_by_layers
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.estimate.workload import backward_flops, forward_flops, workload
+from mimo_launch.estimate.step_work import StepWork
+from mimo_launch.estimate.workload import backward_flops, forward_flops
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
-from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
@@ -76,11 +76,12 @@ class ExpertsRow:
     places: tuple[ExpertPlace, ...]
 
 
-def rows_of_layers(spec: Spec, layout: Layout, sample: SampleData) -> tuple[LayerRow, ...]:
+def rows_of_layers(spec: Spec, layout: Layout, step: StepWork) -> tuple[LayerRow, ...]:
     """Return a row for each kind of layer of each module, in the order of their first layers."""
     rows = []
     for module in layout.modules:
-        work = workload(layout, module, sample)
+        largest = max(step.slowest(module), key=lambda work: work.held)
+        (total, replicas), dp = step.total(module), module.grid.size(Axis.DP)
         kind, tp = kind_of(spec.modules[module.name].model), module.grid.size(Axis.TP) - 1
         layers: dict[str, list[Stage]] = {}
         for stage in module.stages:
@@ -93,7 +94,7 @@ def rows_of_layers(spec: Spec, layout: Layout, sample: SampleData) -> tuple[Laye
         for name, alike in layers.items():
             flops = 0.0
             for each in alike:
-                forward = forward_flops(spec, each, work)
+                forward = forward_flops(spec, each, total)
                 flops += (forward + backward_flops(spec, layout, module, each, forward)).total
             one = alike[0]
             rows.append(
@@ -103,25 +104,23 @@ def rows_of_layers(spec: Spec, layout: Layout, sample: SampleData) -> tuple[Laye
                     layers=len(alike),
                     has_experts=kind.has_experts(one.first_layer),
                     parameters=stage_weights(spec, one, tp).numel,
-                    tflop=flops * work.forwards * module.grid.size(Axis.DP) / 1e12,
-                    kept_bytes=saved_by_layers(spec, layout, module, one, work, tp),
+                    tflop=flops / replicas * dp / 1e12,
+                    kept_bytes=saved_by_layers(spec, layout, module, one, largest, tp),
                 )
             )
     return tuple(rows)
 
 
-def expert_rows(spec: Spec, layout: Layout, sample: SampleData) -> tuple[ExpertsRow, ...]:
+def expert_rows(spec: Spec, layout: Layout, step: StepWork) -> tuple[ExpertsRow, ...]:
     """Return a row for each module with experts."""
     return tuple(
-        _experts_row(spec, layout, module, sample)
+        _experts_row(spec, layout, module, step)
         for module in layout.modules
         if module.experts is not None
     )
 
 
-def _experts_row(
-    spec: Spec, layout: Layout, module: ModuleLayout, sample: SampleData
-) -> ExpertsRow:
+def _experts_row(spec: Spec, layout: Layout, module: ModuleLayout, step: StepWork) -> ExpertsRow:
     mine, view = spec.modules[module.name], module.experts
     model, kind = mine.model, kind_of(mine.model)
     numbers = kind.numbers(range(model.layers), is_last=True)
@@ -134,11 +133,11 @@ def _experts_row(
     parameters = stage_weights(changed, whole, 0).numel
     shape = kind.layer(layers[0])
     one = sum(prod(each.shape) for held in shape.weights() for each in held if each.experts)
-    work = workload(layout, module, sample)
+    held = sum(work.held for work in step.slowest(module))
     # Per layer and microbatch, dispatch and combine: in the forward, in the backward, and in the
     # second forward where activations are recomputed.
     ways = 2 * (1 + needs_backward(layout, module) + (mine.recomputes))
-    tokens = work.held // module.grid.size(Axis.TP) * work.forwards
+    tokens = held // module.grid.size(Axis.TP)
     share = (view.size(Axis.EP) - 1) / view.size(Axis.EP)
     in_stage = [0] * module.grid.size(Axis.PP)
     for stage in module.stages:

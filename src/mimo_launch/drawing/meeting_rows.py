@@ -60,6 +60,8 @@ def _crosses(ranks: Ranks, per_node: int | None) -> bool:
     return per_node is not None and ranks[0] // per_node != ranks[-1] // per_node
 
 
+# Of a step with more samples than this, one group is routed.
+MOST_ROUTED = 2**9
 # With more samples than this per transfer, rows are counted for a part and multiplied.
 MANY_SAMPLES = 2**13
 
@@ -67,7 +69,7 @@ MANY_SAMPLES = 2**13
 def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None) -> BridgeRow:
     """Return the row of a bridge."""
     layout = plan.layout
-    rows = _nominal_rows(layout, step, bridge)
+    rows = _rows_of(layout, step, bridge)
     module, reader = layout[bridge.source], layout[bridge.target]
     num_src, num_dst = module.grid.size(Axis.DP), reader.grid.size(Axis.DP)
     total = sum(count for _, _, count in rows)
@@ -100,13 +102,19 @@ def bridge_row(plan: Plan, step: StepData, bridge: Bridge, per_node: int | None)
     )
 
 
-def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tuple[int, int, int]]:
+def _rows_of(whole: Layout, step: StepData, bridge: Bridge) -> list[tuple[int, int, int]]:
     """Return source, target and number of rows of each pair of ranks that exchange rows.
 
-    All groups of a nominal step are equal. dp divides into parts that contain whole replicas of
-    both modules, and all parts are alike. So it is enough to route one group and one part. If there
-    are very many samples, only some are routed, and the rows are multiplied.
+    In a step of very many samples, groups are taken to be alike. dp divides into parts that contain
+    whole replicas of both modules, which are taken to be alike, too. So one group and one part are
+    routed, and only some of their samples if they are very many; the rows are multiplied.
     """
+    if whole.samples.global_batch <= MOST_ROUTED:
+        found: Counter[tuple[int, int]] = Counter()
+        for group in range(whole.samples.microbatches // bridge.group_size):
+            for transfer in route(StepViews(whole, step), bridge.name, group):
+                found[transfer.src, transfer.dst] += transfer.num_rows
+        return sorted((src, dst, count) for (src, dst), count in found.items())
     samples, source, target = whole.samples, whole[bridge.source], whole[bridge.target]
     groups = samples.microbatches // bridge.group_size
     num_src, num_dst = source.grid.size(Axis.DP), target.grid.size(Axis.DP)
@@ -122,7 +130,7 @@ def _nominal_rows(whole: Layout, nominal: StepData, bridge: Bridge) -> list[tupl
     times = max(fitting, default=1)
     number = samples.global_batch // groups // times
     layout = replace(whole, samples=SampleMap(number, samples.replicas, bridge.group_size))
-    views = StepViews(layout, StepData(0, nominal.samples[:number]))
+    views = StepViews(layout, StepData(0, step.samples[:number]))
     parts = gcd(num_src, num_dst, samples.replicas)
     first: Counter[tuple[int, int]] = Counter()
     for transfer in route(views, bridge.name, 0, senders=range(num_src // parts)):

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
 from typing import Any, overload
 
-from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.diag.quantities import as_ranges
 from mimo_launch.drawing.layer_rows import expert_rows, rows_of_layers
 from mimo_launch.drawing.meeting_rows import bridge_row, group_rows, peer_rows
@@ -32,7 +31,6 @@ from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.simulation_result import lower_bound
@@ -59,19 +57,20 @@ def build_report(
     Raises: DeadlockError if the simulator finds that the programs do not end.
     """
     spec, layout, simulation = plan.spec, plan.layout, plan.simulation
-    step = nominal_step_data(spec, worst=worst)
     estimator = Estimator.of(plan, calibration, worst=worst)
     estimates = estimator.estimates()
+    work = estimator.typical.model.step
+    step = work.data
     per_node = spec.nodes.gpus if spec.nodes else None
     timeline = timeline_rows(layout, simulation)
     busy = [(len(row.ranks), row.bubble) for row in timeline if row.work]
     return Report(
-        header=_header(plan, step, worst),
+        header=_header(estimator, step),
         modules=tuple(_module_row(spec, layout, module) for module in layout.modules),
         ranks=_RankRows(layout, per_node),
         groups=tuple(group_rows(layout, per_node)),
-        layers=rows_of_layers(spec, layout, step.samples[0]),
-        experts=expert_rows(spec, layout, step.samples[0]),
+        layers=rows_of_layers(spec, layout, work),
+        experts=expert_rows(spec, layout, work),
         stages=tuple(
             StageRow(
                 module=module.name,
@@ -122,8 +121,9 @@ def build_rank_report(
         ValueError: The job has no such rank.
     """
     spec, layout, mine = plan.spec, plan.layout, plan.rank(rank)
-    step = nominal_step_data(spec, worst=worst)
-    views = StepViews(layout, step)
+    estimator = Estimator.of(plan, calibration, worst=worst)
+    views = estimator.typical.model.step.views
+    step = views.data
     per_node = spec.nodes.gpus if spec.nodes else None
     forwards = []
     for module in layout.modules_of(rank):
@@ -132,7 +132,7 @@ def build_rank_report(
             samples = tuple(views.samples_at(module, replica, index))
             forwards.append(SampleRow(module=module.name, index=index, ranges=as_ranges(samples)))
     return RankReport(
-        header=_header(plan, step, worst),
+        header=_header(estimator, step),
         rank=_rank_row(layout, rank, per_node),
         groups=tuple(group_rows(layout, per_node, rank)),
         samples=tuple(forwards),
@@ -144,12 +144,13 @@ def build_rank_report(
         program=format_program(mine.training),
         evaluation=format_program(mine.evaluation) if spec.eval else "",
         decoding=format_program(mine.decoding) if spec.eval else "",
-        estimates=Estimator.of(plan, calibration, worst=worst).estimates(rank),
+        estimates=estimator.estimates(rank),
     )
 
 
-def _header(plan: Plan, step: StepData, worst: bool) -> Header:
-    spec, samples, sample = plan.spec, plan.layout.samples, step.samples[0]
+def _header(estimator: Estimator, step: StepData) -> Header:
+    plan, expected = estimator.plan, estimator.expected
+    spec, samples, some = plan.spec, plan.layout.samples, step.samples[:_SOME]
     return Header(
         name=spec.name,
         world_size=plan.layout.world_size,
@@ -159,13 +160,16 @@ def _header(plan: Plan, step: StepData, worst: bool) -> Header:
         microbatch_size=samples.microbatch_size,
         seq=plan.layout.seq,
         ranks_per_node=spec.nodes.gpus if spec.nodes else None,
-        nominal="largest" if worst else "mean",
+        nominal="largest" if estimator.worst else "mean",
         nominal_rows={
-            each.name: sample.rows(each.name)
+            each.name: round(sum(sample.rows(each.name) for sample in some) / len(some))
             for each in plan.layout.modules
             if not each.is_language
         },
         nominal_labels=step.num_labels,
+        source=expected.source,
+        basis=expected.basis,
+        padding=expected.padding,
     )
 
 
@@ -239,6 +243,8 @@ def _rank_row(layout: Layout, rank: int, per_node: int | None) -> RankRow:
     return RankRow(rank=rank, node=node, modules=tuple(held))
 
 
+# Samples of which the mean is shown.
+_SOME = 256
 VERSION = 1
 # Floats are sums of whole units; nine digits hide rounding noise.
 _DIGITS = 9

@@ -37,9 +37,9 @@ from mimo_launch.estimate.host_costs import HostCosts
 from mimo_launch.estimate.rows import Estimates, RankEstimate
 from mimo_launch.spec.base import LANGUAGE, Axis
 
-BRIDGES_TITLE = "Bridges (nominal rows of one step)"
+BRIDGES_TITLE = "Bridges (rows of one step)"
 HOSTS_TITLE = "Hosts and storage (estimated)"
-LOSS_TERMS_TITLE = "Losses (each the mean of its nominal terms of one step)"
+LOSS_TERMS_TITLE = "Losses (each the mean of its terms of one step)"
 MAX_GROUPS, MAX_RECEIVERS, MAX_PLACES = 8, 8, 8
 
 

@@ -25,7 +25,8 @@ Ranks = tuple[int, ...]
 class Header:
     """The step as a whole; `nominal_rows` are the rows of one sample, by encoder or generator.
 
-    `nominal` says which sample represents all samples: `mean` or `largest`.
+    `nominal` says which samples: `mean`, of a step of the run, or `largest`. `source` and `basis`
+    say where their sizes come from; `padding` is the share of positions without a token.
     """
 
     name: str
@@ -39,6 +40,9 @@ class Header:
     nominal: str
     nominal_rows: dict[str, int]
     nominal_labels: int
+    source: str
+    basis: str
+    padding: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

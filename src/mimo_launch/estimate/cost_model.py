@@ -1,12 +1,13 @@
 """Seconds of every action of a step, from FLOPs, bytes and the constants of a device.
 
 Decides: which times overlap and which do not (listed in docs/estimates.md).
-Relies on: `parameters` and `workload` for amounts, `kernel_times` for computing,
-`communication_times` for collectives and for the operations on weights.
+Relies on: `step_work` for the work of a step, `kernel_times` for computing, `communication_times`
+for collectives and for the operations on weights.
 Leaves: the course of a step to `schedule.deadlock_proof`, the sum to `estimates`.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, WeightTimes
@@ -15,18 +16,17 @@ from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.estimate.kernel_times import StageKernels
 from mimo_launch.estimate.memory import row_bytes
 from mimo_launch.estimate.parameters import stage_weights
+from mimo_launch.estimate.step_work import Forwards, StepWork
 from mimo_launch.estimate.workload import (
     backward_flops,
     forward_by_kind,
     gathered_patches,
-    workload,
 )
-from mimo_launch.kinds.layer import LayerKind, Workload
+from mimo_launch.kinds.layer import Flops, LayerKind, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
-from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
 from mimo_launch.schedule.data_flow import exchanges
@@ -37,19 +37,20 @@ from mimo_launch.spec.spec import Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
-    """Seconds of one stage on one rank.
+    """Seconds of one stage on one rank of the slowest replica.
 
-    `first` is added to the step's first forward; `reduction` follows the last backward while other
-    work may continue; `update` is the optimizer's time. The next five are parts of all forwards and
-    backwards of a step. `all_to_all`: tokens travel to experts and back. `sharding`: ranks wait for
-    weights from other replicas, or for the reduction of gradients. `communication`: all exchanges
-    of data, including these two. `recomputation`: forwards run again. `starts`: ranks wait for the
-    host. `starting` is the time that the host needs to start the kernels of one forward, and of one
-    backward.
+    `forwards` and `backwards` are by index. `first` is added to the step's first forward;
+    `reduction` follows the last backward while other work may continue; `update` is the optimizer's
+    time. The next five are parts of all forwards and backwards of a step. `all_to_all`: tokens
+    travel to experts and back. `sharding`: ranks wait for weights from other replicas, or for the
+    reduction of gradients. `communication`: all exchanges of data, including these two.
+    `recomputation`: forwards run again. `starts`: ranks wait for the host. `starting` is the time
+    that the host needs to start the kernels of one forward, and of one backward. `flops` is the
+    mean over all replicas.
     """
 
-    forward: float
-    backward: float
+    forwards: tuple[float, ...]
+    backwards: tuple[float, ...]
     first: float
     reduction: float
     update: float
@@ -61,38 +62,49 @@ class StageCost:
     starting: tuple[float, float]
     flops: float
 
-    def waiting(self, seconds: tuple[float, float], times: int) -> "StageCost":
-        """Return the cost with `seconds` more per forward and backward, `times` in a step."""
+    @property
+    def mean(self) -> tuple[float, float]:
+        """The seconds of one forward and of one backward."""
+        times = len(self.forwards)
+        return sum(self.forwards) / times, sum(self.backwards) / times
+
+    def waiting(self, seconds: tuple[float, float]) -> "StageCost":
+        """Return the cost with `seconds` more per forward and backward."""
         forward, backward = seconds
         return replace(
             self,
-            forward=self.forward + forward,
-            backward=self.backward + backward,
-            starts=self.starts + times * (forward + backward),
+            forwards=tuple(each + forward for each in self.forwards),
+            backwards=tuple(each + backward for each in self.backwards),
+            starts=self.starts + len(self.forwards) * (forward + backward),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Seconds of a forward and its backward; of their exchanges; of the forward that runs again."""
+
+    ahead: float
+    back: float
+    communication: float
+    all_to_all: float
+    recomputation: float
+    passes: int
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """The times of the work of a layout if every sample of a step is like `sample`."""
+    """The times of the work of a layout in one step; `known` are those of steps with equal work."""
 
     spec: Spec
     layout: Layout
-    sample: SampleData
+    step: StepWork
     constants: Calibration
+    known: dict[Hashable, StageTimes] = field(default_factory=dict)
 
     @cached_property
-    def work(self) -> dict[str, Workload]:
-        """One forward of each module, by name."""
-        return {each.name: workload(self.layout, each, self.sample) for each in self.layout.modules}
-
-    @cached_property
-    def row_bytes(self) -> dict[str, tuple[int, int]]:
-        """The bytes that a rank sends in one transfer of each bridge, and that a rank receives."""
-        return {
-            name: row_bytes(self.spec, self.layout, bridge, self.sample)
-            for name, bridge in self.layout.bridges.items()
-        }
+    def work(self) -> dict[str, Forwards]:
+        """The forwards of each module for which its replicas wait, by name."""
+        return {each.name: self.step.slowest(each) for each in self.layout.modules}
 
     @property
     def links(self) -> LinkTimes:
@@ -101,12 +113,12 @@ class CostModel:
 
     def costs(self) -> Costs:
         """Return the seconds of every action, for the simulator."""
-        exact: dict[tuple[str, int | None, Kind], float] = {}
+        exact: dict[tuple[str, int | None, Kind], tuple[float, ...]] = {}
         first: dict[tuple[str, int | None], float] = {}
         edges = {module.name: self._edge(module) for module in self.layout.modules}
         for (name, stage), cost in self.stages.items():
-            exact[name, stage, Kind.FORWARD] = cost.forward
-            exact[name, stage, Kind.BACKWARD] = cost.backward
+            exact[name, stage, Kind.FORWARD] = cost.forwards
+            exact[name, stage, Kind.BACKWARD] = cost.backwards
             first[name, stage] = cost.first
             for kind in (Kind.SEND_F, Kind.SEND_B):
                 exact[name, stage, kind] = edges[name]
@@ -124,15 +136,12 @@ class CostModel:
             for module in self.layout.modules
             for stage in module.stages
         }
-        times = {key: self.work[key[0]].forwards for key in alone}
         starts = {
-            key: Starts(
-                times=times[key], running=(cost.forward, cost.backward), starting=cost.starting
-            )
+            key: Starts(times=len(cost.forwards), running=cost.mean, starting=cost.starting)
             for key, cost in alone.items()
         }
         waits = host_waits(starts, self.layout.roles)
-        return {key: cost.waiting(waits[key], times[key]) for key, cost in alone.items()}
+        return {key: cost.waiting(waits[key]) for key, cost in alone.items()}
 
     def stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
         """Return the seconds of a stage on the tp rank with the largest part, without host waits.
@@ -140,57 +149,88 @@ class CostModel:
         They depend on nothing else in the layout but what the module gets to do.
         """
         weights = stage_weights(self.spec, stage, module.grid.size(Axis.TP) - 1)
-        forward = forward_by_kind(self.spec, stage, self.work[module.name])
-        backward = {
-            kind: backward_flops(self.spec, self.layout, module, stage, flops)
-            for kind, flops in forward.items()
-        }
-        overhead = self.constants.action_overhead * MICRO
-        travel = self._travel(module, stage)
-        between = self._layers(module, stage) + travel
-        kernels = StageKernels(
-            self.spec, self.layout, module, stage, self.work[module.name], self.constants
-        )
-        ahead = kernels.forward() + between
-        back, travels, again = kernels.backward(), 1, 0.0
-        if any(flops.linear for flops in backward.values()):
-            back, travels = back + between, 2
-            if self.spec.modules[module.name].recomputes:
-                again = kernels.repeated()
-                back, travels = back + again + between, 3
-        ahead, back = ahead + overhead, back + overhead
-        trains = any(each.total for each in backward.values())
-        one_pass = self._started(module, stage) * self.constants.layer_overhead * MICRO
+        works = self.work[module.name]
+        found = [self._known(module, stage, work) for work in works]
         times = WeightTimes(self.spec, self.constants, module)
         gather, reduction = times.gather(weights), times.reduction(weights)
         first, waited = 0.0, 0.0
+        aheads, backs = [each.ahead for each in found], [each.back for each in found]
         if weights.full_sharding:
             # Every action gathers weights, and every backward reduces; both overlap with compute.
-            computed = ahead + back
-            ahead, back = max(ahead, sum(gather)), max(back, sum(gather) + sum(reduction))
-            waited = ahead + back - computed
+            computed = sum(aheads) + sum(backs)
+            aheads = [max(each, sum(gather)) for each in aheads]
+            backs = [max(each, sum(gather) + sum(reduction)) for each in backs]
+            waited = sum(aheads) + sum(backs) - computed
             late = reduction[-1] + times.sums_of_copies(weights) if weights.trained else 0.0
         else:
-            back += times.accumulation(weights, self.work[module.name].forwards)
-            first = gather[-1] + max(0.0, sum(gather[:-1]) - ahead)
+            added = times.accumulation(weights, len(works))
+            backs = [each + added for each in backs]
+            first = gather[-1] + max(0.0, sum(gather[:-1]) - aheads[0])
             summed = times.sums_of_copies(weights)
-            late = reduction[-1] + max(0.0, sum(reduction[:-1]) + summed - back)
-        forwards = self.work[module.name].forwards
-        flops = sum(each.total for each in (*forward.values(), *backward.values())) * forwards
+            late = reduction[-1] + max(0.0, sum(reduction[:-1]) + summed - backs[-1])
+        flops, trains = self._flops(module, stage)
+        overhead = self.constants.action_overhead * MICRO
+        one_pass = self._started(module, stage) * self.constants.layer_overhead * MICRO
         return StageCost(
-            forward=ahead,
-            backward=back,
+            forwards=tuple(aheads),
+            backwards=tuple(backs),
             first=first,
             reduction=late,
             update=times.update(weights),
-            all_to_all=travel * travels * forwards,
-            sharding=waited * forwards + first,
-            communication=(travels * between + waited) * forwards + first,
-            recomputation=again * forwards,
-            starts=(1 + trains) * overhead * forwards,
+            all_to_all=sum(each.all_to_all for each in found),
+            sharding=waited + first,
+            communication=sum(each.communication for each in found) + waited + first,
+            recomputation=sum(each.recomputation for each in found),
+            starts=(1 + trains) * overhead * len(works),
             # The passes of a backward: gradients, and the forward again if it is recomputed.
-            starting=(one_pass, (travels - 1) * one_pass),
+            starting=(one_pass, (max(each.passes for each in found) - 1) * one_pass),
             flops=flops / _parts(module),
+        )
+
+    def _known(self, module: ModuleLayout, stage: Stage, work: Workload) -> StageTimes:
+        key = module.name, stage.index, id(work)
+        if key not in self.known:
+            self.known[key] = self._times(module, stage, work)
+        return self.known[key]
+
+    def _flops(self, module: ModuleLayout, stage: Stage) -> tuple[float, bool]:
+        """Return the model FLOPs of a replica's stage in the step, and whether it trains."""
+        total, replicas = self.step.total(module)
+        ahead, back = self._operations(module, stage, total)
+        behind = sum(each.total for each in back.values())
+        return (sum(each.total for each in ahead.values()) + behind) / replicas, bool(behind)
+
+    def _operations(
+        self, module: ModuleLayout, stage: Stage, work: Workload
+    ) -> tuple[Mapping[LayerKind, Flops], Mapping[LayerKind, Flops]]:
+        """Return the operations of a forward and of its backward, by kind of layer."""
+        forward = forward_by_kind(self.spec, stage, work)
+        return forward, {
+            kind: backward_flops(self.spec, self.layout, module, stage, flops)
+            for kind, flops in forward.items()
+        }
+
+    def _times(self, module: ModuleLayout, stage: Stage, work: Workload) -> StageTimes:
+        """Return the seconds of one forward and its backward."""
+        _, backward = self._operations(module, stage, work)
+        overhead = self.constants.action_overhead * MICRO
+        travel = self._travel(module, stage, work)
+        between = self._layers(module, stage, work) + travel
+        kernels = StageKernels(self.spec, self.layout, module, stage, work, self.constants)
+        ahead = kernels.forward() + between
+        back, passes, again = kernels.backward(), 1, 0.0
+        if any(flops.linear for flops in backward.values()):
+            back, passes = back + between, 2
+            if self.spec.modules[module.name].recomputes:
+                again = kernels.repeated()
+                back, passes = back + again + between, 3
+        return StageTimes(
+            ahead=ahead + overhead,
+            back=back + overhead,
+            communication=passes * between,
+            all_to_all=passes * travel,
+            recomputation=again,
+            passes=passes,
         )
 
     def _started(self, module: ModuleLayout, stage: Stage) -> float:
@@ -203,13 +243,14 @@ class CostModel:
         if own.backend != "torch":
             found *= rates.engine_starts * (rates.fp8_starts if module.fp8 else 1.0)
         # Sequences are filled up to the same length, images are not.
-        changes = not module.is_language and len(self.work[module.name].spans) > 1
+        lengths = {length for work in self.work[module.name] for length in work.spans}
+        changes = not module.is_language and len(lengths) > 1
         return found * (rates.dynamic_starts if changes else 1.0)
 
-    def _layers(self, module: ModuleLayout, stage: Stage) -> float:
+    def _layers(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:
         """Return the seconds of the tp and cp collectives inside a stage in one direction."""
         grid, rank = module.grid, module.grid.ranks.start
-        work, stream = self.work[module.name], self.spec.modules[module.name].model.hidden
+        stream = self.spec.modules[module.name].model.hidden
         number = self.spec.train.numbers.computed.bytes
         # A tp region has a gather at its start and a reduce-scatter at its end, of all tokens, or
         # one all-reduce, which takes as long. Embedding, projector and head are half a region each.
@@ -233,13 +274,13 @@ class CostModel:
                 seconds += self.links.collective(grid.group_of(rank, Axis.TP), own)
         return seconds
 
-    def _travel(self, module: ModuleLayout, stage: Stage) -> float:
+    def _travel(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:
         """Return the seconds of dispatch to experts and back, in one forward or backward."""
         if module.experts is None:
             return 0.0
         model, width = self.spec.modules[module.name].model, self.spec.train.numbers.computed.bytes
         # Each rank of a tp group sends a part of its tokens.
-        sent = self.work[module.name].held * model.hidden * width // module.grid.size(Axis.TP)
+        sent = work.held * model.hidden * width // module.grid.size(Axis.TP)
         first = module.grid.ranks.start
         ep, split = (module.experts.group_of(first, a) for a in (Axis.EP, Axis.EXPERT_TP))
         seconds = 0.0
@@ -252,31 +293,34 @@ class CostModel:
                 seconds += 2 * (self.links.exchange(ep, size) + gathered)
         return seconds
 
-    def _edge(self, module: ModuleLayout) -> float:
-        """Return the seconds of one activation from a stage to the next."""
-        grid, rank = module.grid, module.grid.ranks.start
+    def _edge(self, module: ModuleLayout) -> tuple[float, ...]:
+        """Return the seconds of each forward's activation from a stage to the next."""
+        grid, rank, works = module.grid, module.grid.ranks.start, self.work[module.name]
         if grid.size(Axis.PP) == 1:
-            return 0.0
+            return (0.0,) * len(works)
         lanes = max(stage.lanes for stage in module.stages)
         size = self.spec.modules[module.name].model.hidden * (1 + lanes)
         shared = grid.size(Axis.TP) if module.sequence_parallel else 1
-        tokens = self.work[module.name].held // shared
-        return self.links.transfer(
-            grid.group_of(rank, Axis.PP)[:2], tokens * size * self.spec.train.numbers.computed.bytes
-        )
+        size *= self.spec.train.numbers.computed.bytes
+        ends = grid.group_of(rank, Axis.PP)[:2]
+        return tuple(self.links.transfer(ends, work.held // shared * size) for work in works)
 
-    def _bridge(self, bridge: Bridge) -> float:
-        """Return the seconds of one transfer of rows over a bridge, one way."""
-        size, source = max(self.row_bytes[bridge.name]), self.layout[bridge.source]
+    def _bridge(self, bridge: Bridge) -> tuple[float, ...]:
+        """Return the seconds of each transfer of rows over a bridge, one way."""
+        source, width = self.layout[bridge.source], row_bytes(self.spec, bridge)
         rank = source.stage_ranks(len(source.stages) - 1)[0]
         if exchanges(self.layout, bridge):
             ranks = component_of(self.layout, rank, bridge.name)
         else:
             ends = partners(self.layout, rank, Action(bridge.name, None, Kind.SEND_F, 0))
             ranks = tuple(sorted({rank, *ends}))
-        # Rows that stay on their rank are copied.
-        copy = 2 * size / self.constants.memory_bandwidth / GIGA
-        return copy + (self.links.transfer(ranks, size) if len(ranks) > 1 else 0.0)
+
+        def seconds(size: int) -> float:
+            # Rows that stay on their rank are copied.
+            copy = 2 * size / self.constants.memory_bandwidth / GIGA
+            return copy + (self.links.transfer(ranks, size) if len(ranks) > 1 else 0.0)
+
+        return tuple(seconds(rows * width) for rows in self.step.most_rows(bridge))
 
 
 def _parts(module: ModuleLayout) -> int:

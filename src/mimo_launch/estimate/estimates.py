@@ -1,71 +1,55 @@
-"""The estimates of a step: memory, FLOPs and time, once per class of ranks.
+"""The estimates of a run: memory, FLOPs and time of a step, once per class of ranks.
 
-Decides: which ranks form a class, which rank represents it, and what time follows the schedule.
-Relies on: `cost_model` for seconds, `host_costs` for those of hosts, `memory_peak` for bytes,
-`schedule.deadlock_proof` for the course of a step.
+Decides: which steps are simulated, and the mean over them.
+Relies on: `data.expected_steps` for the steps of a run, `simulated_step` for one of them,
+`memory_of_run` for bytes, `host_costs` for hosts and storage.
 Leaves: showing it to `drawing.plan_report` and `cli`, judging it to `checks.memory`.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
-from itertools import product
+from functools import cache, cached_property
 
+from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.estimate.communication_times import TERA
-from mimo_launch.estimate.cost_model import CostModel
+from mimo_launch.estimate.cost_model import CostModel, StageTimes
 from mimo_launch.estimate.device_constants import Calibration, constants_for
-from mimo_launch.estimate.host_costs import (
-    HostCosts,
-    agreeing_seconds,
-    host_costs,
-    num_boxes,
-    python_seconds,
-)
-from mimo_launch.estimate.memory import StageMemory, stage_memory
-from mimo_launch.estimate.memory_peak import peak_memory
-from mimo_launch.estimate.parameters import StageWeights, stage_weights
-from mimo_launch.estimate.rows import Estimates, MemoryRow, RankEstimate, StageEstimate
+from mimo_launch.estimate.host_costs import HostCosts, host_costs, num_boxes
+from mimo_launch.estimate.mean_of_steps import mean_of
+from mimo_launch.estimate.memory_of_run import MemoryOfRun, MemoryPeak
+from mimo_launch.estimate.rank_classes import RankClass, rank_classes
+from mimo_launch.estimate.rows import Estimates, MemoryRow
+from mimo_launch.estimate.simulated_step import SimulatedStep
+from mimo_launch.estimate.step_work import FOR_MEMORY, StepWork
+from mimo_launch.kinds.layer import Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.bridge_routing import components
-from mimo_launch.layout.layout import Layout, Role
+from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.rank_groups import groups_of
-from mimo_launch.layout.stages import Stage
-from mimo_launch.layout.step_data import SampleData
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.plan.plan import Plan
-from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.channels import channels_of
-from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import Programs
-from mimo_launch.schedule.rank_classes import ClassMeetings, classes_of, refined
+from mimo_launch.schedule.rank_classes import ClassMeetings
 from mimo_launch.schedule.simulation_result import Simulation
-from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
-
-_MILLI = 1e-3
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class RankClass:
-    """Ranks that hold the same stages with equal weights and run one program."""
-
-    role: Role
-    ranks: tuple[int, ...]
-    weights: tuple[StageWeights, ...]
 
 
 @dataclass(frozen=True)
 class Estimator:
     """Estimates of a plan, for its spec or for a spec with other settings and the same layout.
 
-    `sample` represents every sample of a step.
+    `expected` are the steps of the run. If `only` is there, its steps stand for them: those that
+    are simulated, and those of which the memory is estimated.
     """
 
     plan: Plan
     constants: Calibration
     spec: Spec
-    sample: SampleData
+    expected: ExpectedSteps
     worst: bool = False
+    only: tuple[tuple[StepData, ...], tuple[StepData, ...]] | None = None
 
     @classmethod
     def of(
@@ -73,11 +57,19 @@ class Estimator:
     ) -> "Estimator":
         """Return the estimates of a plan, by default on the device that its spec names.
 
-        With `worst`, for the largest samples that the data can give; otherwise for the mean.
+        With `worst`, every sample is the largest that the data can give.
         """
         spec = plan.spec
-        sample = nominal_step_data(spec, worst=worst).samples[0]
-        return cls(plan, constants_for(spec.nodes, constants), spec, sample, worst)
+        expected = expected_steps(spec, plan.layout)
+        if worst:
+            step = nominal_step_data(spec, worst=True)
+            expected = replace(expected, order=None, sampled=(step,))
+        return cls(plan, constants_for(spec.nodes, constants), spec, expected, worst)
+
+    def on(self, plan: Plan) -> "Estimator":
+        """Return the estimates of another plan of the same data."""
+        expected = self.expected.on(plan.spec, plan.layout)
+        return replace(self, plan=plan, spec=plan.spec, expected=expected)
 
     @property
     def layout(self) -> Layout:
@@ -91,98 +83,48 @@ class Estimator:
 
     @cached_property
     def classes(self) -> tuple[RankClass, ...]:
-        """The classes of ranks that hold a stage, in the order of their first ranks.
-
-        Ranks that wait for ranks with different amounts of work are in different classes.
-        """
-        layout = self.layout
-        places: list[tuple[tuple[int, int, int], ...]] = [()] * layout.world_size
-        for number, module in enumerate(layout.modules):
-            for pp, tp in product(
-                range(module.grid.size(Axis.PP)), range(module.grid.size(Axis.TP))
-            ):
-                place = number, pp, tp
-                for rank in module.grid.slice(pp=pp, tp=tp):
-                    places[rank] = (*places[rank], place)
-        held = {each: self._weights(each) for each in dict.fromkeys(places)}
-        sizes = {each: tuple(own.numel for own in weights) for each, weights in held.items()}
-        finer = refined(classes_of(layout), layout.modules)
-        kinds = zip(finer, map(id, self.programs), map(sizes.get, places), strict=True)
-        ranks_of: dict[tuple[object, ...], list[int]] = {}
-        for rank, kind in enumerate(kinds):
-            ranks_of.setdefault(kind, []).append(rank)
-        return tuple(
-            RankClass(layout.roles[ranks[0]], tuple(ranks), held[places[ranks[0]]])
-            for ranks in ranks_of.values()
-            if layout.roles[ranks[0]]
-        )
-
-    def _weights(self, places: Iterable[tuple[int, int, int]]) -> tuple[StageWeights, ...]:
-        """Return the weights of the stages at the given places (module, pp, tp)."""
-        return tuple(
-            self._weights_of_stage(stage, tp)
-            for module, pp, tp in ((self.layout.modules[n], pp, tp) for n, pp, tp in places)
-            for stage in module.stages[pp :: module.grid.size(Axis.PP)]
-        )
-
-    @cached_property
-    def _weights_of_stage(self) -> Callable[[Stage, int], StageWeights]:
-        """The weights of a stage at a place along tp (cached: many classes hold the same)."""
-        return cache(partial(stage_weights, self.spec))
-
-    @cached_property
-    def model(self) -> CostModel:
-        """The times of all actions."""
-        return CostModel(self.spec, self.layout, self.sample, self.constants)
+        """The classes of ranks that hold a stage, in the order of their first ranks."""
+        return rank_classes(self.spec, self.layout, self.programs)
 
     @cached_property
     def least_bytes(self) -> int:
         """A bound of the largest memory that needs no program: weights and moments of a rank."""
-        layout, found = self.layout, 0
+        layout, memory, found = self.layout, self._memory, 0
         for role in dict.fromkeys(layout.roles):
             rank = layout.roles.index(role)
-            stages = [(n, s, layout[n].grid.index(Axis.TP, rank)) for n, s in role]
-            held = (self._memory_of_stage(*each) for each in stages)
+            held = [
+                memory.stage(name, stage, rank, memory.steps[0].forwards(layout[name], 0)[0])
+                for name, stage in role
+            ]
             found = max(found, sum(each.weights + each.moments for each in held))
         return found
 
     def memory(self, alike: RankClass) -> MemoryRow:
-        """Return the memory of one class at its peak."""
-        return self._memory_of_class(alike)
+        """Return the memory of one class at its peak in the run."""
+        return self.peak(alike).row
 
     @cached_property
-    def _memory_of_class(self) -> Callable[[RankClass], MemoryRow]:
-        """The memory of one class (cached: the check that a spec fits comes before its time)."""
-        return cache(self._peak)
-
-    def _peak(self, alike: RankClass) -> MemoryRow:
-        rank, layout = alike.ranks[0], self.layout
-        stages = {
-            (name, stage): self._memory_of_stage(
-                name, stage, layout[name].grid.index(Axis.TP, rank)
-            )
-            for name, stage in alike.role
-        }
-        return peak_memory(
-            layout,
-            stages,
-            self.model.row_bytes,
-            self.programs[rank],
-            self.constants,
-            communicators=self.communicators(rank),
-        )
-
-    @cached_property
-    def _memory_of_stage(self) -> Callable[[str, int, int], StageMemory]:
-        """The memory of a stage at a place along tp (cached, as the weights are)."""
+    def peak(self) -> Callable[[RankClass], MemoryPeak]:
+        """The peak of one class in the run (cached: the check that a spec fits comes first)."""
 
         @cache
-        def of(name: str, stage: int, tp: int) -> StageMemory:
-            module = self.layout[name]
-            work = self.model.work[name]
-            return stage_memory(self.spec, self.layout, module, module.stages[stage], work, tp)
+        def of(alike: RankClass) -> MemoryPeak:
+            return self._memory.peak(alike, communicators=self.communicators(alike.ranks[0]))
 
         return of
+
+    @cached_property
+    def _memory(self) -> MemoryOfRun:
+        heaviest = self.only[1] if self.only else self.expected.heaviest
+        same: dict[Hashable, Workload] = {}
+        steps = tuple(StepWork(self.layout, each, same, FOR_MEMORY) for each in heaviest)
+        return MemoryOfRun(self.spec, self.layout, self.programs, self.constants, steps)
+
+    @cached_property
+    def _work_of(self) -> Callable[[StepData], StepWork]:
+        """The work of a step (cached)."""
+        same: dict[Hashable, Workload] = {}
+        return cache(lambda data: StepWork(self.layout, data, same))
 
     def communicators(self, rank: int) -> int:
         """Return the number of NCCL communicators that `comm.collectives` opens on a rank."""
@@ -195,16 +137,48 @@ class Estimator:
         return mine + len(channels_of(self.layout, rank, self.programs[rank]))
 
     @cached_property
-    def simulation(self) -> Simulation:
-        """The step in seconds, for the first rank of each class."""
-        costs = self.model.costs()
-        meetings, programs = self._meetings, self.programs
-        return simulate(self.layout, programs, costs, meetings=meetings, finds_faults=False)
+    def simulated(self) -> tuple[tuple[SimulatedStep, int], ...]:
+        """The steps that stand for the run, simulated, and how many are like each."""
+        meetings, known = self._meetings, dict[Hashable, StageTimes]()
+        numbers: Counter[Hashable] = Counter()
+        steps: dict[Hashable, StepWork] = {}
+        chosen = self.only[0] if self.only else self.expected.sampled
+        for step in map(self._work_of, chosen):
+            key = step.key if len(chosen) > 1 else None
+            numbers[key] += 1
+            steps.setdefault(key, step)
+        found = []
+        for key, step in steps.items():
+            model = CostModel(self.spec, self.layout, step, self.constants, known)
+            each = SimulatedStep(model, self.classes, meetings, self.programs, step.num_records)
+            found.append((each, numbers[key]))
+        return tuple(found)
+
+    @cached_property
+    def model(self) -> CostModel:
+        """The times of the first of these steps, without its simulation."""
+        first = (self.only[0] if self.only else self.expected.sampled)[0]
+        return CostModel(self.spec, self.layout, self._work_of(first), self.constants)
+
+    @cached_property
+    def typical(self) -> SimulatedStep:
+        """The step that takes about as long as the mean of all."""
+        spans = [each.simulation.makespan for each, _ in self.simulated]
+        mean = sum(spans) / len(spans)
+        nearest = min(range(len(spans)), key=lambda number: abs(spans[number] - mean))
+        return self.simulated[nearest][0]
+
+    @property
+    def brief(self) -> "Estimator":
+        """The estimates of the typical step, with the memory of the steps that have a peak."""
+        peaks = {self.peak(alike).step for alike in self.classes}
+        fullest = tuple(step for step in self.expected.heaviest if step.step in peaks)
+        return replace(self, only=((self.typical.model.step.data,), fullest))
 
     @property
     def simulation_of_all(self) -> Simulation:
-        """The step in seconds, for all ranks; ranks of a class share their events."""
-        return self.simulation.spread(self._meetings.stand_ins)
+        """The typical step in seconds, for all ranks; ranks of a class share their events."""
+        return self.typical.simulation.spread(self._meetings.stand_ins)
 
     @cached_property
     def _meetings(self) -> ClassMeetings:
@@ -215,61 +189,17 @@ class Estimator:
         return ClassMeetings(self.layout, classes)
 
     def estimates(self, rank: int | None = None) -> Estimates:
-        """Return the estimates of all ranks; with `rank`, of its class only."""
-        simulation, constants, costs = self.simulation, self.constants, self.model.stages
-        finish = {alike: self._finish(alike) for alike in self.classes}
-        update = {alike: sum(costs[stage].update for stage in alike.role) for alike in self.classes}
-        metrics = self.model.links.sum_of_metrics(self.layout.world_size)
-        after = metrics + constants.step_overhead * _MILLI
-        present = max(finish.values()) + max(update.values()) + after
-        total = max(present, self._reading)
-        tflop = {alike: self._tflop(alike) for alike in self.classes}
-        busy = [(len(alike.ranks), simulation.bubble(alike.ranks[0])) for alike in self.classes]
-        world, step_tflop = (
-            self.layout.world_size,
-            sum(len(alike.ranks) * tflop[alike] for alike in self.classes),
-        )
-        tokens = self.layout.samples.global_batch * self.layout.seq
-        return Estimates(
-            device=constants.device,
-            gpu_memory=self.spec.nodes.memory if self.spec.nodes else None,
-            step_seconds=total,
-            schedule_seconds=simulation.makespan,
-            tokens_per_second_per_gpu=tokens / total / world,
-            tflop=step_tflop,
-            tflops_per_gpu=step_tflop / total / world,
-            bubble=sum(n * bubble for n, bubble in busy) / sum(n for n, _ in busy),
-            not_counted=self._not_counted(),
-            ranks=tuple(
-                replace(
-                    self._row(alike, total, finish[alike], update[alike] + after, tflop[alike]),
-                    reading=1 - present / total,
-                )
-                for alike in self.classes
-                if rank is None or rank in alike.ranks
-            ),
-        )
+        """Return the estimates of all ranks; with `rank`, of its class only.
 
-    @property
-    def _records(self) -> int:
-        """The number of records in a step."""
-        return self.layout.samples.global_batch * len(self.sample.records)
-
-    @property
-    def _reading(self) -> float:
-        """The seconds that a rank needs to read the next step, beside the present one.
-
-        The thread that describes it and the thread that starts kernels take turns in Python.
+        Times are means over the steps that stand for the run, memory is the largest of the run.
         """
-        model, python = self.model, python_seconds(self.constants, self._records)
-        starting = max(
-            sum(
-                model.work[name].forwards * sum(model.stages[name, stage].starting)
-                for name, stage in alike.role
-            )
-            for alike in self.classes
+        peaks = {
+            alike: self.peak(alike) for alike in self.classes if rank is None or rank in alike.ranks
+        }
+        missing = self._not_counted()
+        return mean_of(
+            [(each.estimates(peaks, missing), number) for each, number in self.simulated]
         )
-        return python + max(starting, agreeing_seconds(self.constants, self.layout.world_size))
 
     @property
     def host_costs(self) -> HostCosts:
@@ -283,7 +213,7 @@ class Estimator:
         return host_costs(
             self.plan,
             self.constants,
-            records=self._records,
+            records=self.typical.records,
             communicators=most,
             boxes=boxes,
         )
@@ -295,68 +225,3 @@ class Estimator:
             for name, module in self.spec.modules.items()
             if (missing := kind_of(module.model).not_estimated)
         }
-
-    def _finish(self, alike: RankClass) -> float:
-        """Return when the gradients of a class are ready: after its program and last reduction."""
-        events, costs = self.simulation.events[alike.ranks[0]], self.model.stages
-        ends = [event.stop for event in events[-1:]]
-        for event in events:
-            action = event.slot[0]
-            if action.kind is Kind.BACKWARD:
-                # The reduction after the last backward is the latest.
-                ends.append(event.stop + costs[action.module, action.stage or 0].reduction)
-        return max(ends, default=0.0)
-
-    def _tflop(self, alike: RankClass) -> float:
-        return sum(self.model.stages[stage].flops for stage in alike.role) / TERA
-
-    def _row(
-        self, alike: RankClass, total: float, finish: float, update: float, tflop: float
-    ) -> RankEstimate:
-        memory, first, costs = self.memory(alike), alike.ranks[0], self.model.stages
-        events = self.simulation.events[first]
-        end = events[-1].stop if events else 0.0
-        computing, reducing, updating = (
-            each / total for each in (self.simulation.busy(first), finish - end, update)
-        )
-
-        stages = []
-        for (name, stage), weights in zip(alike.role, alike.weights, strict=True):
-            cost = costs[name, stage]
-            stages.append(
-                StageEstimate(
-                    module=name,
-                    stage=stage,
-                    parameters=weights.numel,
-                    trained_parameters=weights.trained,
-                    tflop=cost.flops / TERA,
-                    forward_ms=cost.forward / _MILLI,
-                    backward_ms=cost.backward / _MILLI,
-                    communicating=cost.communication / total,
-                    all_to_all=cost.all_to_all / total,
-                    sharding=cost.sharding / total,
-                    recomputing=cost.recomputation / total,
-                    reducing=cost.reduction / total,
-                )
-            )
-        return RankEstimate(
-            role=tuple(f"{name}.{stage}" for name, stage in alike.role),
-            ranks=alike.ranks,
-            parameters=sum(weights.numel for weights in alike.weights),
-            stages=tuple(stages),
-            memory=memory,
-            allocated_bytes=memory.allocated,
-            total_bytes=memory.total,
-            tflop=tflop,
-            bubble=self.simulation.bubble(first),
-            computing=computing,
-            communicating=sum(stage.communicating for stage in stages),
-            all_to_all=sum(stage.all_to_all for stage in stages),
-            sharding=sum(stage.sharding for stage in stages),
-            recomputing=sum(stage.recomputing for stage in stages),
-            starting=sum(costs[stage].starts for stage in alike.role) / total,
-            waiting=max(0.0, 1 - computing - reducing - updating),
-            reading=0.0,
-            reducing=reducing,
-            updating=updating,
-        )

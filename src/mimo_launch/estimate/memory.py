@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from mimo_launch.estimate.parameters import adds_in_products, stage_weights
-from mimo_launch.estimate.workload import gathered_patches, goes_through_layers, rows_of_transfer
+from mimo_launch.estimate.workload import gathered_patches, goes_through_layers
 from mimo_launch.kinds.adapters import adapter_of, narrow_width
 from mimo_launch.kinds.layer import Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
@@ -30,7 +30,6 @@ from mimo_launch.kinds.weights import Parameter
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
-from mimo_launch.layout.step_data import SampleData
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.optimizers import UpdateRule, rule_for
@@ -346,11 +345,9 @@ def _packed_keys(work: Workload, cp: int, seq: int) -> float | None:
     return min(cp + 0.5, 1 + cp * mean / seq)
 
 
-def row_bytes(spec: Spec, layout: Layout, bridge: Bridge, sample: SampleData) -> tuple[int, int]:
-    """Return the bytes that a rank sends in one transfer of a bridge, and that a rank receives."""
-    width = spec.sent_width(bridge.source) * spec.train.numbers.computed.bytes
-    sent, received = rows_of_transfer(layout, bridge, sample)
-    return sent * width, received * width
+def row_bytes(spec: Spec, bridge: Bridge) -> int:
+    """Return the bytes of one row on a bridge."""
+    return spec.sent_width(bridge.source) * spec.train.numbers.computed.bytes
 
 
 def checkpoint_bytes(spec: Spec) -> int:

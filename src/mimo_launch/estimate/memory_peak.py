@@ -5,7 +5,7 @@ Relies on: `memory` for the bytes of each stage.
 Leaves: whether it fits to `checks.memory`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mimo_launch.estimate.device_constants import Calibration
@@ -14,8 +14,10 @@ from mimo_launch.estimate.rows import MemoryRow
 from mimo_launch.layout.layout import Layout
 from mimo_launch.schedule.actions import Action, Kind, Program
 
-Stages = Mapping[tuple[str, int], StageMemory]
-RowBytes = Mapping[str, tuple[int, int]]
+# The memory of each stage, by the index of its forward.
+Stages = Mapping[tuple[str, int], Sequence[StageMemory]]
+# By bridge, the bytes that a rank sends in each transfer and the bytes that a rank receives.
+RowBytes = Mapping[str, Sequence[tuple[int, int]]]
 GB = 1_000_000_000
 
 
@@ -46,8 +48,8 @@ class _Walk:
         self.last = {
             (a.module, a.stage or 0): a for slot in program for a in slot if a.kind is Kind.BACKWARD
         }
-        self.weights = sum(each.weights for each in stages.values())
-        self.moments = sum(each.moments for each in stages.values())
+        self.weights = sum(each[0].weights for each in stages.values())
+        self.moments = sum(each[0].moments for each in stages.values())
         self.worst: tuple[int, ...] = (0,) * 5
         self._note()
         for slot in program:
@@ -69,7 +71,7 @@ class _Walk:
 
     def _run(self, action: Action) -> None:
         if action.kind is Kind.FORWARD:
-            self._forward((action.module, action.stage or 0))
+            self._forward(action, (action.module, action.stage or 0))
         elif action.kind is Kind.BACKWARD:
             self._backward(action, (action.module, action.stage or 0))
         elif not (action.kind.is_transfer or action.kind.is_collective):
@@ -77,12 +79,12 @@ class _Walk:
         elif action.stage is not None:
             # Input gradients stay in their send buffers until the step ends.
             if action.kind is Kind.SEND_B:
-                self.now.transfers += self.stages[action.module, action.stage].edge
+                self.now.transfers += self.stages[action.module, action.stage][action.index].edge
         else:
             self._bridge(action)
 
-    def _forward(self, key: tuple[str, int]) -> None:
-        stage, buffers = self.stages[key], 0
+    def _forward(self, action: Action, key: tuple[str, int]) -> None:
+        stage, buffers = self.stages[key][action.index], 0
         if key not in self.started:
             self.started.add(key)
             self.now.gathered += stage.gathered
@@ -91,7 +93,7 @@ class _Walk:
         self._note(activations=stage.forward_extra, buffers=buffers)
 
     def _backward(self, action: Action, key: tuple[str, int]) -> None:
-        stage = self.stages[key]
+        stage = self.stages[key][action.index]
         if key not in self.seen:
             self.seen.add(key)
             self.now.gradients += stage.accumulated
@@ -111,7 +113,7 @@ class _Walk:
 
     def _bridge(self, action: Action) -> None:
         """Count rows: autograd leaves and their gradients at the target, buffers at both ends."""
-        sent, received = self.row_bytes[action.module]
+        sent, received = self.row_bytes[action.module][action.index]
         bridge = self.layout.bridges[action.module]
         at_source = (bridge.source, len(self.layout[bridge.source].stages) - 1) in self.stages
         at_target = (bridge.target, 0) in self.stages
@@ -138,9 +140,8 @@ def peak_memory(
 ) -> MemoryRow:
     """Return the memory of a rank at its peak.
 
-    `stages` are the stages of the rank. `row_bytes` has, by bridge, the bytes that a rank sends in
-    one transfer and the bytes that a rank receives; `communicators` is the number of NCCL
-    communicators that the rank opens.
+    `stages` are the stages of the rank; `communicators` is the number of NCCL communicators that
+    the rank opens.
     """
     worst = _Walk(layout, stages, row_bytes, program).worst
     weights, gradients, optimizer, activations, transfers = worst

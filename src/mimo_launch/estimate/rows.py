@@ -72,6 +72,7 @@ class StageEstimate:
 class RankEstimate:
     """Ranks with equal estimates: memory, work and shares of the step's time.
 
+    `memory` is the largest of the run: `fullest_rank` needs it in step `fullest_step`, from 0 on.
     `bubble` is the share of the schedule in which they do not compute. The shares of the step are
     `computing`, `waiting` (for other ranks or transfers), `reducing` (sums of gradients after the
     last backward) and `updating` (all that follows the schedule). `computing` includes
@@ -88,6 +89,8 @@ class RankEstimate:
     memory: MemoryRow
     allocated_bytes: int
     total_bytes: int
+    fullest_rank: int
+    fullest_step: int
     tflop: float
     bubble: float
     computing: float

@@ -1,16 +1,16 @@
 """The operations of a stage in one forward or backward, and of a whole step with its own samples.
 
-Decides: that one sample represents all samples in estimates; that the FLOPs of a real step count
-its own samples, with padding and without recomputation; the cost of a backward, with frozen modules
-and without.
-Relies on: `data.sample_sizes` for that sample, `layout.row_owners` for padding, `kinds` for the
-operations of a forward; `spec.values` for known peaks.
+Decides: that the FLOPs of a step count its own samples, with padding and without recomputation; the
+cost of a backward, with frozen modules and without.
+Relies on: `layout.step_views`, by which a run deals out samples, `kinds` for the operations of a
+forward; `spec.values` for known peaks.
 Leaves: bytes to `memory`, seconds to `cost_model`, and measured seconds to `train` and `bench`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from operator import add
 
 from mimo_launch.estimate.device_constants import Calibration
@@ -19,57 +19,51 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.replica_views import EncoderView
-from mimo_launch.layout.row_owners import held_patches, local_extra_tokens, shards_of_cp_rank
+from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData, StepData
+from mimo_launch.layout.step_views import StepViews
 from mimo_launch.schedule.data_flow import needs_backward, trains_before
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.values import BF16_PEAKS, Precision
 
 
-def workload(layout: Layout, module: ModuleLayout, sample: SampleData) -> Workload:
-    """Return the work of one forward of a module if every sample is like this one."""
-    samples, size = layout.samples, layout.samples.microbatch_size
-    forwards = layout.num_groups(module)
-    if module.is_language:
-        held = size * layout.seq // module.grid.size(Axis.CP)
-        blocks = (
-            span.num_positions
-            for name in module.whole_images
-            for span in sample.spans.get(name, ())
-        )
-        return Workload(
-            spans=_repeated(language_spans(sample, layout.seq), size),
-            held=held,
-            rows=0,
-            forwards=forwards,
-            blocks=_repeated(blocks, size),
-        )
-    mine = samples.replicas * module.group_size * size // module.grid.size(Axis.DP)
-    view = EncoderView(module, StepData(0, [sample]), 0, (0,))
-    return encoder_workload(view, mine, forwards)
-
-
-def encoder_workload(view: EncoderView, times: int, forwards: int) -> Workload:
-    """Return the work of an encoder forward on the images of a view, `times` over."""
-    module, rows = view.module, view.num_rows * times
-    extra_tokens = local_extra_tokens(module, sum(view.extras) * times) * shards_of_cp_rank(module)
+def workload(views: StepViews, module: ModuleLayout, replica: int, forward: int) -> Workload:
+    """Return the work of one forward of a replica on the samples that it gets in a step."""
+    forwards = views.layout.num_groups(module)
+    if not module.is_language:
+        return encoder_workload(views.encoder(module.name, replica, forward), forwards)
+    seq, samples = views.layout.seq, _samples(views, replica, forward)
+    images = (s.spans.get(name, ()) for name in module.whole_images for s in samples)
     return Workload(
-        spans=_repeated(map(add, view.lengths, view.extras), times),
-        windows=_repeated(view.window_lengths, times),
-        held=len(held_patches(module, view.num_units * times, 0)) + extra_tokens,
-        extra_tokens=extra_tokens,
-        rows=rows,
-        reads=tuple(number * times for number in view.rows_read),
+        spans=Counter(chain.from_iterable(language_spans(sample, seq) for sample in samples)),
+        held=len(samples) * seq // module.grid.size(Axis.CP),
+        rows=0,
         forwards=forwards,
+        blocks=Counter(span.num_positions for span in chain.from_iterable(images)),
     )
 
 
-def _repeated(lengths: Iterable[int], times: int) -> Counter[int]:
-    """Return the number of spans of each length in `times` samples with these lengths."""
-    return Counter({length: number * times for length, number in Counter(lengths).items()})
+def _samples(views: StepViews, replica: int, microbatch: int) -> list[SampleData]:
+    """Return the samples of a microbatch of a language replica."""
+    return [views.data.samples[each] for each in views.language(replica, microbatch).samples]
+
+
+def encoder_workload(view: EncoderView, forwards: int) -> Workload:
+    """Return the work of an encoder forward on the images of a view."""
+    module = view.module
+    extra_tokens = view.extra_tokens * shards_of_cp_rank(module)
+    return Workload(
+        spans=Counter(map(add, view.lengths, view.extras)),
+        windows=Counter(view.window_lengths),
+        held=len(view.held(0)) + extra_tokens,
+        extra_tokens=extra_tokens,
+        rows=view.num_rows,
+        reads=view.rows_read,
+        forwards=forwards,
+    )
 
 
 def gathered_patches(module: ModuleLayout, stage: Stage, work: Workload) -> int:
@@ -85,17 +79,34 @@ def language_spans(sample: SampleData, seq: int) -> tuple[int, ...]:
     return (*others, max(last, seq - sum(others)))
 
 
-def rows_of_transfer(layout: Layout, bridge: Bridge, sample: SampleData) -> tuple[int, int]:
-    """Return the rows that a rank sends in one transfer of a bridge, and that a rank receives."""
-    samples = layout.samples
-    number = sample.rows(bridge.source)
-    if layout[bridge.source].is_language:
-        number = sum(span.num_positions for span in sample.spans.get(bridge.target, ()))
-    rows = number * samples.replicas * samples.microbatch_size * bridge.group_size
-    grids = [layout[name].grid for name in (bridge.source, bridge.target)]
-    sizes = [[grid.size(axis) for axis in (Axis.DP, Axis.CP, Axis.TP)] for grid in grids]
-    sent, received = (-(-(rows // dp) // (cp * tp)) for dp, cp, tp in sizes)
-    return sent, received
+def rows_sent(views: StepViews, bridge: Bridge, replica: int, transfer: int) -> int:
+    """Return the rows that a rank of a replica of a bridge's source sends in one transfer."""
+    source, rows = views.layout[bridge.source], 0
+    for forward in bridge.sources(transfer):
+        if source.is_language:
+            samples = _samples(views, replica, forward)
+            spans = (span for each in samples for span in each.spans.get(bridge.target, ()))
+            rows += sum(span.num_positions for span in spans)
+        else:
+            rows += views.encoder(source.name, replica, forward).num_rows
+    return _part_of_rank(source, rows)
+
+
+def rows_received(views: StepViews, bridge: Bridge, replica: int, transfer: int) -> int:
+    """Return the rows that a rank of a replica of a bridge's target receives in one transfer."""
+    target, rows = views.layout[bridge.target], 0
+    for forward in bridge.targets(transfer):
+        if target.is_language:
+            rows += sum(each.rows(bridge.source) for each in _samples(views, replica, forward))
+        else:
+            view = views.encoder(target.name, replica, forward)
+            rows += view.rows_read[target.reads.index(bridge.source)]
+    return _part_of_rank(target, rows)
+
+
+def _part_of_rank(module: ModuleLayout, rows: int) -> int:
+    """Return the largest part of a replica's rows on one of its ranks."""
+    return -(-rows // (module.grid.size(Axis.CP) * module.grid.size(Axis.TP)))
 
 
 def forward_flops(spec: Spec, stage: Stage, work: Workload) -> Flops:
@@ -163,7 +174,7 @@ def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:
             work = Workload(spans=spans, held=held, rows=0, forwards=1)
         else:
             view = EncoderView(module, data, 0, tuple(range(len(data.samples))))
-            work = encoder_workload(view, times=1, forwards=1)
+            work = encoder_workload(view, forwards=1)
         total = 0.0
         for stage in module.stages:
             forward = forward_flops(spec, stage, work)

@@ -21,20 +21,23 @@ class Costs:
     """Model time of actions.
 
     `forward` and `backward` are the times of one stage on one index, by module. `exact`, by module,
-    stage and kind, overrides them; transfers that are not in it take no time. The time of a send is
+    stage and kind, has the times of each index and overrides them; transfers that are not in it
+    take no time. The time of a send is
     from posting to arrival. `first` is added to a stage's forward of index 0.
     """
 
     forward: Mapping[str, float] = field(default_factory=dict)
     backward: Mapping[str, float] = field(default_factory=dict)
-    exact: Mapping[tuple[str, int | None, Kind], float] = field(default_factory=dict)
+    exact: Mapping[tuple[str, int | None, Kind], Sequence[float]] = field(default_factory=dict)
     first: Mapping[tuple[str, int | None], float] = field(default_factory=dict)
 
     def of(self, action: Action) -> float:
         """Return the duration of a compute action."""
         is_forward = action.kind is Kind.FORWARD
-        cost = self.exact.get((action.module, action.stage, action.kind))
-        if cost is None:
+        times = self.exact.get((action.module, action.stage, action.kind))
+        if times is not None:
+            cost = times[action.index]
+        else:
             cost = (self.forward if is_forward else self.backward).get(action.module, 1.0)
         if is_forward and action.index == 0:
             cost += self.first.get((action.module, action.stage), 0.0)
@@ -42,7 +45,8 @@ class Costs:
 
     def of_transfer(self, action: Action) -> float:
         """Return the time that a send or an exchange takes."""
-        return self.exact.get((action.module, action.stage, action.kind), 0.0)
+        times = self.exact.get((action.module, action.stage, action.kind))
+        return 0.0 if times is None else times[action.index]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from mimo_launch.estimate.accuracy import Accuracy, accuracy_for
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
+from mimo_launch.plan.plan import Plan
 from mimo_launch.search.advice import LEAST_GAIN, MAX_WASTES, Advice, Planned, Search, advise
 from mimo_launch.search.wastes import TimeShares, modules_of, time_shares, wastes
 from mimo_launch.spec.values import GPUS, MEASURED
@@ -44,15 +45,16 @@ class OfferedChange:
     needed_bytes: int
 
     @classmethod
-    def of(cls, planned: Planned, before: Estimates) -> "OfferedChange":
+    def of(cls, planned: Planned, base: Estimator, before: Estimates) -> "OfferedChange":
         """Return a change that was planned, compared with the estimates before it."""
-        seconds = planned.estimates.step_seconds
+        estimates = base.on(Plan.of(planned.change.spec)).estimates()
+        seconds = estimates.step_seconds
         return cls(
             text=planned.change.text,
             settings=dict(planned.change.settings),
             step_seconds=seconds,
             gain=before.step_seconds / seconds - 1,
-            needed_bytes=max(row.total_bytes for row in planned.estimates.ranks),
+            needed_bytes=max(row.total_bytes for row in estimates.ranks),
         )
 
 
@@ -72,7 +74,7 @@ class LostTime:
     change: OfferedChange | None
 
     @classmethod
-    def of(cls, advice: Advice, before: Estimates) -> "LostTime":
+    def of(cls, advice: Advice, base: Estimator, before: Estimates) -> "LostTime":
         """Return a loss with its change, compared with the estimates before it."""
         waste, planned = advice.waste, advice.planned
         return cls(
@@ -82,7 +84,7 @@ class LostTime:
             ranks=waste.ranks,
             share=waste.share,
             of_all=waste.of_all,
-            change=None if planned is None else OfferedChange.of(planned, before),
+            change=None if planned is None else OfferedChange.of(planned, base, before),
         )
 
 
@@ -125,7 +127,9 @@ def answer_of(
     advice = [Advice(waste, None) for waste in lost[:MAX_WASTES]]
     if seeks and advice:
         memory = estimates.gpu_memory or GPUS[MEASURED].memory
-        search = Search.of(estimator, estimates, memory)
+        # Changes are compared in one step of the run, which takes about as long as the mean.
+        brief = estimator.brief
+        search = Search.of(brief, brief.estimates(), memory)
         advice = advise(search, lost, estimator.constants)
         compared, tried = search.compared, dict(search.tried)
     speed = estimates.tokens_per_second_per_gpu * world
@@ -144,7 +148,7 @@ def answer_of(
         tokens=tokens,
         days=None if tokens is None else tokens / speed / _SECONDS_PER_DAY,
         time=time_shares(estimates, world),
-        losses=tuple(LostTime.of(each, estimates) for each in advice),
+        losses=tuple(LostTime.of(each, estimator, estimates) for each in advice),
         compared=compared,
         planned=sum(tried.values()),
         tried=tried,
@@ -168,9 +172,11 @@ class WhatFits:
 def what_fits(estimator: Estimator) -> WhatFits:
     """Return changes that make a spec fit that needs more memory than a GPU has."""
     estimates = estimator.estimates()
-    search = Search.of(estimator, estimates, estimates.gpu_memory or GPUS[MEASURED].memory)
+    brief = estimator.brief
+    memory = estimates.gpu_memory or GPUS[MEASURED].memory
+    search = Search.of(brief, brief.estimates(), memory)
     found = in_order(search.that_fit())[:MAX_WASTES]
-    changes = tuple(OfferedChange.of(each, estimates) for each in found)
+    changes = tuple(OfferedChange.of(each, estimator, estimates) for each in found)
     return WhatFits(changes=changes, compared=search.compared, tried=dict(search.tried))
 
 

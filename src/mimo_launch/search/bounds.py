@@ -54,7 +54,7 @@ class Bounds:
         layout = estimator.layout
 
         def held(module: ModuleLayout, stage: Stage) -> StageMemory:
-            work = estimator.model.work[module.name]
+            work = min(estimator.model.work[module.name], key=lambda each: each.held)
             return stage_memory(spec, layout, module, stage, work, 0)
 
         return _bytes(layout, self._of_stages(estimator, held))
@@ -115,7 +115,7 @@ def _seconds(layout: Layout, parts: Mapping[str, tuple[StageCost, ...]]) -> floa
     for role in dict.fromkeys(layout.roles):
         costs = [parts[name][stage] for name, stage in role]
         times = [layout.num_groups(layout[name]) for name, _ in role]
-        running = sum(n * (c.forward + c.backward) for n, c in zip(times, costs, strict=True))
+        running = sum(n * (sum(c.mean)) for n, c in zip(times, costs, strict=True))
         starting = sum(n * sum(c.starting) for n, c in zip(times, costs, strict=True))
         busiest = max(busiest, running, starting)
         update = max(update, sum(cost.update for cost in costs))
@@ -134,11 +134,11 @@ def _chain(layout: Layout, parts: Mapping[str, tuple[StageCost, ...]]) -> float:
     if len(costs) == language.grid.size(Axis.PP):
         before = 0.0
         for cost in costs:
-            both = cost.forward + cost.backward
+            both = sum(cost.mean)
             found, before = max(found, before + number * both), before + both
     found *= phases
     for some in (shared, [each for each in layout.encoders if not each.in_phases]):
-        ways = [sum(cost.forward + cost.backward for cost in parts[each.name]) for each in some]
+        ways = [sum(sum(cost.mean) for cost in parts[each.name]) for each in some]
         found += max(ways, default=0.0) * (phases if some is shared else 1)
     return found
 

@@ -1,0 +1,84 @@
+"""Estimates of a run by its own steps, against the samples that the run deals out."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from tests.support.specs import box, spec
+
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.sample_order import global_order, make_step_data, steps_of
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.layout.step_views import StepViews
+from mimo_launch.plan.plan import Plan
+
+VARIED = {"kind": "synthetic", "text_only": 0.2, "min_images": 1, "max_images": 3}
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_work_of_every_forward_is_that_of_the_samples_that_a_run_deals_out(
+    packing: bool,
+) -> None:
+    made = spec(
+        {"vision": box(0, dp=2, model={"patch": 4}), "language": box(2, dp=2)},
+        microbatches=2,
+        mbs=2,
+        data={**VARIED, "packing": packing},
+    )
+    found = Estimator.of(Plan.of(made))
+    dataset, layout = build_dataset(made), build_layout(made)
+    steps = steps_of(global_order(made, dataset), made.train.steps)
+    sizes = set()
+    for course, _ in found.simulated:
+        work = course.model.step
+        step = make_step_data(dataset, "train", steps[work.data.step], work.data.step)
+        views = StepViews(layout, step)
+        for replica, forward in product(range(2), range(2)):
+            view = views.encoder("vision", replica, forward)
+            own = work.forwards(layout["vision"], replica)[forward]
+            assert own.rows == view.num_rows
+            assert sorted(own.spans.elements()) == sorted(view.lengths)
+            samples = [step.samples[n] for n in views.language(replica, forward).samples]
+            held = work.forwards(layout.language, replica)[forward]
+            assert held.spans.total() == sum(len(each.records) for each in samples)
+            (bridge,) = layout.bridges.values()
+            received = work.received(bridge, replica)[forward]
+            assert received == sum(each.rows("vision") for each in samples)
+            sizes.add(own.rows)
+    assert len(sizes) > 1
+
+
+def test_memory_is_that_of_the_largest_step_of_a_run_and_names_it() -> None:
+    made = spec({"vision": box(0, model={"patch": 4}), "language": box(1)}, mbs=2, data=VARIED)
+    found = Estimator.of(Plan.of(made))
+    dataset = build_dataset(made)
+    rows = [
+        sum(
+            make_step_data(dataset, "train", ids, number).samples[n].rows("vision")
+            for n in range(2)
+        )
+        for number, ids in enumerate(steps_of(global_order(made, dataset), made.train.steps))
+    ]
+    (vision, language) = found.estimates().ranks
+    assert vision.fullest_step == rows.index(max(rows))
+    alone = replace(found, only=(found.expected.sampled, found.expected.sampled[:1]))
+    assert vision.total_bytes >= alone.estimates().ranks[0].total_bytes
+    assert (vision.fullest_rank, language.fullest_rank) == (0, 1)
+
+
+def test_the_time_of_a_step_is_the_mean_over_steps_and_waits_for_the_slowest_replica() -> None:
+    made = spec(
+        {"vision": box(0, dp=2, model={"patch": 4}), "language": box(2)},
+        mbs=2,
+        data=VARIED,
+        train={"steps": 6},
+    )
+    found = Estimator.of(Plan.of(made))
+    times = [(course.estimates({}, {}).step_seconds, n) for course, n in found.simulated]
+    assert len(times) > 1
+    mean = sum(seconds * n for seconds, n in times) / sum(n for _, n in times)
+    assert found.estimates().step_seconds == pytest.approx(mean)
+    work = found.simulated[0][0].model.step
+    each = [work.forwards(found.layout["vision"], replica)[0].held for replica in range(2)]
+    assert work.slowest(found.layout["vision"])[0].held == max(each)
