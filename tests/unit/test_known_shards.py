@@ -23,6 +23,10 @@ from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import ready_shards
 from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.data.fact_source import Source
+from mimo_launch.drawing.answer_text import facts_of
+from mimo_launch.drawing.plan_report import build_report
+from mimo_launch.drawing.rows import Header
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 
 VIT = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}
@@ -126,6 +130,24 @@ def test_a_look_at_some_samples_tells_how_many_there_are_and_what_they_hold(
     steps = walk(made)
     tokens = sum(sample.num_tokens for step in steps for sample in step.samples)
     assert looked.padding == pytest.approx(1 - tokens / (20 * 8 * 256), abs=0.02)
+
+
+def test_the_first_screen_tells_of_padding_and_what_packing_changes(tmp_path: Path) -> None:
+    packed = data_set("photographs and chats", tmp_path)
+    alone = packed.replace(data=packed.data.replace(packing=False))
+    header, line = padding_of(alone)
+    full, after = 1 - header.padding, 1 - padding_of(packed)[0].padding
+    assert header.padding_if_packed == pytest.approx(1 - after, abs=0.01)
+    assert after > 1.25 * full
+    assert line.startswith(f"{100 * header.padding:.0f}% of positions hold no token; ")
+    assert "`packing: true` under `data` puts " in line
+    assert padding_of(packed)[0].padding_if_packed is None
+
+
+def padding_of(given: Spec) -> tuple[Header, str]:
+    """Return the head of a plan, and its line about padding."""
+    report = build_report(Plan.of(given), advice=False)
+    return report.header, facts_of(report).get("padding", "")
 
 
 def test_a_file_that_is_not_here_is_an_error_for_a_run_and_a_warning_for_a_plan() -> None:

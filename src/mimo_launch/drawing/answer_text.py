@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mimo_launch.checks.memory import TOLERANCE
+from mimo_launch.data.fact_source import Source
 from mimo_launch.diag.quantities import (
     bytes_text,
     figure,
@@ -19,7 +20,7 @@ from mimo_launch.diag.quantities import (
     sizes_text,
     tokens_text,
 )
-from mimo_launch.drawing.rows import Report
+from mimo_launch.drawing.rows import Header, Report
 from mimo_launch.search.answer import MemoryFit, PlanAnswer, WhatFits
 from mimo_launch.search.wastes import LEAST, SHARES, gpus_text, rows_by_modules
 from mimo_launch.spec.base import LANGUAGE, Axis
@@ -61,6 +62,12 @@ DETAILS = {
     },
     "waiting": {"reading": "for Python to describe the next samples"},
 }
+
+
+# Sources that tell of a user's data; less padding than this is not worth a line.
+_OF_DATA, _SOME_PADDING = (Source.INDEX, Source.HEADERS, Source.EXPECT), 0.1
+# Packing is offered if it makes sequences so many times as full, as `init` does.
+_WORTH_PACKING = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +131,27 @@ def facts_of(report: Report) -> dict[str, str]:
         facts["speed"] += " (--tokens 1T: in how many days)"
     else:
         facts["days"] = f"{figure(answer.days)} for {tokens_text(answer.tokens)} tokens"
+    if header.source in _OF_DATA and header.padding > _SOME_PADDING:
+        facts["padding"] = _padding_text(header, answer.tokens_per_second)
     facts["error"] = answer.accuracy.text
     if answer.scaled_from is not None:
         facts["error"] += f"; rates here are those of an {answer.scaled_from} scaled by data sheets"
     return facts
+
+
+def _padding_text(header: Header, positions_per_second: float) -> str:
+    """Return how many positions hold no token, and what packing would change."""
+    full = 1 - header.padding
+    text = (
+        f"{100 * header.padding:.0f}% of positions hold no token; "
+        f"{full * positions_per_second:,.0f} tokens/s are of the data"
+    )
+    if header.padding_if_packed is None:
+        return text
+    times = (1 - header.padding_if_packed) / full
+    if times < _WORTH_PACKING:
+        return text
+    return f"{text}. `packing: true` under `data` puts {times:.1f} times as many into a step"
 
 
 def _fit_text(fit: MemoryFit) -> str:

@@ -26,7 +26,8 @@ class Header:
     """The step as a whole; `nominal_rows` are the rows of one sample, by encoder or generator.
 
     `nominal` says which samples: `mean`, of a step of the run, or `largest`. `source` and `basis`
-    say where their sizes come from; `padding` is the share of positions without a token.
+    say where their sizes come from; `padding` is the share of positions without a token,
+    `padding_if_packed` that of the same data with `packing: true`, if it could be set.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Header:
     source: str
     basis: str
     padding: float
+    padding_if_packed: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
