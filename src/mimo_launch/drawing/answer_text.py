@@ -264,6 +264,8 @@ def holders_of(report: Report) -> Iterator[HolderText]:
             if each.module == module.name
         ]
         settings = {
+            f"adapter of rank {module.adapter_rank}": module.adapter_rank is not None,
+            f"shards over {module.shard_over}": module.shard_over is not None,
             "sharding full": module.sharding == "full",
             "recompute full": module.recompute == "full",
             "sequence parallel": module.sequence_parallel,

@@ -197,6 +197,8 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
         sequence_parallel=module.sequence_parallel,
         frozen=module.frozen,
         sharding=mine.sharding,
+        shard_over=mine.shard_over,
+        adapter_rank=None if mine.adapter is None else mine.adapter.rank,
         backend=mine.backend,
         fp8=None if mine.fp8 is None else mine.fp8.scaling,
         recompute=mine.recompute,

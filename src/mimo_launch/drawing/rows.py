@@ -66,6 +66,8 @@ class ModuleRow:
     sequence_parallel: bool
     frozen: bool
     sharding: str
+    shard_over: int | None
+    adapter_rank: int | None
     backend: str
     fp8: str | None
     recompute: str
