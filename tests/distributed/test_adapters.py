@@ -240,7 +240,7 @@ def backward_seconds(**language: Any) -> float:
     train = made.train.model_copy(update={"precision": "bf16"})
     plan = Plan.of(made.model_copy(update={"train": train}))
     costs, module = Estimator.of(plan).model, plan.layout.language
-    work, stage = costs.work["language"], module.stages[0]
+    work, stage = costs.work["language"][0], module.stages[0]
     return StageKernels(plan.spec, plan.layout, module, stage, work, costs.constants).backward()
 
 

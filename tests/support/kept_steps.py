@@ -4,7 +4,6 @@ Kernels of GPUs have stand-ins that keep what these keep and compute zeros; `tor
 before it makes kernels.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,12 +17,9 @@ from torch import Tensor
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.sample_order import global_order
 from mimo_launch.estimate.memory import stage_memory
-from mimo_launch.estimate.workload import encoder_workload, language_spans
-from mimo_launch.kinds.layer import Workload
+from mimo_launch.estimate.workload import workload
 from mimo_launch.layers import attention, mamba, recurrent, varlen_attention
 from mimo_launch.layers.parameter_segments import local_tensor
-from mimo_launch.layout.layout import Layout
-from mimo_launch.layout.replica_views import LanguageView
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.step_state import StepState
 from mimo_launch.schedule.actions import Action
@@ -104,17 +100,6 @@ class Kept:
     estimated: int
 
 
-def language_work(layout: Layout, view: LanguageView) -> Workload:
-    """Return the work of a microbatch."""
-    samples = [view.data.samples[sample] for sample in view.samples]
-    return Workload(
-        spans=Counter(n for each in samples for n in language_spans(each, layout.seq)),
-        held=len(samples) * layout.seq // layout.language.grid.size(Axis.CP),
-        rows=0,
-        forwards=layout.num_groups(layout.language),
-    )
-
-
 class _Watch:
     """Counts what each forward of a session keeps: saved tensors and outputs, each storage once.
 
@@ -169,11 +154,7 @@ class _Watch:
         name, number = action.module, action.stage or 0
         layout, module = session.layout, session.layout[name]
         replica = module.grid.index(Axis.DP, session.rank)
-        if module.is_language:
-            work = language_work(layout, step.views.language(replica, action.index))
-        else:
-            view = step.views.encoder(name, replica, action.index)
-            work = encoder_workload(view, times=1, forwards=layout.num_groups(module))
+        work = workload(step.views, module, replica, action.index)
         tp = module.grid.index(Axis.TP, session.rank)
         memory = stage_memory(session.spec, layout, module, module.stages[number], work, tp)
         measured = sum(each.nbytes() for each in storages)

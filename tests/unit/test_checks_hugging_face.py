@@ -248,7 +248,8 @@ def test_windows_are_those_of_transformers() -> None:
             part = part_of(config, "decoder")
             assert part.not_computed() == ()
             keys = part.keys()
-            assert keys["sliding_window"] == {"size": 7, "full": full, "rope_theta": None}
+            window = {"size": 7, "full": full, "rope_theta": None, "chunked": False}
+            assert keys["sliding_window"] == window
         model = model_from_data({"kind": "decoder", **plain(keys)})
         back = part.family.config(model)
         assert part_of(back, "decoder").keys() == keys

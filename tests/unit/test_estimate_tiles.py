@@ -64,7 +64,7 @@ def test_gathered_patches_stand_beside_them(vision: dict[str, Any], copies: int)
     size = patches_of(made) * LANGUAGE_WIDTH * 2
     stage = memory_of(made, "vision")
     assert stage.forward_extra == copies * size
-    assert stage.backward_extra >= copies * size
+    assert stage.end_extra >= copies * size
     first = memory_of(tiled(**vision, pp=2), "vision", 0)
     assert first.forward_extra == 0
 

@@ -40,7 +40,9 @@ class Watched(KernelTable):
 def kernels_of(of: Spec, module: str = "language") -> StageKernels:
     model: CostModel = Estimator.of(Plan.of(of), Calibration()).model
     own = model.layout[module]
-    return StageKernels(of, model.layout, own, own.stages[0], model.work[module], model.constants)
+    return StageKernels(
+        of, model.layout, own, own.stages[0], model.work[module][0], model.constants
+    )
 
 
 def asked(mine: StageKernels) -> list[tuple[Any, ...]]:
