@@ -422,6 +422,7 @@ def test_no_line_offered_for_a_mutated_spec_changes_its_meaning(mistake: str) ->
 # Fixtures whose help offers no line, and why.
 PROSE = {
     "bad-override": "the `--set` is named, not a line of the file",
+    "adapter-start-unlike": "only the user knows the folder",
     "bad-override.index": "any item of the list may be meant",
     "bad-override.no-value": "only the user knows the value",
     "class-not-found": "the package is missing, not a line",

@@ -50,7 +50,7 @@ def adapter_has_place(spec: Spec, name: str) -> Findings:
             headline=f"`{name}` is frozen and has an adapter",
             path=(*path, "frozen"),
             why="an adapter trains, and the weights of a module with an adapter are frozen anyway",
-            help="delete `frozen: true`",
+            help="write `frozen: false`",
             related=(Related((*path, "adapter"), "adapter"),),
         )
 
