@@ -7,9 +7,10 @@ Relies on: `hugging_face` for names; safetensors, of which each rank reads what 
 Leaves: the weights below the adapter to `hugging_face`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,6 +53,8 @@ def load_adapter(
         config = read_adapter_config(folder)
         with safe_open(folder / theirs.ADAPTER_WEIGHTS, framework="pt") as file:
             known = set(file.keys())
+            # The boxes of A and of B need both; a layer has few maps.
+            read_tensor = lru_cache(maxsize=16)(file.get_tensor)
             for box in [] if module is None else weight_boxes(module):
                 if not is_adapter(box.name):
                     continue
@@ -60,7 +63,7 @@ def load_adapter(
                     missing.append(plain(box.name))
                     continue
                 used |= {found.module + theirs.DOWN, found.module + theirs.UP}
-                found.fill(box, file, config)
+                found.fill(box, read_tensor, config)
         mine = {key for key in known if _belongs(part, key)}
     except (OSError, ValueError, FilesError, SafetensorError) as error:
         problem, mine = str(error), set()
@@ -117,11 +120,9 @@ class _Update:
                 return cls(module, place, spec.adapter.rank, spec.adapter.scale)
         return None
 
-    def fill(self, box: Box, file: Any, config: AdapterConfig) -> None:
+    def fill(self, box: Box, read: Callable[[str], Tensor], config: AdapterConfig) -> None:
         """Fill a box of A or B. Raises: ValueError if the rank differs."""
-        down: Tensor = file.get_tensor(self.module + theirs.DOWN)
-        up: Tensor = file.get_tensor(self.module + theirs.UP)
-        mine = self._rows(up)
+        down, mine = read(self.module + theirs.DOWN), self._rows(read(self.module + theirs.UP))
         columns = self._columns(mine)
         factor = config.scale(self.module.removeprefix(theirs.PREFIX)) / self.scale
         whole = factor * mine[:, columns] if box.name.endswith(UP) else down[columns]

@@ -38,8 +38,6 @@ GPUS_PER_NODE = 8
 BATCH = 32
 SEQ = 2048
 TEXT_ROOM = 256
-# Sequences are packed if they are then this much fuller; each step holds more samples then.
-LEAST_FULLER = 1.25
 
 
 class CannotDraft(Exception):
@@ -190,7 +188,7 @@ def _packing(data: Mapping[str, Any]) -> tuple[bool, str]:
     if data["data"]["kind"] != "webdataset":
         return False, ""
     # Imported here because other specs need no look at data.
-    from mimo_launch.data.expected_steps import expected_steps
+    from mimo_launch.data.expected_steps import WORTH_PACKING, expected_steps
 
     # A faulty spec is refused later, with all of its faults.
     with suppress(ValueError):
@@ -199,7 +197,7 @@ def _packing(data: Mapping[str, Any]) -> tuple[bool, str]:
             return False, f"Plans rest on {steps.basis}."
         alone, packed = (1 - steps.padding_with(packing=each) for each in (False, True))
         words = f"With one sample in each, sequences are {percent(alone)} full"
-        packs = packed >= LEAST_FULLER * alone
+        packs = packed >= WORTH_PACKING * alone
         if packs:
             words += f"; packed, {percent(packed)}"
         return packs, f"{words} ({steps.basis})."

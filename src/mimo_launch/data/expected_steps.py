@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mimo_launch.data.fact_source import Source
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.layout.layout import Layout, build_layout
-from mimo_launch.layout.step_data import SampleData, StepData
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.spec import Spec, WebdatasetData
 
 # Imported where needed: a spec that needs no estimates is checked without numpy.
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # Steps that stand for the run.
 MOST_SAMPLED = 8
-# Samples of which one is typical.
-_SOME = 256
+# Packing is worth it if sequences are then so many times as full: a step holds more samples then.
+WORTH_PACKING = 1.25
 GUESS_BASIS = (
     "a guess: no shards can be read here, and `data.expect` does not say what samples hold; write "
     "`expect: {images: 1.5, rows: 240, text: 400}` in `data`"
@@ -73,19 +73,6 @@ class ExpectedSteps:
     def padding(self) -> float:
         """The share of positions that hold no token."""
         return 1 - self.tokens / self.positions
-
-    @property
-    def typical(self) -> SampleData:
-        """A sample of the first step with a median number of rows, where one stands for all.
-
-        It has an image if any of them has.
-        """
-        some = sorted(
-            self.sampled[0].samples[:_SOME],
-            key=lambda sample: sum(map(sample.rows, sample.spans)),
-        )
-        some = [each for each in some if each.spans] or some
-        return some[len(some) // 2]
 
     @cached_property
     def heaviest(self) -> tuple[StepData, ...]:

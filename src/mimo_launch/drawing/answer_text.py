@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mimo_launch.checks.memory import TOLERANCE
+from mimo_launch.data.expected_steps import WORTH_PACKING
 from mimo_launch.data.fact_source import Source
 from mimo_launch.diag.quantities import (
     bytes_text,
@@ -66,8 +67,6 @@ DETAILS = {
 
 # Sources that tell of a user's data; less padding than this is not worth a line.
 _OF_DATA, _SOME_PADDING = (Source.INDEX, Source.HEADERS, Source.EXPECT), 0.1
-# Packing is offered if it makes sequences so many times as full, as `init` does.
-_WORTH_PACKING = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +148,7 @@ def _padding_text(header: Header, positions_per_second: float) -> str:
     if header.padding_if_packed is None:
         return text
     times = (1 - header.padding_if_packed) / full
-    if times < _WORTH_PACKING:
+    if times < WORTH_PACKING:
         return text
     return f"{text}. `packing: true` under `data` puts {times:.1f} times as many into a step"
 

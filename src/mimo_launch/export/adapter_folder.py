@@ -48,7 +48,7 @@ def adapter_plan(spec: Spec, plans: Sequence[FolderPlan]) -> AdapterPlan:
     reasons = [
         f"`{name}` trains weights that an adapter does not hold"
         for name, module in spec.modules.items()
-        if module.frozen == "except_projector" or module.body_trains
+        if module.projector_trains
     ]
     if not any(module.adapter for module in spec.modules.values()):
         reasons = ["no module has an adapter"]
