@@ -144,6 +144,20 @@ def test_the_first_screen_tells_of_padding_and_what_packing_changes(tmp_path: Pa
     assert padding_of(packed)[0].padding_if_packed is None
 
 
+def test_the_first_screen_names_the_largest_step_once_an_index_knows_all(tmp_path: Path) -> None:
+    made = data_set("photographs and chats", tmp_path)
+    before = build_report(Plan.of(made), advice=False)
+    assert before.answer.fit.step is None
+    assert "largest step" not in facts_of(before)["memory"]
+    ready_shards(made, Console(), speaks=False)
+    report = build_report(Plan.of(made), advice=False)
+    fit, fullest = report.answer.fit, max(report.estimates.ranks, key=lambda row: row.total_bytes)
+    assert (fit.step, fit.rank) == (fullest.fullest_step, fullest.fullest_rank)
+    said = f"the largest step is {fullest.fullest_step + 1}, on rank {fullest.fullest_rank}"
+    assert facts_of(report)["memory"].endswith(said)
+    assert build_report(Plan.of(made), worst=True, advice=False).answer.fit.step is None
+
+
 def padding_of(given: Spec) -> tuple[Header, str]:
     """Return the head of a plan, and its line about padding."""
     report = build_report(Plan.of(given), advice=False)

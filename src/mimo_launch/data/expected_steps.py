@@ -70,6 +70,14 @@ class ExpectedSteps:
         return 0 if self.order is None else self.order.num_steps
 
     @property
+    def names_largest(self) -> bool:
+        """Whether known steps are the run's own, so that the heaviest has a number."""
+        order = self.order
+        if order is None or len(order.ids) > order.records.most:
+            return False
+        return self.source in (Source.DRAWN, Source.INDEX)
+
+    @property
     def padding(self) -> float:
         """The share of positions that hold no token."""
         return 1 - self.tokens / self.positions

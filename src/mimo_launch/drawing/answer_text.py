@@ -117,7 +117,7 @@ def facts_of(report: Report) -> dict[str, str]:
     dp = next(row.grid[Axis.DP] for row in report.modules if row.name == LANGUAGE)
     replicas = f" on each of {dp:,} language replicas" if dp > 1 else ""
     facts = {
-        "memory": _fit_text(answer.fit),
+        "memory": _fit_text(answer.fit) + _largest_step(header, answer.fit),
         "step": f"{seconds_text(answer.step_seconds)} for {header.global_batch:,} samples of "
         f"{header.seq:,} tokens: {header.microbatches} "
         f"microbatch{'es' * (header.microbatches != 1)} of {header.microbatch_size}"
@@ -151,6 +151,14 @@ def _padding_text(header: Header, positions_per_second: float) -> str:
     if times < WORTH_PACKING:
         return text
     return f"{text}. `packing: true` under `data` puts {times:.1f} times as many into a step"
+
+
+def _largest_step(header: Header, fit: MemoryFit) -> str:
+    """Return which step of a user's data is the largest, if all are known."""
+    if fit.step is None or header.source not in _OF_DATA:
+        return ""
+    of = "" if fit.among is None else f" of the first {fit.among:,}"
+    return f"; the largest step{of} is {fit.step + 1:,}, on rank {fit.rank:,}"
 
 
 def _fit_text(fit: MemoryFit) -> str:

@@ -23,10 +23,17 @@ _SECONDS_PER_DAY = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """The ranks that need the most memory; `gpu_memory` is None if the spec does not give it."""
+    """The ranks that need the most memory; `gpu_memory` is None if the spec does not give it.
+
+    One of them, `rank`, needs it in the largest `step` of the run, counted from 0, or of its first
+    `among` steps if only they are known. Both are None if the run's own steps are not known.
+    """
 
     modules: tuple[str, ...]
     ranks: tuple[int, ...]
+    rank: int
+    step: int | None
+    among: int | None
     needed_bytes: int
     gpu_memory: int | None
 
@@ -120,7 +127,8 @@ def answer_of(
     estimator: Estimator, estimates: Estimates, *, tokens: int | None = None, seeks: bool = True
 ) -> PlanAnswer:
     """Return the answer for a job that trains on `tokens`; seek changes if `seeks`."""
-    world = estimator.layout.world_size
+    world, expected = estimator.layout.world_size, estimator.expected
+    in_part = expected.looked_at < expected.num_steps
     tightest = max(estimates.ranks, key=lambda row: row.total_bytes)
     lost = wastes(estimator.spec, estimates, estimator.constants, world)
     compared, tried = 0, dict[str, int]()
@@ -138,6 +146,9 @@ def answer_of(
         fit=MemoryFit(
             modules=modules_of(tightest),
             ranks=tightest.ranks,
+            rank=tightest.fullest_rank,
+            step=tightest.fullest_step if expected.names_largest else None,
+            among=expected.looked_at if expected.names_largest and in_part else None,
             needed_bytes=tightest.total_bytes,
             gpu_memory=estimates.gpu_memory,
         ),
