@@ -122,6 +122,79 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    "seed_oss": (
+        {"norm_eps": 1e-3, "head_dim": 12, "qkv_bias": True, "output_bias": True},
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 12, "attention_out_bias": True,
+            "attention_dropout": 0.0, "residual_dropout": 0.0, "pad_token_id": None,
+        },
+    ),
+    **{
+        kind: (
+            {
+                "norm_eps": 1e-3, "head_dim": 8, "rotary_interleaved": True, "rope_theta": 500.0,
+                "tied": kind == "ernie4_5",
+            },
+            {
+                "rms_norm_eps": 1e-3, "head_dim": 8, "pad_token_id": None,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        )
+        for kind in ("ernie4_5", "helium")
+    },
+    # The first layer attends to whole sequences.
+    "cwm": (
+        {
+            "norm_eps": 1e-3, "head_dim": 12, "rope_theta": 500.0,
+            "sliding_window": {"size": 5, "full": [0]},
+        },
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 12, "sliding_window": 5, "eos_token_id": 1,
+            "bos_token_id": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "ministral": (
+        {"norm_eps": 1e-3, "head_dim": 12, "sliding_window": {"size": 5, "full": [1]}},
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 12, "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "phi3": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "rotary_factor": 0.5, "rope_theta": 500.0,
+            "sliding_window": {"size": 5, "full": []},
+        },
+        {
+            "rms_norm_eps": 1e-3, "sliding_window": 5, "pad_token_id": None, "bos_token_id": 1,
+            "eos_token_id": 2, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "youtu": (
+        {
+            "norm_eps": 1e-3, "kv_heads": 4, "head_dim": 10, "rope_theta": 500.0, "tied": True,
+            "mla": {"kv_rank": 12, "q_rank": 14, "rope_head_dim": 4, "v_head_dim": 6},
+        },
+        {
+            "rms_norm_eps": 1e-3, "num_key_value_heads": 4, "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4, "v_head_dim": 6, "kv_lora_rank": 12, "q_lora_rank": 14,
+            "bos_token_id": 1, "eos_token_id": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "gemma": (
+        {
+            "norm_eps": 1e-2, "head_dim": 12, "tied": True, "activation": "gelu_tanh",
+            "norm_offset": True, "embedding_scale": 32**0.5,
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "tie_word_embeddings": True,
+            "pad_token_id": None,
+        },
+    ),
     # The same.
     "gemma3_text": (
         {
@@ -170,6 +243,54 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "rms_norm_eps": 1e-2, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3,
             "moe_intermediate_size": 20, "mlp_only_layers": [0], "norm_topk_prob": False,
+        },
+    ),
+    "qwen2_moe": (
+        {
+            "norm_eps": 1e-2, "qkv_bias": True, "head_dim": None,
+            "sliding_window": {"size": 5, "full": [1]},
+            "moe": {
+                "experts": 6, "top_k": 3, "width": 20, "normalize": False, "first_dense": 1,
+                "aux_loss": 0.0, "shared": 24, "shared_gate": True,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "num_experts": 6, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24,
+            "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 5,
+        },
+    ),
+    # The first layer has an MLP, the second one experts.
+    "dots1": (
+        {
+            "norm_eps": 1e-2, "head_dim": 12, "qk_norm": True,
+            "sliding_window": {"size": 5, "full": [0]},
+            "moe": {
+                "experts": 6, "top_k": 3, "width": 20, "score": "sigmoid", "scale": 2.5,
+                "shared": 20, "first_dense": 1, "aux_loss": 0.0, "bias_update_rate": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "moe_intermediate_size": 20,
+            "n_routed_experts": 6, "num_experts_per_tok": 3, "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1, "n_shared_experts": 1, "norm_topk_prob": True,
+            "sliding_window": 5, "max_window_layers": 1,
+        },
+    ),
+    "glm4_moe_lite": (
+        {
+            "norm_eps": 1e-2, "rope_theta": 500.0, "head_dim": 10, "kv_heads": 4,
+            "mla": {"kv_rank": 12, "q_rank": 14, "rope_head_dim": 4, "v_head_dim": 6},
+            "moe": {
+                "experts": 6, "top_k": 3, "width": 20, "score": "sigmoid", "scale": 1.8,
+                "shared": 20, "first_dense": 1, "aux_loss": 0.0, "bias_update_rate": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "num_key_value_heads": 4, "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4, "v_head_dim": 6, "kv_lora_rank": 12, "q_lora_rank": 14,
+            "moe_intermediate_size": 20, "n_routed_experts": 6, "num_experts_per_tok": 3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
     # The first layer attends in windows, the second one to whole sequences.
@@ -315,7 +436,12 @@ def widen(model: nn.Module) -> None:
         if type(module).__name__ == "Ministral3Attention":
             # Its factors of queries.
             module.register_forward_pre_hook(exact, with_kwargs=True)
-        if type(module).__name__ in ("Gemma2RMSNorm", "Gemma3RMSNorm", "Qwen3NextRMSNorm"):
+        if type(module).__name__ in (
+            "GemmaRMSNorm",
+            "Gemma2RMSNorm",
+            "Gemma3RMSNorm",
+            "Qwen3NextRMSNorm",
+        ):
             module.forward = MethodType(offset, module)  # type: ignore[method-assign]
         elif type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(norm, module)  # type: ignore[method-assign]

@@ -201,6 +201,51 @@ MODELS: dict[str, tuple[Config, int]] = {
         ),
         64,
     ),
+    "gemma-7b": (
+        dense("gemma", 28, 3072, 16, 16, 24576, 256000, head_dim=256, hidden_act="gelu"), 16,
+    ),
+    "phi-4": (
+        dense(
+            "phi3", 40, 5120, 40, 10, 17920, 100352, rms_norm_eps=1e-5, rope_theta=250000,
+            partial_rotary_factor=1.0, sliding_window=None,
+        ),
+        16,
+    ),
+    "Seed-OSS-36B": (
+        dense(
+            "seed_oss", 64, 5120, 80, 8, 27648, 155136, head_dim=128, attention_bias=True,
+            rope_theta=1e7, attention_dropout=0.0, residual_dropout=0.0,
+        ),
+        64,
+    ),
+    "ERNIE-4.5-0.3B": (
+        dense("ernie4_5", 18, 1024, 16, 2, 3072, 103424, head_dim=128, rope_theta=500000), 8,
+    ),
+    "Ministral-8B-2410": (
+        dense(
+            "ministral", 36, 4096, 32, 8, 12288, 131072, head_dim=128, rms_norm_eps=1e-5,
+            rope_theta=1e8, sliding_window=32768,
+        ),
+        16,
+    ),
+    "Qwen2-57B-A14B": (
+        dense(
+            "qwen2_moe", 28, 3584, 28, 4, 18944, 151936, num_experts=64, num_experts_per_tok=8,
+            moe_intermediate_size=2560, shared_expert_intermediate_size=20480,
+            norm_topk_prob=False, rope_theta=1e6, use_sliding_window=False,
+        ),
+        64,
+    ),
+    "GLM-4.7-Flash": (
+        {
+            **dense("glm4_moe_lite", 47, 2048, 20, 20, 10240, 154880, rms_norm_eps=1e-5),
+            "kv_lora_rank": 512, "q_lora_rank": 768, "qk_nope_head_dim": 192,
+            "qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 64,
+            "n_shared_experts": 1, "num_experts_per_tok": 4, "moe_intermediate_size": 1536,
+            "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8, "rope_theta": 1e6,
+        },
+        64,
+    ),
     "gemma-2-2b": (gemma2(26, 2304, 8, 4, 9216), 8),
     "gemma-2-9b": (gemma2(42, 3584, 16, 8, 14336), 16),
     "gemma-2-27b": (gemma2(46, 4608, 32, 16, 36864, head_dim=128, query_pre_attn_scalar=144), 64),

@@ -33,7 +33,15 @@ PICTURE = {"pixel_values": torch.linspace(-1, 1, 192).view(1, 3, 8, 8)}
 CLIP = {"input_features": torch.linspace(-1, 1, 32).view(1, 4, 8)}
 TEXT = {"input_ids": torch.arange(1, 9)[None]}
 SIZES = {
-    **dict.fromkeys(("llama", "qwen2", "gemma2", "gemma3_text", "glm", "glm4"), (DECODER, TEXT)),
+    **dict.fromkeys(
+        (
+            "llama", "qwen2", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
+            "helium", "cwm", "phi3",
+        ),
+        ({**DECODER, "pad_token_id": None}, TEXT),
+    ),
+    # It has dropout by default.
+    "seed_oss": ({**DECODER, "attention_dropout": 0.0, "residual_dropout": 0.0}, TEXT),
     "mixtral": ({**DECODER, "num_local_experts": 2}, TEXT),
     **dict.fromkeys(("siglip_vision_model", "clip_vision_model"), (VISION, PICTURE)),
     # Of which the places of patches are stretched at random by default.

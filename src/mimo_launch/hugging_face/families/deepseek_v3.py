@@ -1,12 +1,13 @@
-"""DeepSeek-V3: latent attention, experts in groups, a shared expert; also Kimi-K2.
+"""DeepSeek-V3: latent attention, experts in groups, a shared expert; also Kimi-K2, GLM-4.7-Flash.
 
 Weights in FP8, the form of the published folders, are read by `quantized`. `transformers` has no
 Kimi-K2: Python code in its folders, which is neither read nor copied, computes it.
 
-Sources: `transformers` 5.23, models/deepseek_v3; arXiv:2412.19437; the published folders of
-Kimi-K2; arXiv:2507.20534.
+Sources: `transformers` 5.23, models/deepseek_v3; 5.24, models/youtu and models/glm4_moe_lite;
+arXiv:2412.19437; the published folders of Kimi-K2; arXiv:2507.20534.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,13 @@ DEPTHS = DepthsAfterLayers(
     }
 )
 WRITTEN_DEPTHS = {DEPTHS.key: lambda model: kind_of(model).depths}
+
+
+def _with(defaults: Config) -> Callable[[Config], Config]:
+    """Return what adds defaults; null means a default, except for the narrow width of queries."""
+    return lambda config: (
+        defaults | {key: x for key, x in config.items() if x is not None or key == _Q_RANK}
+    )
 
 
 def _q_rank(config: Config) -> float | None:
@@ -80,6 +88,17 @@ _MLA = Settings(
     },
     rest={"norm_eps": Mla.model_fields["norm_eps"].default},
 )
+_LATENT = in_layers(
+    f"{LAYERS}self_attn.",
+    {
+        "q_down.weight": "q_a_proj.weight",
+        "q_norm.weight": "q_a_layernorm.weight",
+        "kv_down.weight": "kv_a_proj_with_mqa.weight",
+        "kv_norm.weight": "kv_a_layernorm.weight",
+        "kv_up.weight": "kv_b_proj.weight",
+    },
+    "layers.*.attention.latent.",
+) | in_layers(LAYERS, {"attention.latent.q_up.weight": _query})
 DEEPSEEK_V3 = Family(
     model_type="deepseek_v3",
     kind="decoder",
@@ -101,23 +120,10 @@ DEEPSEEK_V3 = Family(
         ),
         moe=decoders.GROUPED,
     ).but({}, WRITTEN_DEPTHS),
-    tensors=decoders.GROUPED_TENSORS
-    | in_layers(
-        f"{LAYERS}self_attn.",
-        {
-            "q_down.weight": "q_a_proj.weight",
-            "q_norm.weight": "q_a_layernorm.weight",
-            "kv_down.weight": "kv_a_proj_with_mqa.weight",
-            "kv_norm.weight": "kv_a_layernorm.weight",
-            "kv_up.weight": "kv_b_proj.weight",
-        },
-        "layers.*.attention.latent.",
-    )
-    | in_layers(LAYERS, {"attention.latent.q_up.weight": _query}),
+    tensors=decoders.GROUPED_TENSORS | _LATENT,
     depths=DEPTHS,
     defaults=_DEFAULTS,
-    prepared=lambda config: _DEFAULTS
-    | {key: x for key, x in config.items() if x is not None or key == _Q_RANK},
+    prepared=_with(_DEFAULTS),
     refused=decoders.not_computed()
     + refusals(
         where(
@@ -160,3 +166,67 @@ KIMI_K2 = replace(
     "a folder of Kimi-K2 is written as a DeepSeek-V3. The tokenizer, Python code as well, is not "
     "read: [shards](data.md) need a `tokenizer.json`.",
 )
+_YOUTU: Config = {
+    "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 6144,
+    "num_hidden_layers": 32, _HEADS: 16, "kv_lora_rank": 512, _TURNING: 64, "v_head_dim": 128,
+    _STILL: 128, "tie_word_embeddings": True,
+}  # fmt: skip
+YOUTU = replace(
+    DEEPSEEK_V3,
+    model_type="youtu",
+    architecture="YoutuForCausalLM",
+    published=("tencent/Youtu-LLM-2B",),
+    settings=replace(DEEPSEEK_V3.settings.but({"moe": None}), written={}),
+    tensors=decoders.TENSORS | _LATENT,
+    depths=None,
+    defaults=_YOUTU,
+    prepared=_with(_YOUTU),
+    rank=2,
+    notes="A DeepSeek-V3 without experts.",
+)
+_TYPES, _DENSE, _SPARSE = "mlp_layer_types", "dense", "sparse"
+_LITE: Config = {
+    "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240,
+    "moe_intermediate_size": 1536, "num_hidden_layers": 47, _HEADS: 20, "n_shared_experts": 1,
+    "n_routed_experts": 64, "routed_scaling_factor": 1.8, "kv_lora_rank": 512, _Q_RANK: 768,
+    _TURNING: 64, "v_head_dim": 256, _STILL: 192, "n_group": 1, "topk_group": 1,
+    "num_experts_per_tok": 4, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def _lite(config: Config) -> Config:
+    """Return a configuration with the number of its first layers, which have no experts."""
+    said = _with(_LITE)(config)
+    types = said.get(_TYPES)
+    dense = types.count(_DENSE) if isinstance(types, list) else 1
+    return said | {"first_k_dense_replace": dense}
+
+
+def _mixed(config: Config) -> bool:
+    types = config.get(_TYPES) or []
+    return types != sorted(types)
+
+
+def _types(model: Any) -> Config:
+    dense = model.layers if model.moe is None else model.moe.first_dense
+    return {_TYPES: [_DENSE if i < dense else _SPARSE for i in range(model.layers)]}
+
+
+GLM4_MOE_LITE = replace(
+    DEEPSEEK_V3,
+    model_type="glm4_moe_lite",
+    architecture="Glm4MoeLiteForCausalLM",
+    published=("zai-org/GLM-4.7-Flash",),
+    settings=DEEPSEEK_V3.settings.but({"layers": Computed(
+        lambda config: number(config, "num_hidden_layers"),
+        lambda model: {"num_hidden_layers": model.layers, **_types(model)},
+        f"`num_hidden_layers`; `{_TYPES}` says how many come before experts",
+    )}),
+    refused=DEEPSEEK_V3.refused
+    + refusals(where(_TYPES, "with experts before an MLP", _mixed)),
+    defaults=_LITE,
+    prepared=_lite,
+    rank=2,
+    notes="A DeepSeek-V3 with another list of layers. With `mtp` in `model`, the layers that "
+    "[predict further tokens](further-tokens.md#folders) are read and written, too.",
+)  # fmt: skip

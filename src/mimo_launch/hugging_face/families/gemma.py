@@ -1,6 +1,7 @@
-"""Gemma 2 and 3: capped scores and logits, norms on both sides, windows; Gemma 3 also reads images.
+"""Gemma 1 to 3: scaled embeddings; since 2 capped scores, norms on both sides, windows; 3 sees.
 
-Sources: `transformers` 5.23, models/gemma2 and models/gemma3; arXiv:2408.00118, arXiv:2503.19786.
+Sources: `transformers` 5.24, models/gemma; 5.23, models/gemma2 and models/gemma3;
+arXiv:2403.08295, arXiv:2408.00118, arXiv:2503.19786.
 """
 
 from collections.abc import Iterator
@@ -65,13 +66,41 @@ def _cap(ours: str, key: str) -> dict[str, Computed]:
     return {ours: Computed(found, lambda model: {key: getattr(model, ours)}, words)}
 
 
-_PARTS: dict[str, Any] = {
-    "activation": Named("hidden_activation", _ACTIVATIONS, _ACTIVATION),
-    "post_norms": True,
+_FIRST: dict[str, Any] = {
     "norm_offset": True,
     "embedding_scale": Computed(
         lambda config: number(config, "hidden_size") ** 0.5, words="the root of `hidden_size`"
     ),
+}
+_BOTH_WAYS = "use_bidirectional_attention"
+# Published folders name the exact function but mean its approximation.
+_FIRST_ACTIVATIONS = {_ACTIVATION: "gelu_tanh", "gelu": "gelu_tanh"}
+GEMMA = Family(
+    model_type="gemma",
+    kind="decoder",
+    architecture="GemmaForCausalLM",
+    published=("google/gemma-7b", "google/gemma-2b"),
+    settings=decoders.decoder(
+        decoders.sizes(kv_heads=16, head_size=256),
+        activation=Named("hidden_act", _FIRST_ACTIVATIONS, _ACTIVATION),
+        **_FIRST,
+    ),
+    tensors=decoders.TENSORS,
+    refused=refusals(
+        one_of("hidden_act", _FIRST_ACTIVATIONS, _ACTIVATION),
+        one_of(_BOTH_WAYS, (False, None), False),
+    )
+    + decoders.not_computed(but=("hidden_act",)),
+    defaults={
+        "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "tie_word_embeddings": True,
+    },
+    notes="`gelu` in `hidden_act` means its approximation by tanh, as in `transformers`.",
+)  # fmt: skip
+_PARTS: dict[str, Any] = {
+    **_FIRST,
+    "activation": Named("hidden_activation", _ACTIVATIONS, _ACTIVATION),
+    "post_norms": True,
     _SCALAR: Computed(
         _scalar, lambda model: {_SCALAR: model.query_pre_attn_scalar or model.head_size},
         f"`{_SCALAR}`, unless it is `head_dim`",
@@ -86,10 +115,7 @@ GEMMA2 = Family(
     settings=decoders.decoder(_BLOCK, _WINDOWS, **_PARTS, **_cap("attention_softcap", _SCORE_CAP)),
     tensors=_TENSORS,
     refused=refusals(
-        *(
-            one_of(key, (False, None), False)
-            for key in ("attention_bias", "use_bidirectional_attention")
-        ),
+        *(one_of(key, (False, None), False) for key in ("attention_bias", _BOTH_WAYS)),
         one_of("hidden_activation", _ACTIVATIONS, _ACTIVATION),
         _WINDOWS.refusal(),
         rotary.rope_refusal(),
@@ -190,7 +216,7 @@ GEMMA3_TEXT = Family(
         *(
             one_of(key, (False, None), False)
             # `transformers` has a setting for a cap of scores but does not apply it.
-            for key in ("attention_bias", _SCORE_CAP, "use_bidirectional_attention")
+            for key in ("attention_bias", _SCORE_CAP, _BOTH_WAYS)
         ),
         one_of("hidden_activation", _ACTIVATIONS, _ACTIVATION),
         layer_types(_WINDOWS.layer_types, _layers),

@@ -1,10 +1,14 @@
-"""Llama: the decoder that all others are compared with.
+"""Llama, with which all others are compared, and decoders that differ from it in settings alone.
 
-Source: `transformers` 5.23, models/llama.
+Sources: `transformers` 5.23, models/llama; 5.24, models/seed_oss, models/ernie4_5, models/helium
+and models/cwm.
 """
 
 from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face.decoders import FULL, SLIDING, WindowKeys
 from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.refusals import one_of, only, refusals
 
 LLAMA = Family(
     model_type="llama",
@@ -15,3 +19,102 @@ LLAMA = Family(
     tensors=decoders.TENSORS,
     refused=decoders.not_computed(),
 )
+_BIAS, _OUT_BIAS = "attention_bias", "attention_out_bias"
+SEED_OSS = Family(
+    model_type="seed_oss",
+    kind="decoder",
+    architecture="SeedOssForCausalLM",
+    published=("ByteDance-Seed/Seed-OSS-36B-Instruct",),
+    settings=decoders.decoder(
+        decoders.sizes(kv_heads=8, head_size=128),
+        qkv_bias=(_BIAS, True),
+        output_bias=(_OUT_BIAS, False),
+    ),
+    tensors=decoders.TENSORS,
+    refused=refusals(*(one_of(key, (True, False), True) for key in (_BIAS, _OUT_BIAS)))
+    + decoders.not_computed(but=(_BIAS,)),
+    random=("attention_dropout", "residual_dropout"),
+    defaults={
+        "vocab_size": 155136, "hidden_size": 4096, "intermediate_size": 27648,
+        "num_hidden_layers": 64, "num_attention_heads": 80, "attention_dropout": 0.1,
+        "residual_dropout": 0.1,
+    },
+    rank=1,
+    notes="A Llama with biases of queries, keys and values.",
+)  # fmt: skip
+ERNIE4_5 = Family(
+    model_type="ernie4_5",
+    kind="decoder",
+    architecture="Ernie4_5ForCausalLM",
+    published=("baidu/ERNIE-4.5-0.3B-PT",),
+    settings=decoders.decoder(
+        decoders.sizes(kv_heads=2, head_size=128), rotary_interleaved=True
+    ),
+    tensors=decoders.TENSORS,
+    refused=refusals(only("use_bias", False)) + decoders.not_computed(),
+    random=(),
+    defaults={
+        "vocab_size": 103424, "hidden_size": 1024, "intermediate_size": 3072,
+        "num_hidden_layers": 18, "num_attention_heads": 16, "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5, "tie_word_embeddings": True,
+    },
+    rank=1,
+    notes="Neighbours in a head rotate together (`rotary_interleaved`). The base of rotary "
+    "positions is 5e5 if left out.",
+)  # fmt: skip
+HELIUM = Family(
+    model_type="helium",
+    kind="decoder",
+    architecture="HeliumForCausalLM",
+    published=("kyutai/helium-1-2b",),
+    settings=decoders.decoder(
+        decoders.sizes(kv_heads=20, head_size=128),
+        qkv_bias=(_BIAS, False),
+        rotary_interleaved=True,
+    ),
+    tensors=decoders.TENSORS,
+    refused=refusals(one_of(_BIAS, (True, False), False)) + decoders.not_computed(but=(_BIAS,)),
+    defaults={
+        "vocab_size": 48000, "hidden_size": 2560, "intermediate_size": 7040,
+        "num_hidden_layers": 24, "num_attention_heads": 20, "rms_norm_eps": 1e-8,
+        "rope_theta": 1e5,
+    },
+    rank=2,
+    notes="Neighbours in a head rotate together. The base of rotary positions is 1e5 if left out.",
+)  # fmt: skip
+_WINDOWS, _EVERY = WindowKeys(size=8192, by_layer=True), 4
+_ROPE: Config = {
+    "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def _cwm(config: Config) -> Config:
+    """Return a configuration with kinds of layers; by default every fourth has no window."""
+    layers = range(int(number(config, "num_hidden_layers")))
+    types = [SLIDING if i % _EVERY else FULL for i in layers]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or _ROPE
+    return {
+        **config,
+        "layer_types": config.get("layer_types") or types,
+        "rope_parameters": {"rope_theta": 1e6, **rope} if isinstance(rope, dict) else rope,
+    }
+
+
+CWM = Family(
+    model_type="cwm",
+    kind="decoder",
+    architecture="CwmForCausalLM",
+    published=("facebook/cwm",),
+    settings=decoders.decoder(decoders.sizes(kv_heads=8, head_size=128), _WINDOWS),
+    tensors=decoders.TENSORS,
+    refused=decoders.not_computed(_WINDOWS),
+    defaults={
+        "vocab_size": 128256, "hidden_size": 6144, "intermediate_size": 21504,
+        "num_hidden_layers": 64, "num_attention_heads": 48, "rms_norm_eps": 1e-5,
+    },
+    prepared=_cwm,
+    rank=2,
+    notes="Every fourth layer, beginning with the first, has no window. Without "
+    "`rope_parameters`, rotary positions are scaled as in Llama 3.",
+)  # fmt: skip

@@ -1,13 +1,14 @@
-"""Mistral, Mixtral and Ministral 3: decoders with windows, with experts, and with growing queries.
+"""Mistral, Mixtral, Ministral: decoders with windows, with experts, and with growing queries.
 
-Sources: `transformers` 5.23, models/mistral and models/mixtral; 5.24, models/ministral3;
+Sources: `transformers` 5.23, models/mistral and models/mixtral; 5.24, models/ministral and
+models/ministral3;
 arXiv:2401.04088.
 """
 
 from typing import Any
 
 from mimo_launch.hugging_face import decoders, rotary
-from mimo_launch.hugging_face.decoders import LAYERS, WindowKeys
+from mimo_launch.hugging_face.decoders import FULL, LAYERS, SLIDING, WindowKeys
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import refusals
@@ -26,6 +27,32 @@ MISTRAL = Family(
     refused=decoders.not_computed(_WINDOWS),
     notes="All layers have windows.",
 )
+_BY_LAYER = WindowKeys(by_layer=True)
+
+
+def _with_layers(config: Config) -> Config:
+    """Return a configuration with kinds of layers; by default all have windows, if any."""
+    has = config.get("sliding_window", _BY_LAYER.size) is not None
+    types = [SLIDING if has else FULL] * int(number(config, "num_hidden_layers"))
+    return {**config, "layer_types": config.get("layer_types") or types}
+
+
+MINISTRAL = Family(
+    model_type="ministral",
+    kind="decoder",
+    architecture="MinistralForCausalLM",
+    published=("mistralai/Ministral-8B-Instruct-2410",),
+    settings=decoders.decoder(decoders.sizes(kv_heads=8), _BY_LAYER),
+    tensors=decoders.TENSORS,
+    refused=decoders.not_computed(_BY_LAYER),
+    defaults={
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32,
+    },
+    prepared=_with_layers,
+    rank=1,
+    notes="Layers with windows are those that `layer_types` names, by default all.",
+)  # fmt: skip
 _BLOCK = decoders.sizes(kv_heads=8)
 del _BLOCK["mlp"]
 _MOE = {"experts": decoders.count(), "top_k": "num_experts_per_tok", "width": "intermediate_size"}

@@ -1,0 +1,49 @@
+"""Phi-3 and Phi-4: a Llama whose files stack queries, keys and values, and gate and up.
+
+Source: `transformers` 5.24, models/phi3; arXiv:2404.14219.
+"""
+
+from typing import Any
+
+from mimo_launch.hugging_face import decoders, rotary
+from mimo_launch.hugging_face.decoders import LAYERS, WindowKeys
+from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.rotary import FACTOR
+from mimo_launch.hugging_face.tensors import QKV, fused, in_layers
+
+_WINDOWS = WindowKeys(size=None)
+
+
+def _qkv(model: Any) -> list[int]:
+    """Return the rows of queries, keys and values."""
+    queries, keys = model.heads * model.head_size, model.num_kv_heads * model.head_size
+    return [queries, keys, keys]
+
+
+PHI3 = Family(
+    model_type="phi3",
+    kind="decoder",
+    architecture="Phi3ForCausalLM",
+    published=("microsoft/Phi-3-mini-4k-instruct", "microsoft/phi-4"),
+    settings=decoders.decoder(
+        decoders.sizes(),
+        _WINDOWS,
+        **rotary.rope(rotary.factor_as_written),
+        rotary_factor=rotary.rotary_factor(1.0),
+    ),
+    tensors=decoders.TENSORS
+    | in_layers(
+        LAYERS,
+        fused("self_attn.qkv_proj", QKV, _qkv)
+        | fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up"), lambda model: [model.mlp_width] * 2),
+    ),
+    refused=decoders.not_computed(_WINDOWS, but=(FACTOR,)),
+    random=("attention_dropout", "resid_pdrop"),
+    defaults={
+        "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
+    },
+    rank=1,
+    notes="All layers have windows. The rotary scaling of folders for long texts (`longrope`) "
+    "is refused.",
+)  # fmt: skip
