@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.histories import step, write
+from tests.support.histories import evaluated, step, write
 
 from mimo_launch.cli.report import ROWS
 from mimo_launch.cli.report import cells as cells_of
+from mimo_launch.cli.report_figure import Charts
 from mimo_launch.train.history import read_history
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
@@ -27,6 +28,14 @@ def test_the_row_of_a_run(runs: Callable[..., Path]) -> None:
         "skipped steps": "1", "bad samples": "80", "checkpoints": "0",
         "resumed after": "-",
     }  # fmt: skip
+
+
+def test_the_last_evaluation_of_each_set_is_told(runs: Callable[..., Path]) -> None:
+    run = runs("one")
+    write(run, step(1), evaluated(1, 0.5, "photos"), evaluated(1, 0.25, "charts"))
+    assert cells(run)["last evaluation"] == "photos 0.5000; charts 0.2500"
+    lines = Charts([read_history(run)], 1).loss().lines
+    assert [each.name for each in lines[1:]] == ["evaluation photos", "evaluation charts"]
 
 
 @pytest.mark.parametrize(("wanted", "status"), [(40, "done"), (100, "step 40 of 100")])

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 from tests.support.shard_runs import GLOBAL, read_parts, shard_spec
-from tests.support.shards import planted, write_shards
+from tests.support.shards import planted, write_shard, write_shards
 from tests.support.specs import box
 
 from mimo_launch.data.build import build_dataset
+from mimo_launch.data.index.open_split import NotTrainable
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
-from mimo_launch.train.events import StepFinished
+from mimo_launch.train.events import EvalFinished, StepFinished
 from mimo_launch.train.loop import train
 from mimo_launch.train.rank_session import RankSession
 
@@ -79,3 +80,43 @@ def test_layouts_learn_the_same_from_shards(shards: tuple[Path, dict[str, str]])
             assert tokens == same
             assert loss == pytest.approx(expected, rel=1e-10)
     assert want[0][0] != pytest.approx(want[-1][0], rel=1e-4), "it learns something"
+
+
+def evaluations(made: Spec) -> list[EvalFinished]:
+    events: list[Any] = []
+    with RankSession(Plan.of(made), randomise=True) as session:
+        train(session, events.append)
+    return [each for each in events if isinstance(each, EvalFinished)]
+
+
+def test_each_named_set_has_the_numbers_of_one_rank_that_evaluates_it_alone(
+    shards: tuple[Path, dict[str, str]],
+) -> None:
+    """On six ranks; a shard of two sets counts in both."""
+    folder, _ = shards
+    parts = {"photos": ["000", "001"], "charts": ["001", "002"], "few": ["002"]}
+    sets = {n: tuple(str(folder / f"{each}.tar") for each in names) for n, names in parts.items()}
+    one = {"vision": box(0), "language": box(0)}
+    wide = {"vision": box(0, dp=2), "language": box(2, tp=2, pp=2)}
+
+    def asked(modules: dict[str, Any], held: Any) -> Spec:
+        train = {"steps": 1, "precision": "fp64"}
+        made = shard_spec(folder, 1, modules=modules, train=train, eval={"samples": "all"})
+        return made.replace(data=made.data.replace(eval_shards=held))
+
+    ((right,),) = run_ranks(evaluations, asked(one, sets["charts"]), world_size=1)
+    for found in run_ranks(evaluations, asked(wide, sets), world_size=6):
+        assert [each.eval_set for each in found] == list(sets)
+        assert len({each.samples for each in found}) == len({each.eval_loss for each in found}) == 3
+        assert found[1].samples == right.samples
+        assert found[1].eval_loss == pytest.approx(right.eval_loss, rel=1e-9)
+
+
+def test_a_named_set_without_a_sample_is_refused(tmp_path: Path) -> None:
+    write_shards(tmp_path, samples=4, bad=0, shards=2)
+    (tmp_path / "empty").mkdir()
+    write_shard(tmp_path / "empty" / "0.tar", [("x", {"txt": b"no conversation"})])
+    held = {"full": str(tmp_path / "000.tar"), "none": str(tmp_path / "empty" / "*.tar")}
+    made = shard_spec(tmp_path, 1, eval={"samples": "all"})
+    with pytest.raises(NotTrainable, match="the held-out set `none` holds no usable sample"):
+        build_dataset(made.replace(data=made.data.replace(eval_shards=held)))

@@ -30,8 +30,10 @@ def step(number: int, loss: float = 1.0, **more: object) -> str:
     return json.dumps({**as_record(event), **more}) + "\n"
 
 
-def evaluated(number: int, loss: float = 0.5) -> str:
-    event = EvalFinished(step=number, eval_loss=loss, digit_accuracy=None, samples=8)
+def evaluated(number: int, loss: float = 0.5, eval_set: str | None = None) -> str:
+    event = EvalFinished(
+        step=number, eval_loss=loss, digit_accuracy=None, samples=8, eval_set=eval_set
+    )
     return json.dumps(as_record(event)) + "\n"
 
 

@@ -60,14 +60,14 @@ def test_the_noise_of_generators_is_pinned():
 
 def test_every_held_out_sample_is_in_one_batch_and_nothing_fills_the_last():
     empty = ()
-    assert heldout_batches(10, 4, 100) == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, empty, empty))
-    assert heldout_batches(8, 8, 100) == (tuple(range(8)),)
-    assert heldout_batches(4, 4, 3) == ((0, 1, 2, empty),)
-    assert heldout_batches("all", 4, 6) == ((0, 1, 2, 3), (4, 5, empty, empty))
-    assert heldout_batches(1, 1, 1) == ((0,),)
-    for sizes in ((0, 4, 100), (4, 0, 100), (4, 4, 0), ("all", 4, 0)):
+    assert heldout_batches(10, 4, range(100)) == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, empty, empty))
+    assert heldout_batches(8, 8, range(100)) == (tuple(range(8)),)
+    assert heldout_batches(4, 4, [5, 7, 8]) == ((5, 7, 8, empty),)
+    assert heldout_batches("all", 4, range(6)) == ((0, 1, 2, 3), (4, 5, empty, empty))
+    assert heldout_batches(1, 1, range(1)) == ((0,),)
+    for number, batch, there in ((0, 4, 100), (4, 0, 100), (4, 4, 0), ("all", 4, 0)):
         with pytest.raises(ValueError, match="cannot evaluate"):
-            heldout_batches(*sizes)
+            heldout_batches(number, batch, range(there))
 
 
 @dataclass

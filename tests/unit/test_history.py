@@ -28,6 +28,15 @@ def test_a_run_is_its_steps_and_evaluations(run: Path) -> None:
         assert found.total("bad_samples") == 4
 
 
+def test_each_named_set_has_its_curve(run: Path) -> None:
+    both = (evaluated(2, 3.0, "photos"), evaluated(2, 4.0, "charts"))
+    write(run, step(1), step(2), *both, step(3), evaluated(3, 2.0, "photos"), step(3))
+    found = read_history(run)
+    assert found.eval_sets == ["photos", "charts"]
+    assert found.eval_curve("eval_loss", "photos") == ([2], [3.0])
+    assert found.eval_curve("eval_loss", "charts") == ([2], [4.0])
+
+
 def test_a_number_that_is_not_finite_is_a_gap(run: Path) -> None:
     write(run, step(1), step(2, math.inf), step(3))
     found = read_history(run)

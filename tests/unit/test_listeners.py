@@ -98,6 +98,15 @@ def test_an_evaluation_without_accuracy_has_no_point_for_it() -> None:
     assert found == {"eval/loss": 0.5}
 
 
+def test_the_points_of_a_named_set_have_its_name() -> None:
+    event = replace(evaluated(1), eval_set="photos", eval_losses={"language": 0.25})
+    assert scalars(event) == {
+        "eval/photos/loss": 0.5,
+        "eval_loss/photos/language": 0.25,
+        "eval/photos/digit_accuracy": 0.75,
+    }
+
+
 def test_tensorboard_shows_each_number_at_its_step(tmp_path: Path) -> None:
     events = [started(), step(1, 3.0), step(2, 2.0), evaluated(2), saved(2)]
     assert listen(spec_with("{tensorboard: true}"), tmp_path, events) == []

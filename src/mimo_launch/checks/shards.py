@@ -24,7 +24,7 @@ from mimo_launch.data.sources.tar_files import (
     VIDEO_SUFFIXES,
     target_of,
 )
-from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.processors.files import ProcessorError
@@ -43,10 +43,12 @@ _MOST_OPENED = 1000
 
 def shards_are_there(spec: Spec, data: WebdatasetData) -> Findings:
     """Every pattern names shards, which are plain tar files."""
-    for key, patterns in (("shards", data.shards), ("eval_shards", data.eval_shards)):
-        for pattern in (patterns,) if isinstance(patterns, str) else patterns or ():
-            yield from _pattern(key, pattern)
-    if spec.eval is not None and data.eval_shards is None:
+    for pattern in (data.shards,) if isinstance(data.shards, str) else data.shards:
+        yield from _pattern(("data", "shards"), pattern)
+    for name, patterns in data.heldout_sets.items():
+        for pattern in patterns:
+            yield from _pattern(("data", "eval_shards", *filter(None, (name,))), pattern)
+    if spec.eval is not None and not data.heldout_sets:
         yield Diagnostic(
             code="eval-without-shards",
             headline="`eval` has no shards to evaluate on",
@@ -57,12 +59,13 @@ def shards_are_there(spec: Spec, data: WebdatasetData) -> Findings:
         )
 
 
-def _pattern(key: str, pattern: str) -> Findings:
+def _pattern(path: YamlPath, pattern: str) -> Findings:
+    key = str(path[-1])
     if (copied := help_for_address(key, pattern)) is not None:
         yield Diagnostic(
             code="shards-not-found",
             headline=f"`{pattern}` is an address, not a path",
-            path=("data", key),
+            path=path,
             why="samples are read from anywhere in a shard, on a file system that every host sees",
             help=copied,
         )
@@ -73,35 +76,35 @@ def _pattern(key: str, pattern: str) -> Findings:
         yield Diagnostic(
             code="shards-not-found",
             headline=f"`{pattern}` cannot be expanded: {error}",
-            path=("data", key),
+            path=path,
             why="every file that a pattern names is checked before a run, and listed in the index",
             help=f"write `{key}: [PATTERN, ...]` with patterns of fewer files",
         )
         return
-    missing = [str(path) for path in files if not path.is_file()]
+    missing = [str(file) for file in files if not file.is_file()]
     if missing or not files:
-        folder = next((path for path in files if path.is_dir()), None)
+        folder = next((file for file in files if file.is_dir()), None)
         names = ", ".join(missing[:_MOST_LISTED]) + ", ..." * (len(missing) > _MOST_LISTED)
         found = f": {len(missing)} of {len(files)} are missing: {names}" if len(files) > 1 else ""
         yield Diagnostic(
             code="shards-not-found",
             headline=f"`{pattern}` names {'no file' if not found else 'files'}{found}",
-            path=("data", key),
+            path=path,
             is_absence=folder is None,
             why=f"{folder} is a folder" if folder else f"paths are relative to {Path.cwd()}",
             help=f"write `{key}: {folder / '*.tar' if folder else 'PATTERN'}` of files that exist",
         )
         return
-    others = [(path, other) for path in files[:_MOST_OPENED] if (other := other_format(path))]
+    others = [(file, other) for file in files[:_MOST_OPENED] if (other := other_format(file))]
     if others:
-        path, first = others[0]
+        file, first = others[0]
         packed = first.is_packed
         more = f", and {len(others) - 1} more" if len(others) > 1 else ""
         yield Diagnostic(
             code="shards-compressed" if packed else "shards-not-tar",
-            headline=f"`{pattern}` names files that are not plain tar files: {path}{more}",
-            path=("data", key),
-            why=f"{path.name} {first.what}",
+            headline=f"`{pattern}` names files that are not plain tar files: {file}{more}",
+            path=path,
+            why=f"{file.name} {first.what}",
             help=first.instead,
         )
 

@@ -166,23 +166,27 @@ def cells(run: "History") -> tuple[str, ...]:
     steps, losses = run.curve("loss")
     finite = [(loss, step) for step, loss in zip(steps, losses, strict=True) if math.isfinite(loss)]
     best, best_step = min(finite, default=(math.nan, 0))
-    evaluation = _last(run.eval_curve("eval_loss"))
-    accuracy = run.eval_curve("digit_accuracy")[1][-1] if run.evals else math.nan
-    if math.isfinite(accuracy):
-        evaluation += f", digit accuracy {accuracy:.1%}"
     speeds = [value for value in run.curve("tokens_per_s")[1] if math.isfinite(value)]
     return (
         _status(run),
         f"{run.steps[-1]['step']:,}",
         _last(run.curve("loss")),
         f"{best:.4f} at step {best_step:,}" if finite else "-",
-        evaluation,
+        "; ".join(_evaluation(run, each) for each in run.eval_sets) or "-",
         f"{median(speeds):,.0f}" if speeds else "-",
         f"{run.total('skipped'):,}",
         f"{run.total('bad_samples'):,}",
         str(sum(is_complete(path) for path in all_checkpoints(run.run))),
         ", ".join(f"{step:,}" for step in run.resumed_after()) or "-",
     )
+
+
+def _evaluation(run: "History", eval_set: str) -> str:
+    """Return the last evaluation of a set."""
+    loss = _last(run.eval_curve("eval_loss", eval_set))
+    accuracy = run.eval_curve("digit_accuracy", eval_set)[1][-1]
+    more = f", digit accuracy {accuracy:.1%}" if math.isfinite(accuracy) else ""
+    return f"{eval_set} {loss}{more}".lstrip()
 
 
 def _status(run: "History") -> str:

@@ -52,9 +52,10 @@ class Charts:
         for number, (run, curves) in enumerate(zip(self.runs, losses, strict=True)):
             look = Look(color=color_of(number))
             lines += self._curve(run, "loss", run.curve("loss"), look)
-            evaluated = run.eval_curve("eval_loss")
-            name = self._named(run, "evaluation")
-            lines += [Line(name, *evaluated, replace(look, dots=True))] if run.evals else []
+            for each in run.eval_sets:
+                name = self._named(run, " ".join(filter(None, ("evaluation", each))))
+                evaluated = run.eval_curve("eval_loss", each)
+                lines.append(Line(name, *evaluated, replace(look, dots=True)))
             for module, curve in curves.items():
                 lines += self._curve(run, module, curve, replace(look, dash=dashes[module]))
         legend = {"weighted sum": Look()} | {m: Look(dash=each) for m, each in dashes.items()}

@@ -9,7 +9,7 @@ continue a run to `checkpoint.loading`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,6 +70,10 @@ class Dataset(Protocol):
     def num_samples(self, split: Split) -> int:
         """Return the number of samples: one epoch for "train"."""
         ...
+
+    def heldout_sets(self) -> Mapping[str, Sequence[int]]:
+        """Return the held-out samples of each set by its name, which is empty for an only set."""
+        return {"": range(self.num_samples("heldout"))}
 
     def contents(self, split: Split) -> Contents:
         """Return the contents of the files; empty if samples are generated from the settings."""

@@ -181,7 +181,7 @@ class PackedOrder:
 
 
 def heldout_batches(
-    num: HeldOut, global_batch: int, num_samples: int
+    num: HeldOut, global_batch: int, there: Sequence[int]
 ) -> tuple[tuple[Sample, ...], ...]:
     """Return the samples of one evaluation in batches, each sample once.
 
@@ -189,19 +189,19 @@ def heldout_batches(
     batch.
 
     Args:
-        num: Number of samples wanted, `eval.samples`; capped at `num_samples`.
+        num: Number of samples wanted, `eval.samples`: the first ones of those there.
         global_batch: Samples per batch.
-        num_samples: Samples in the held-out split.
+        there: Ids of the samples of the held-out set.
 
     Raises:
         ValueError: A size is not positive.
     """
-    wanted = num_samples if num == "all" else min(num, num_samples)
+    wanted = len(there) if num == "all" else min(num, len(there))
     if min(wanted, global_batch) < 1:
-        raise ValueError(f"cannot evaluate {num} of {num_samples} samples by {global_batch}")
+        raise ValueError(f"cannot evaluate {num} of {len(there)} samples by {global_batch}")
     starts = range(0, wanted, global_batch)
     return tuple(
-        tuple(id_ if id_ < wanted else () for id_ in range(start, start + global_batch))
+        tuple(there[n] if n < wanted else () for n in range(start, start + global_batch))
         for start in starts
     )
 

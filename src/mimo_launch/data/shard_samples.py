@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mimo_launch.data.dataset import BadSample, Contents, Dataset, Media
 from mimo_launch.data.index.indexer import SampleIndexer
 from mimo_launch.data.index.open_index import Say, open_index
-from mimo_launch.data.index.open_split import OpenSplit
+from mimo_launch.data.index.open_split import NotTrainable, OpenSplit
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import Marker, marker_of
 from mimo_launch.data.samples.records import read_record
@@ -49,10 +49,25 @@ class ShardSamples(Dataset):
             index = open_index(indexer, split, say)
             self.splits[split] = OpenSplit(spec, data, self._inputs, split, index)
             self.splits[split].check()
+        self._sets = self._named_sets() if "heldout" in self.splits else {}
 
     def num_samples(self, split: Split) -> int:
         """Return the number of good samples that fit in a sequence, or are cut to fit."""
         return self.splits[split].num_samples
+
+    def heldout_sets(self) -> dict[str, Sequence[int]]:
+        """Return the held-out samples of each set by its name."""
+        return self._sets
+
+    def _named_sets(self) -> dict[str, Sequence[int]]:
+        """Return the samples of each set. Raises: NotTrainable if one has none."""
+        sets, found = self._data.heldout_sets, self.splits["heldout"]
+        if "" in sets:
+            return {"": range(found.num_samples)}
+        members = {name: found.samples_of(patterns).tolist() for name, patterns in sets.items()}
+        if empty := [name for name, samples in members.items() if not samples]:
+            raise NotTrainable(f"the held-out set `{empty[0]}` holds no usable sample")
+        return members
 
     def length(self, split: Split, index: int) -> int:
         """Return the number of tokens of a sample, rows included."""

@@ -137,6 +137,7 @@ Template = Annotated[
 
 Rate = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 Paths = Annotated[tuple[LocalPath, ...], Field(strict=False, min_length=1)]
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 
 
 class VideoSettings(Strict):
@@ -169,8 +170,15 @@ class WebdatasetData(_Samples):
         "A file counts as often as it is written.",
         examples=["data/{000..009}.tar"],
     )
-    eval_shards: LocalPath | Paths | None = Field(
-        None, description="Tar files of held-out samples, for `eval`."
+    eval_shards: LocalPath | Paths | dict[SetName, LocalPath | Paths] | None = Field(
+        None,
+        description="Tar files of held-out samples, for `eval`; or several sets of them by name, "
+        "each evaluated by itself.",
+        examples=["held-out/*.tar", {"photos": "photos-*.tar", "charts": "charts-*.tar"}],
+        json_schema_extra={
+            "expected": "a pattern, a list of patterns, or either by the name of each set "
+            "(letters, digits, `_` and `-`, a letter first)"
+        },
     )
     tokenizer: LocalPath = Field(
         description="Local Hugging Face folder with tokenizer.json.", examples=["models/qwen"]
@@ -244,6 +252,13 @@ class WebdatasetData(_Samples):
     decode_threads: Count = Field(
         4, description="Threads of each rank that decode the images and clips of a step."
     )
+
+    @property
+    def heldout_sets(self) -> dict[str, tuple[str, ...]]:
+        """The patterns of each set of held-out samples; the name of an only set is empty."""
+        asked = self.eval_shards
+        sets = asked if isinstance(asked, dict) else {} if asked is None else {"": asked}
+        return {n: (each,) if isinstance(each, str) else each for n, each in sets.items()}
 
 
 Data = Annotated[DigitsData | SyntheticData | WebdatasetData, Field(discriminator="kind")]

@@ -9,7 +9,7 @@ Leaves: when to evaluate to `loop`, judging pictures to the data set.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,10 +36,18 @@ from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
 
 
-def evaluate(session: RankSession, reader: StepReader, samples: HeldOut, step: int) -> EvalFinished:
+def evaluate(
+    session: RankSession,
+    reader: StepReader,
+    samples: HeldOut,
+    step: int,
+    eval_set: str | None = None,
+    there: Sequence[int] | None = None,
+) -> EvalFinished:
     """Return held-out loss and accuracy of answers after `step` steps, equal on all ranks.
 
-    Each sample counts once. Padding fills the last global batch; unreadable samples are left out.
+    `there` are the ids of the samples of the set `eval_set`; by default all held-out samples. Each
+    sample counts once. Padding fills the last global batch; unreadable samples are left out.
     Ranks: collective over the world. Raises, on all ranks: TooManyBadSamples.
     """
     program = session.mine.evaluation
@@ -51,7 +59,9 @@ def evaluate(session: RankSession, reader: StepReader, samples: HeldOut, step: i
     sums = torch.zeros(5 + len(names), dtype=torch.float64, device=session.device)
     terms, seen = dict.fromkeys(names, 0), 0
     kinds = {n: kind_of(session.spec.modules[each.module].model) for n, each in losses_of.items()}
-    for ids in heldout_batches(samples, batch, reader.dataset.num_samples("heldout")):
+    if there is None:
+        there = range(reader.dataset.num_samples("heldout"))
+    for ids in heldout_batches(samples, batch, there):
         inputs = reader.read("heldout", ids, step - 1)  # The reader counts steps from 0.
         result = session.executor.run_forward(program, inputs)
         right = total = 0
@@ -77,6 +87,7 @@ def evaluate(session: RankSession, reader: StepReader, samples: HeldOut, step: i
     weighted = [losses_of[name].weight * loss for name, loss in losses.items()]
     return EvalFinished(
         step=step,
+        eval_set=eval_set,
         eval_loss=sum(weighted) if weighted else math.nan,
         eval_losses=losses if len(names) > 1 else None,
         drawn_recognised=recognised / judged if judged else None,

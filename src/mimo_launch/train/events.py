@@ -102,7 +102,7 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalFinished:
-    """One evaluation after `step` steps.
+    """One evaluation after `step` steps, of the held-out samples of a set, if sets have names.
 
     `digit_accuracy` is the share of tokens of held-out answers that greedy decoding gets right at
     their position; metrics files use this name for all kinds of answers. `drawn_recognised` is the
@@ -117,6 +117,7 @@ class EvalFinished:
     eval_losses: dict[str, float] | None = None
     drawn_recognised: float | None = None
     code_accuracy: float | None = None
+    eval_set: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

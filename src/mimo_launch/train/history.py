@@ -70,9 +70,15 @@ class History:
             found[(*same, name)] = curve
         return found
 
-    def eval_curve(self, key: str) -> Curve:
-        """Return the curve of a field over all evaluations."""
-        return _curve(self.evals, [record.get(key) for record in self.evals])
+    @property
+    def eval_sets(self) -> list[str]:
+        """The names of the sets that were evaluated; the name of an only set is empty."""
+        return list(dict.fromkeys(_set_of(record) for record in self.evals))
+
+    def eval_curve(self, key: str, eval_set: str = "") -> Curve:
+        """Return the curve of a field over all evaluations of a set."""
+        evals = [record for record in self.evals if _set_of(record) == eval_set]
+        return _curve(evals, [record.get(key) for record in evals])
 
     def resumed_after(self) -> list[int]:
         """Return the steps after which the run was resumed, each once."""
@@ -163,7 +169,7 @@ def _record(line: bytes) -> Record | None:
 def _by_step(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     """Return steps and evaluations; a record repeated after a resume replaces the earlier one."""
     steps: dict[int, Record] = {}
-    evals: dict[int, Record] = {}
+    evals: dict[int, dict[str, Record]] = {}
     for record in records:
         at = record["step"]
         if "loss" in record:
@@ -173,8 +179,13 @@ def _by_step(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
                 evals.pop(later, None)
             steps[at] = record
         elif "eval_loss" in record:
-            evals[at] = record
-    return list(steps.values()), list(evals.values())
+            evals.setdefault(at, {})[_set_of(record)] = record
+    return list(steps.values()), [each for at in evals.values() for each in at.values()]
+
+
+def _set_of(record: Record) -> str:
+    name = record.get("eval_set")
+    return name if isinstance(name, str) else ""
 
 
 def _curve(records: Sequence[Record], values: Sequence[Any]) -> Curve:

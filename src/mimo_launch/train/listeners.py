@@ -129,14 +129,16 @@ def scalars(event: Event) -> dict[str, float]:
                 **{f"zero_grads/{name}": float(n) for name, n in (event.zero_grads or {}).items()},
             }
         case EvalFinished():
+            of = "" if event.eval_set is None else f"{event.eval_set}/"
             shares = {
-                "eval/digit_accuracy": event.digit_accuracy,
-                "eval/drawn_recognised": event.drawn_recognised,
-                "eval/code_accuracy": event.code_accuracy,
+                f"eval/{of}digit_accuracy": event.digit_accuracy,
+                f"eval/{of}drawn_recognised": event.drawn_recognised,
+                f"eval/{of}code_accuracy": event.code_accuracy,
             }
+            losses = event.eval_losses or {}
             return {
-                "eval/loss": event.eval_loss,
-                **{f"eval_loss/{name}": loss for name, loss in (event.eval_losses or {}).items()},
+                f"eval/{of}loss": event.eval_loss,
+                **{f"eval_loss/{of}{name}": loss for name, loss in losses.items()},
                 **{name: share for name, share in shares.items() if share is not None},
             }
         case CheckpointSaved():

@@ -16,6 +16,7 @@ from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import global_order
 from mimo_launch.optimizer.step_metrics import StepMetrics
 from mimo_launch.runtime.progress import STOP_SIGNALS, EndOfRun, Phase, RunState
+from mimo_launch.spec.sections import EvalSpec
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.evaluation import evaluate
 from mimo_launch.train.events import (
@@ -136,8 +137,7 @@ def _steps(
     spec, state, stop_signal_seen, save = session.spec, steps.state, 0, False
     saving = None if hooks.saver is None else spec.saving
     if spec.eval is not None and spec.eval.at_start and state.step == 0:
-        session.progress.enter(Phase.EVALUATING)
-        emit(evaluate(session, reader, spec.eval.samples, state.step))
+        _evaluate(session, reader, spec.eval, state.step, emit)
     while state.step < spec.train.steps and not stop_signal_seen:
         steps.start(step_flags(hooks, spec))
         evaluates = spec.eval is not None and _is_due(spec, state.step, spec.eval.every)
@@ -154,8 +154,7 @@ def _steps(
         if hooks.saver is not None and any(map(write_failed, metrics)):
             _finish_saves(session, emit, hooks.saver)
         if spec.eval is not None and evaluates and not stop_signal_seen:
-            session.progress.enter(Phase.EVALUATING)
-            emit(evaluate(session, reader, spec.eval.samples, state.step))
+            _evaluate(session, reader, spec.eval, state.step, emit)
         if hooks.saver is not None:
             # While numbers are bad, the interval saves nothing: a run that fails because of them
             # resumes from before them. The last step and a stop signal still save.
@@ -166,6 +165,15 @@ def _steps(
             if not stop_signal_seen:  # A stopping run reports its last save at its end.
                 _tell(hooks.saver, emit)
     return stop_signal_seen
+
+
+def _evaluate(
+    session: RankSession, reader: StepReader, asked: EvalSpec, step: int, emit: Listener
+) -> None:
+    """Evaluate every set of held-out samples. Ranks: collective over the world."""
+    session.progress.enter(Phase.EVALUATING)
+    for name, there in reader.dataset.heldout_sets().items():
+        emit(evaluate(session, reader, asked.samples, step, name or None, there))
 
 
 def step_flags(hooks: Hooks, spec: Spec) -> tuple[int, ...]:

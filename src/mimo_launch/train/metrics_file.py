@@ -32,6 +32,11 @@ from mimo_launch.train.events import (
 )
 
 METRICS = "metrics.jsonl"
+# Fields that a record does not have where they are None.
+_LEFT_OUT = (
+    *("aux_loss", "mfu", "losses", "eval_losses", "drawn_recognised", "code_accuracy"),
+    "eval_set",
+)
 
 
 class MetricsNotWritten(Exception):
@@ -146,7 +151,7 @@ def as_record(event: Event) -> dict[str, Any]:
             if not record[key]:
                 del record[key]
         record |= record.pop("usage") or {}
-    for key in ("aux_loss", "mfu", "losses", "eval_losses", "drawn_recognised", "code_accuracy"):
+    for key in _LEFT_OUT:
         if key in record and record[key] is None:
             del record[key]
     return record

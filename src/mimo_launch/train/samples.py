@@ -42,7 +42,7 @@ def write_samples(
     lines: list[dict[str, Any]] = []
     sheets: dict[str, list[Picture]] = {}
     with StepReader(session, dataset, RunState(), emit) as reader:
-        batch, total = session.spec.batch.global_, dataset.num_samples("heldout")
+        batch, total = session.spec.batch.global_, range(dataset.num_samples("heldout"))
         for number, ids in enumerate(heldout_batches(samples, batch, total)):
             inputs = reader.read("heldout", ids, number)
             forwarded = session.executor.run_forward(session.mine.evaluation, inputs)

@@ -169,7 +169,7 @@ def _made(session: RankSession) -> Iterator[TensorPiece]:
     spec, dataset = session.spec, build_dataset(session.spec)
     if spec.eval is None:
         return
-    there = dataset.num_samples("heldout")
+    there = range(dataset.num_samples("heldout"))
     with StepReader(session, dataset, RunState(), lambda event: None) as reader:
         for ids in heldout_batches(spec.eval.samples, spec.batch.global_, there):
             inputs = reader.read("heldout", ids, 0)

@@ -70,8 +70,9 @@ def eval_line(event: EvalFinished) -> str:
     if event.code_accuracy is not None:
         accuracy += f"  codes {event.code_accuracy:.1%}"
     of = "" if event.eval_losses is None else f" ({_named(event.eval_losses)})"
+    name = "" if event.eval_set is None else f"{event.eval_set}: "
     line = (
-        f"eval {event.step:>6}  loss {event.eval_loss:.4f}{of}{accuracy}  "
+        f"eval {event.step:>6}  {name}loss {event.eval_loss:.4f}{of}{accuracy}  "
         f"({event.samples} held-out samples)"
     )
     if math.isfinite(event.eval_loss):
@@ -79,7 +80,7 @@ def eval_line(event: EvalFinished) -> str:
     why = "no held-out sample could be read"
     if event.samples:
         why = "the model's outputs are not finite, or no held-out sample has a label"
-    return f"{line}\nwarning: the evaluation after step {event.step} has no loss: {why}"
+    return f"{line}\nwarning: {name}the evaluation after step {event.step} has no loss: {why}"
 
 
 def finish_line(event: RunFinished, *, bad_samples: int = 0) -> str:

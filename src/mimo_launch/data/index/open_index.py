@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -117,7 +118,9 @@ def _folders(data: WebdatasetData, wanted: dict[str, Any], shards: Sequence[Path
 
 def split_shards(data: WebdatasetData, split: Split) -> list[NamedShard]:
     """Return the shards of a split. Raises: PatternError."""
-    return named_shards((data.shards if split == "train" else data.eval_shards) or ())
+    if split == "train":
+        return named_shards(data.shards)
+    return named_shards(chain.from_iterable(data.heldout_sets.values()))
 
 
 def _identity(

@@ -6,7 +6,7 @@ Relies on: `columns` and `tar_files`.
 Leaves: the meaning of members to `shard_samples`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import TypeVar
@@ -21,6 +21,7 @@ from mimo_launch.data.index.open_index import split_shards
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import marker_of
 from mimo_launch.data.samples.media_rows import PlacedMedium, ShardInputs
+from mimo_launch.data.sources.shard_names import named_shards
 from mimo_launch.data.sources.tar_files import MemberPlace, ShardReader
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData
@@ -178,6 +179,15 @@ class OpenSplit:
                 checksum = crc32(self.lengths[first:end].tobytes(), checksum)
                 found.append(FileContents(shard.path.name, end - first, checksum))
         return tuple(found)
+
+    def samples_of(self, patterns: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Return the samples of some of the shards, each once."""
+        named = {name for each in named_shards(patterns) for name in (each.path, *each.others)}
+        is_other = np.array([named.isdisjoint((each.path, *each.others)) for each in self._shards])
+        rows = np.arange(self.index.num_samples) if self._rows is None else self._rows
+        # A shard that counts twice has each of its rows twice in a row.
+        is_first = np.diff(rows, prepend=-1) != 0
+        return np.flatnonzero(is_first & ~is_other[self.index.columns["shard"][rows]])
 
     def row(self, sample: int) -> int:
         """Return the place of a sample in the index. Raises: IndexError."""
