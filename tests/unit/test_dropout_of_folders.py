@@ -62,7 +62,7 @@ def changes(model_type: str, setting: str) -> bool:
     """Return whether a model of transformers trains on other numbers in each of some forwards."""
     sizes, given = SIZES[model_type]
     config = CONFIG_MAPPING[model_type](
-        **sizes, **{setting: VALUES.get(setting, 0.5)}, attn_implementation="eager"
+        **{**sizes, setting: VALUES.get(setting, 0.5)}, attn_implementation="eager"
     )
     torch.manual_seed(1)
     build = WhisperEncoder if model_type == "whisper" else AutoModel.from_config
