@@ -8,7 +8,7 @@ Leaves: the weights below the adapter to `hugging_face`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from mimo_launch.checkpoint.boxes import (
     plain,
     weight_boxes,
 )
+from mimo_launch.checkpoint.hugging_face import read_place
 from mimo_launch.checkpoint.storage import CheckpointError
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.hugging_face import adapter_config as theirs
@@ -131,13 +132,9 @@ class _Update:
 
     def _rows(self, up: Tensor) -> Tensor:
         """Return the rows of B that are of our map."""
-        place = self.place
-        if place.num_rows is None:
-            return up
-        if place.runs is None:
-            return up[place.first_row : place.first_row + place.num_rows]
-        pieces = place.runs.pieces(place.first_row, range(place.num_rows))
-        return torch.cat([up[there] for _, there in pieces])
+        number = len(up) if self.place.num_rows is None else self.place.num_rows
+        place = replace(self.place, shape=None)  # B is a matrix, whatever its map is in the file.
+        return read_place(up, place, range(number), [range(up.shape[1])])
 
     def _columns(self, up: Tensor) -> slice:
         """Return the part of the rank that is of our map: all, or its block on the diagonal.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.layers.parameter_segments import DeclaredParameter, LocalSegment, local_segments
@@ -44,6 +44,18 @@ class Box:
 def weight_boxes(module: RankModule) -> Iterator[Box]:
     """Yield this rank's parts of a module's weights, as views to read or fill."""
     for item in local_segments(resharded_parameters(module), lambda p: p.detach()):
+        yield _box(WEIGHTS, item)
+
+
+def frozen_boxes(module: RankModule) -> Iterator[Box]:
+    """Yield this rank's parts of the weights that do not train; buffers change, and are none."""
+    declared = resharded_parameters(module)
+    frozen = [
+        each
+        for each in declared
+        if isinstance(each.parameter, nn.Parameter) and not each.parameter.requires_grad
+    ]
+    for item in local_segments(frozen, lambda p: p.detach()):
         yield _box(WEIGHTS, item)
 
 

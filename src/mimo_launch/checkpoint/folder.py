@@ -15,7 +15,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,46 @@ class DamagedCheckpoint(Exception):
     """A checkpoint cannot be used; the message says why."""
 
 
+Sums = dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """Weights of a module that a checkpoint leaves out: the folder that holds them.
+
+    `files` has the size and the CRC-32 of each file that matters there, `shapes` the whole shapes
+    of the weights by their names in a checkpoint.
+    """
+
+    folder: str
+    files: Sums
+    shapes: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, raw: Any) -> "Base":
+        """Return one as read from JSON. Raises: ValueError, LookupError, TypeError."""
+        shapes = {str(name): tuple(map(int, shape)) for name, shape in raw["shapes"].items()}
+        return cls(str(raw["folder"]), _sums(raw["files"]), shapes)
+
+    def changed(self, files: Sums) -> str:
+        """Return how the files there differ from those that a run started from, or ""."""
+        differ = sorted(n for n in self.files | files if self.files.get(n) != files.get(n))
+        if not differ:
+            return ""
+        more = " and others" if len(differ) > 3 else ""
+        return f"{self.folder} has changed since it was read: {', '.join(differ[:3])}{more}"
+
+
+def with_bases(files: Sums, bases: Mapping[str, Base]) -> Sums:
+    """Return the files of a checkpoint, and those that hold what it leaves out."""
+    left = {f"{n} of {name}": s for name, each in bases.items() for n, s in each.files.items()}
+    return files | left
+
+
+def _sums(raw: Any) -> Sums:
+    return {str(name): (int(size), int(crc)) for name, (size, crc) in raw.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
     """The content of `checkpoint.json`.
@@ -45,7 +85,7 @@ class Marker:
     `updates` has the number of optimizer updates of each segment, `spec` is the resolved spec and
     `plan` the plan's hash. `not_finite` lists the weights that hold a NaN or an infinity, None if
     an earlier release saved them. `data` are the contents of the data by split, None if not
-    recorded.
+    recorded. `bases` has the weights of modules that are left out.
     """
 
     format: int
@@ -54,9 +94,10 @@ class Marker:
     plan: str
     spec: dict[str, Any]
     torch: str
-    files: dict[str, tuple[int, int]]
+    files: Sums
     not_finite: list[str] | None = None
     data: dict[str, Contents] | None = None
+    bases: dict[str, Base] = field(default_factory=dict)
 
 
 def folder_name(step: int) -> str:
@@ -95,6 +136,8 @@ def read_marker(path: Path) -> Marker:
                 raise DamagedCheckpoint(f"{MARKER} is damaged: {name} is not a count")
         if (data := raw.pop("data", None)) is not None:
             raw["data"] = {split: contents_from(files) for split, files in data.items()}
+        raw["files"] = _sums(raw["files"])
+        raw["bases"] = {name: Base.of(each) for name, each in raw.get("bases", {}).items()}
         marker = Marker(
             **{each.name: raw[each.name] for each in fields(Marker) if each.name in raw}
         )

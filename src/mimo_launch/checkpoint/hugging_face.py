@@ -7,7 +7,7 @@ Relies on: `folder_tensors` for slices; `hugging_face` for names.
 Leaves: comparing the model to `checks`, which has compared config.json.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
+from torch import Tensor
 
 from mimo_launch.checkpoint.boxes import WEIGHTS as PREFIX
 from mimo_launch.checkpoint.boxes import (
@@ -24,6 +25,7 @@ from mimo_launch.checkpoint.boxes import (
     WeightsDoNotFit,
     differences,
     fit,
+    plain,
     size,
     weight_boxes,
 )
@@ -46,7 +48,7 @@ from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD, Place
 from mimo_launch.kinds.adapters import is_adapter
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import vocab_size
-from mimo_launch.models.build import RankModule
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import WeightsLoaded
 from mimo_launch.train.rank_session import RankSession
 
@@ -55,25 +57,23 @@ Stored = Mapping[str, tuple[str, TensorHeader]]
 
 
 def load_hugging_face(
-    session: RankSession, name: str, folder: Path, group: dist.ProcessGroup
-) -> WeightsLoaded:
-    """Fill the weights of a module; each rank reads only its own parts.
+    session: RankSession, name: str, folder: Path, group: dist.ProcessGroup, *, partial: bool
+) -> tuple[WeightsLoaded, frozenset[str]]:
+    """Fill the weights of a module; each rank reads only its own parts, and returns their names.
 
     Ranks: collective over the world. Raises: WeightsDoNotFit unless every tensor of the files and
-    of the model fits or is left out by rule, or the spec has `init_partial` and at least one fits;
+    of the model fits or is left out by rule, or `partial` ones will do and at least one fits;
     CheckpointError if a file cannot be read.
     """
     spec = session.spec
     model, vocab = spec.modules[name].model, vocab_size(spec)
     config, headers = _contents_on_first(folder, group)
     part = part_of(config, model.kind)
-    stored: Stored = {
-        inner: (theirs, header)
-        for theirs, header in headers.items()
-        if (inner := part.inner_name(theirs)) is not None
-    }
+    stored = _stored(part, headers)
     module = session.modules.get(name)
-    mine = [] if module is None else list(_placed(part, model, module, stored, vocab))
+    boxes = [] if module is None else list(weight_boxes(module))
+    placed = list(_placed(part, name, model, boxes, stored, vocab))
+    mine = [(box, place) for _, box, place in placed]
     every: dict[str, Place | None] = {}
     for theirs in gather_objects({box.name: place for box, place in mine}, group):
         every |= theirs
@@ -88,7 +88,6 @@ def load_hugging_face(
     unused = sorted(set(headers) - used)
     unknown = [key for key in unused if not part.is_ignored(key, model)]
     missing = [f"{key} ({size(shape)})" for key, shape in fitting.missing.items()]
-    partial = spec.modules[name].init_partial
     if fitting.num_loaded == 0 or ((missing or fitting.misfits or unknown) and not partial):
         raise WeightsDoNotFit(
             f"`init_from` of `{name}`: {folder} does not fit: "
@@ -107,7 +106,7 @@ def load_hugging_face(
     unlike = _unlike(folder, stored, fitting.boxes, pairs, session.progress.beat)
     if unlike := next(filter(None, gather_objects(unlike, group)), ""):
         raise WeightsDoNotFit(f"`init_from` of `{name}`: {folder} does not fit: {unlike}")
-    return WeightsLoaded(
+    event = WeightsLoaded(
         module=name,
         checkpoint=str(folder),
         num_loaded=fitting.num_loaded,
@@ -115,6 +114,38 @@ def load_hugging_face(
         misfits=fitting.misfits,
         unused=tuple(unused),
     )
+    filled = {box.name for box in fitting.boxes}
+    return event, frozenset(ours for ours, box, _ in placed if box.name in filled)
+
+
+def fill_from_folder(folder: Path, spec: Spec, name: str, boxes: Sequence[Box]) -> None:
+    """Fill boxes of a module's weights in this process alone.
+
+    Raises: CheckpointError if the folder lacks one or cannot be read.
+    """
+    model, vocab = spec.modules[name].model, vocab_size(spec)
+    try:
+        part, headers = part_of(read_config(folder), model.kind), read_tensors(folder)
+    except (ConfigError, FilesError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    stored = _stored(part, headers)
+    found, places = list[Box](), dict[str, Place]()
+    for ours, box, place in _placed(part, name, model, boxes, stored, vocab):
+        if place is None or place.name not in stored:
+            raise CheckpointError(f"{folder} lacks {plain(ours)}")
+        found.append(box)
+        places[box.name] = _found(place, stored)
+    if problem := _read(folder, stored, found, places, vocab, lambda: None):
+        raise CheckpointError(problem)
+
+
+def _stored(part: Part, headers: Mapping[str, TensorHeader]) -> Stored:
+    """Return the tensors of a part."""
+    return {
+        inner: (theirs, header)
+        for theirs, header in headers.items()
+        if (inner := part.inner_name(theirs)) is not None
+    }
 
 
 def _contents_on_first(
@@ -139,23 +170,23 @@ def _contents_on_first(
 
 
 def _placed(
-    part: Part, model: Any, module: RankModule, stored: Stored, vocab: int
-) -> Iterator[tuple[Box, Place | None]]:
-    """Yield this rank's boxes under their names in the files, and their places there.
+    part: Part, module: str, model: Any, boxes: Iterable[Box], stored: Stored, vocab: int
+) -> Iterator[tuple[str, Box, Place | None]]:
+    """Yield the names of boxes, the boxes under their names in the files, and their places there.
 
     Rows of a tensor have the name of a slice of it. A box without a place keeps its name and its
     initial values. The full shape of a vocabulary has the rows that the files and the model share:
     further rows of the model are filled by rule, and its padding is never used.
     """
-    for box in weight_boxes(module):
+    for box in boxes:
         if is_adapter(box.name):
             continue
-        key, shape = box.name.removeprefix(f"{PREFIX}/{module.name}."), box.shape
+        key, shape = box.name.removeprefix(f"{PREFIX}/{module}."), box.shape
         if (place := _place_of(part, key, model)) is not None:
             other = part.family.other_place(key, model)
             place = place if other is None or other.name not in stored else other
             if place.optional and place.name not in stored:
-                yield replace(box, name=key), None
+                yield box.name, replace(box, name=key), None
                 continue
             if (
                 place.name == EMBEDDING not in stored
@@ -167,7 +198,7 @@ def _placed(
             if key in (EMBEDDING, HEAD):
                 there = stored[key][1].shape[0] if key in stored else vocab
                 shape = (min(there, vocab), *shape[1:])
-        yield replace(box, name=key, shape=shape), place
+        yield box.name, replace(box, name=key, shape=shape), place
 
 
 def _place_of(part: Part, key: str, model: Any) -> Place | None:
@@ -264,27 +295,34 @@ def _spans(box: Box) -> list[range]:
     return [range(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True)]
 
 
+def read_place(saved: Any, place: Place, rows: range, rest: Sequence[range]) -> Tensor:
+    """Return rows, columns and so on of our tensor at a place; `saved` is sliced without steps."""
+    if place.stacked is not None:
+        entry: Tensor = place.stacked.read(saved, place.first_row, [rows, *rest])
+        return entry
+    there = slice(place.first_row + rows.start, place.first_row + rows.stop)
+    columns = [slice(x.start, x.stop) for x in rest]
+    held: Tensor
+    if place.transposed:
+        held = saved[(*columns, there)].mT
+    elif place.runs is not None:
+        cut = place.runs.pieces(place.first_row, rows)
+        held = torch.cat([saved[(each, *columns)] for _, each in cut])
+    elif place.shape is None:
+        held = saved[(there, *columns)]
+    else:
+        first = _leading(place.shape)
+        held = saved[(*(slice(None),) * first, there)].flatten(0, first)
+        held = held.flatten(1)[(slice(None), *columns)] if held.dim() > 1 else held
+    return held
+
+
 def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], None]) -> None:
     """Read one box; a vocabulary may be larger than the tensor in the file."""
     rows, *rest = _spans(box)
     end = min(rows.stop, box.shape[0])
-    columns = [slice(x.start, x.stop) for x in rest]
     if rows.start < end:
-        there = slice(place.first_row + rows.start, place.first_row + end)
-        if place.stacked is not None:
-            held = place.stacked.read(saved, place.first_row, [range(rows.start, end), *rest])
-        elif place.transposed:
-            held = saved[(*columns, there)].mT
-        elif place.runs is not None:
-            cut = place.runs.pieces(place.first_row, range(rows.start, end))
-            held = torch.cat([saved[(each, *columns)] for _, each in cut])
-        elif place.shape is None:
-            held = saved[(there, *columns)]
-        else:
-            first = _leading(place.shape)
-            held = saved[(*(slice(None),) * first, there)].flatten(0, first)
-            held = held.flatten(1)[(slice(None), *columns)] if held.dim() > 1 else held
-        box.tensor[: end - rows.start].copy_(held)
+        box.tensor[: end - rows.start].copy_(read_place(saved, place, range(rows.start, end), rest))
     if box.name in (EMBEDDING, HEAD):
         first, last = max(rows.start, box.shape[0]), min(rows.stop, vocab)
         if first < last:

@@ -18,7 +18,9 @@ from secrets import randbelow
 from typing import Any
 
 from mimo_launch.checkpoint.folder import (
+    Base,
     DamagedCheckpoint,
+    Sums,
     all_checkpoints,
     crc_of,
     is_complete,
@@ -142,13 +144,17 @@ class NoCheckpoint(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint: path, step, spec of the run, checksums of files, full shapes."""
+    """A complete checkpoint: path, step, spec of the run, checksums of files, full shapes.
+
+    `shapes` has the weights that it leaves out, too; `bases` says where those of each module are.
+    """
 
     path: Path
     step: int
     spec: Spec
-    sums: dict[str, tuple[int, int]]
+    sums: Sums
     shapes: dict[str, tuple[int, ...]]
+    bases: dict[str, Base]
 
     def segments(self, module: str) -> dict[str, tuple[int, ...]]:
         """Return the full shapes of a module's segments, by their names in the module."""
@@ -189,7 +195,7 @@ def open_checkpoint(path: Path, step: int | None) -> Checkpoint:
 
     For commands that read weights: this takes the newest checkpoint with files of the right sizes;
     `Checkpoint.check` reads their contents. A run itself resumes from
-    `checkpoint.loading.newest_usable`. If a live run completes one checkpoint and deletes another
+    `checkpoint.usable.newest_usable`. If a live run completes one checkpoint and deletes another
     meanwhile, this looks again.
 
     Raises: NoCheckpoint.
@@ -232,7 +238,10 @@ def _open(path: Path, step: int | None) -> Checkpoint:
                 shapes = {name: entry.shape for name, entry in read_index(folder).items()}
             except DamagedCheckpoint as error:
                 raise NoCheckpoint(f"{folder} cannot be read: {error}") from error
-            return Checkpoint(folder, marker.counts["step"], spec, marker.files, shapes)
+            for base in marker.bases.values():
+                shapes |= base.shapes
+            counts, bases = marker.counts, marker.bases
+            return Checkpoint(folder, counts["step"], spec, marker.files, shapes, bases)
         opened.append(str(marker.counts["step"]))
     if not path.is_dir():
         raise NoCheckpoint(f"{path} is not a folder")

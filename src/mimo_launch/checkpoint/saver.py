@@ -25,6 +25,7 @@ from mimo_launch.checkpoint.folder import (
     CHECKPOINTS,
     FORMAT,
     PARTIAL,
+    Base,
     all_checkpoints,
     complete,
     crc_of,
@@ -66,10 +67,12 @@ class CheckpointSaver:
         run: Path,
         group: dist.ProcessGroup,
         data: Mapping[str, Contents] | None = None,
+        bases: Mapping[str, Base] | None = None,
     ) -> None:
         """Save under `run/checkpoints`; `group` has all ranks, and only this object uses it.
 
         `data` are the contents of the data by split; without them, a resumed run cannot compare.
+        `bases` has the weights of modules that are left out.
 
         Raises: ValueError if the spec disables saving.
         """
@@ -81,6 +84,8 @@ class CheckpointSaver:
         self._data = None
         if data is not None:
             self._data = {split: [astuple(each) for each in files] for split, files in data.items()}
+        self._bases = dict(bases or {})
+        self._left = frozenset(name for base in self._bases.values() for name in base.shapes)
         # While training runs during a save, only training counts as progress.
         self._beat = partial(session.progress.beat, Phase.SAVING)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -102,7 +107,11 @@ class CheckpointSaver:
         started = time.perf_counter()
         self._collect()
         session = self._session
-        boxes = [c for c in state_boxes(session.modules, session.updates) if c.counted]
+        boxes = [
+            c
+            for c in state_boxes(session.modules, session.updates)
+            if c.counted and c.name not in self._left
+        ]
         counts = Counts(
             run=asdict(state),
             updates=update_counts(session.modules, session.updates),
@@ -240,6 +249,7 @@ class CheckpointSaver:
                 "files": files,
                 "not_finite": sorted(bad),
                 "data": self._data,
+                "bases": {name: asdict(base) for name, base in self._bases.items()},
             }
             try:
                 # The first rank may not see the files of the others.

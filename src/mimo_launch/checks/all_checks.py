@@ -187,6 +187,7 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(adapters.targets_are_maps, needs=(*_ROLE, "adapter-cannot", *_HEADS)),
     ModuleRule(training_settings.loss_weight_used, needs=_ROLE),
     ModuleRule(training_settings.balance_used, needs=("no-language-module",)),
+    SpecRule(training_settings.frozen_weights_left_out),
     SpecRule(training_settings.schedule_fits_steps),
     SpecRule(training_settings.warmup_ends, needs=("wsd-longer-than-run",)),
     ModuleRule(training_settings.sequence_parallel_used),

@@ -41,6 +41,23 @@ def something_trains(spec: Spec) -> Findings:
         )
 
 
+def frozen_weights_left_out(spec: Spec) -> Findings:
+    """`frozen_weights: false` needs frozen weights that `init_from` holds (a warning)."""
+    if spec.saving is None or spec.saving.frozen_weights:
+        return
+    frozen = [name for name, module in spec.modules.items() if not module.body_trains]
+    if any(spec.modules[name].init_from for name in frozen):
+        return
+    names = ", ".join(f"`{name}`" for name in frozen)
+    yield no_effect(
+        ("checkpoint", "frozen_weights"),
+        "`frozen_weights: false` leaves out no weights",
+        f"a run must be able to read them again, and there is no `init_from` in {names}"
+        if frozen
+        else "every module trains",
+    )
+
+
 def schedule_fits_steps(spec: Spec) -> Findings:
     """Warm-up and decay of wsd fit into the run."""
     schedule, steps = spec.optimizer.schedule, spec.train.steps

@@ -33,6 +33,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.optimizers import UpdateRule, rule_for
+from mimo_launch.spec.sections import CheckpointSpec
 from mimo_launch.spec.spec import Grid, Spec
 
 
@@ -355,13 +356,15 @@ def checkpoint_bytes(spec: Spec) -> int:
     update = {"grid": Grid(), "experts": None}
     modules = {name: each.model_copy(update=update) for name, each in spec.modules.items()}
     alone = spec.model_copy(update={"modules": modules})
-    numbers = 0
+    numbers, saving = 0, spec.saving or CheckpointSpec()
     for name, module in modules.items():
         rules = spec.optimizer.rules(module.optimizer)
         stage = Stage(name, 0, 0, module.model.layers, is_first=True, is_last=True)
         weights = stage_weights(alone, stage, 0)
-        trained = (each for each in weights.all() if each.trains)
-        numbers += weights.numel + sum(_state(rules, each) * each.numel for each in trained)
+        trained = [each for each in weights.all() if each.trains]
+        leaves_out = not saving.frozen_weights and module.init_from is not None
+        numbers += sum(each.numel for each in trained) if leaves_out else weights.numel
+        numbers += sum(_state(rules, each) * each.numel for each in trained)
     return numbers * spec.train.numbers.stored.bytes
 
 

@@ -23,6 +23,7 @@ from mimo_launch.checkpoint.index import Checkpoint
 from mimo_launch.checkpoint.storage import read_boxes
 from mimo_launch.export.export import new_folder, write_json
 from mimo_launch.export.export_plan import CannotExport, FolderPlan
+from mimo_launch.export.sources import source_of
 from mimo_launch.export.tensors import FileTensor, SavedUpdate
 from mimo_launch.hugging_face.adapter_config import ADAPTER_WEIGHTS, DOWN, PREFIX, UP
 from mimo_launch.hugging_face.folder import ADAPTER
@@ -143,15 +144,21 @@ def _spared(tensors: Sequence[FileTensor], maps: Mapping[str, FileTensor]) -> se
     return {next((w for w in each.split(".") if w not in within), None) for each in alike}
 
 
+def _model_name(folder: Path) -> str:
+    """Return what `transformers` calls a folder: its name on the hub if it lies in the cache."""
+    found = re.fullmatch(r"models--(.+)--(.+)", folder.parent.parent.name)
+    return str(folder) if found is None else "/".join(found.groups())
+
+
 def _config(spec: Spec, ranks: Mapping[str, tuple[int, float]]) -> dict[str, Any]:
     """Return `adapter_config.json`; ranks and factors are by the ends of names."""
     rank, factor = next(iter(ranks.values()))
     others = {tail: each for tail, each in ranks.items() if each != (rank, factor)}
-    base = spec.modules[LANGUAGE].init_from
+    base = source_of(spec, LANGUAGE)
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM" if len(spec.modules) == 1 else None,
-        "base_model_name_or_path": None if base is None else str(base),
+        "base_model_name_or_path": None if base is None else _model_name(base.folder),
         "r": rank,
         "lora_alpha": factor * rank,
         "rank_pattern": {tail: own for tail, (own, _) in others.items()},

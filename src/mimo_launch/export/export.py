@@ -30,7 +30,7 @@ from mimo_launch import __version__
 from mimo_launch.checkpoint.folder import sync_folder
 from mimo_launch.checkpoint.folder_tensors import FolderTensors
 from mimo_launch.checkpoint.index import Checkpoint
-from mimo_launch.checkpoint.storage import read_boxes
+from mimo_launch.checkpoint.whole import check_bases, read_whole
 from mimo_launch.export.export_plan import FolderPlan
 from mimo_launch.export.tensors import FileTensor
 from mimo_launch.hugging_face.folder import CONFIG, INDEX, WEIGHTS
@@ -211,7 +211,7 @@ def read_tensors(checkpoint: Checkpoint, tensors: Sequence[FileTensor]) -> list[
     boxes = [box for each, tensor in pairs for box in each.boxes(tensor)]
     # Some families store one of our tensors twice.
     first = {box.name: box for box in reversed(boxes)}
-    read_boxes(checkpoint.path, list(first.values()), None, lambda: None)
+    read_whole(checkpoint, list(first.values()))
     values = {name: box.tensor for name, box in first.items()}
     for each, tensor in pairs:
         each.fill(tensor, values)
@@ -243,6 +243,7 @@ def write_export(
     read = partial(read_tensors, checkpoint)
     with new_folder(target, force=force) as unfinished:
         checkpoint.check(progress.checked)
+        check_bases(checkpoint)
         for plan in plans:
             folder = unfinished / plan.where
             folder.mkdir(exist_ok=True)

@@ -81,7 +81,7 @@ def newest_checkpoint(run: Path) -> ResumePoint | None:
     """Return the newest complete checkpoint of a run, to say where it would resume.
 
     This checks the sizes of files, not their contents: a rank may still reject the checkpoint (see
-    `checkpoint.loading.newest_usable`). Commands that read weights use
+    `checkpoint.usable.newest_usable`). Commands that read weights use
     `checkpoint.index.open_checkpoint`.
     """
     for path in all_checkpoints(run):

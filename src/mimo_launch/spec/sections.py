@@ -151,6 +151,12 @@ class CheckpointSpec(Strict):
         "`every` says.",
         examples=[1000],
     )
+    frozen_weights: bool = Field(
+        True,
+        description="Save weights that do not train, too. `false`: leave out those that "
+        "`init_from` holds; a reader of the checkpoint reads them there again, and refuses a "
+        "folder with changed files.",
+    )
     asynchronous: bool = Field(
         True, description="Copy the state and go on training while the copy is written."
     )

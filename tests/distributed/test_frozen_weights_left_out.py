@@ -1,0 +1,104 @@
+"""Checkpoints without frozen weights: whoever reads one reads them in `init_from` again."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed.test_adapters import LORA, first_loss
+from tests.distributed.test_checkpoints import make_spec, numbers, run, run_anew
+from tests.support.exports import exported, trained, with_sections
+from tests.support.families import FAMILIES
+
+from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint, read_index
+from mimo_launch.checks.all_checks import check
+from mimo_launch.estimate.memory import checkpoint_bytes
+from mimo_launch.export.adapter_folder import adapter_plan
+from mimo_launch.export.export_plan import Exporter
+from mimo_launch.launcher.run_on_ranks import RankError
+from mimo_launch.spec.spec import Spec
+
+LEFT_OUT = {"every": 3, "frozen_weights": False}
+
+
+def adapted(layout: str, steps: int, base: Path, *, whole: bool = False) -> Spec:
+    """A run that trains an adapter of language on a frozen encoder, from a trained base."""
+    modules = {(name, "init_from"): str(base) for name in ("vision", "language")}
+    modules |= {("language", "adapter"): LORA, ("vision", "frozen"): "except_projector"}
+    saves = {**LEFT_OUT, "frozen_weights": whole}
+    return make_spec(layout, steps, modules=modules, checkpoint=saves)
+
+
+def test_a_run_resumes_without_its_base_on_another_layout(tmp_path: Path) -> None:
+    base, folder = tmp_path / "base", tmp_path / "run"
+    run(make_spec("one rank", 3), base)
+    alone = numbers(run(adapted("one rank", 5, base, whole=True), tmp_path / "alone"))
+    run(adapted("colocated dp4, tp2 dp2", 3, base), folder)
+    saved = read_index(folder / "checkpoints" / "step-00000003")
+    assert {name.split("/")[1].split(".")[0] for name in saved} == {"vision", "language"}
+    assert all("lora_" in name or ".projector." in name for name in saved)
+    went_on = numbers(run_anew(adapted("pp2", 5, base), folder))
+    assert sorted(went_on) == [4, 5]
+    for step, values in went_on.items():
+        assert values == pytest.approx(alone[step], rel=1e-9)
+    # The next run starts from one that leaves out what a third one holds.
+    after = adapted("disjoint dp2, tp2", 1, folder)
+    whole = adapted("one rank", 1, tmp_path / "alone")
+    loss = first_loss(whole, tmp_path / "from whole")
+    assert first_loss(after, tmp_path / "from left out") == pytest.approx(loss, rel=1e-9)
+    assert sorted(open_checkpoint(folder, None).shapes.items()) == sorted(
+        (name, shape) for name, shape in open_checkpoint(tmp_path / "alone", None).shapes.items()
+    )
+    run_anew(make_spec("one rank", 6), base)
+    with pytest.raises(RankError, match=r"leaves out weights of `\w+`.*has changed since"):
+        run_anew(adapted("one rank", 6, base), folder)
+
+
+def test_a_base_that_is_gone_from_the_spec_is_missed(tmp_path: Path) -> None:
+    base, folder = tmp_path / "base", tmp_path / "run"
+    run(make_spec("one rank", 3), base)
+    run(adapted("one rank", 3, base), folder)
+    modules = {("language", "adapter"): LORA, ("vision", "frozen"): "except_projector"}
+    with pytest.raises(RankError, match=r"leaves out .* `vision`; write `init_from: .*base"):
+        run_anew(make_spec("one rank", 5, modules=modules), folder)
+
+
+def test_an_export_reads_the_base_again(tmp_path: Path) -> None:
+    family = FAMILIES["qwen2_vl"]
+    _, asked = family.start("one rank", tmp_path, **family.layouts.get("one rank", {}))
+    data = with_sections(asked, train={"steps": 2, "precision": "fp32"}).model_dump(
+        mode="json", by_alias=True
+    )
+    for module in data["modules"].values():
+        module["adapter"] = {"rank": 2}
+    left: dict[str, Any] = data | {"checkpoint": {"every": 1, "frozen_weights": False}}
+    runs = [
+        trained(Spec.model_validate(each), tmp_path / name)
+        for name, each in (("whole", data), ("left", left))
+    ]
+    whole, made = (exported(each, each / "exported") for each in runs)
+    assert whole.keys() == made.keys()
+    assert all(torch.equal(whole[name], made[name]) for name in whole)
+    base = Path(data["modules"]["language"]["init_from"])
+    found = open_checkpoint(runs[1], None)
+    plan = adapter_plan(found.spec, Exporter(found, in_memory=True).folders(()))
+    assert plan.config["base_model_name_or_path"] == str(base.resolve())
+    file = base / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(bytes(content))
+    with pytest.raises(NoCheckpoint, match=r"leaves out .*changed.*model\.safetensors"):
+        exported(runs[1], tmp_path / "again")
+    shutil.rmtree(base)
+    with pytest.raises(NoCheckpoint, match="is not a folder"):
+        exported(runs[1], tmp_path / "gone")
+
+
+def test_nothing_to_leave_out_is_said_and_the_rest_is_counted(tmp_path: Path) -> None:
+    asked = make_spec("one rank", 3, checkpoint=LEFT_OUT)
+    (found,) = check(asked)
+    assert (found.code, found.path) == ("setting-without-effect", ("checkpoint", "frozen_weights"))
+    whole, left = (adapted("one rank", 3, tmp_path, whole=each) for each in (True, False))
+    weights = checkpoint_bytes(make_spec("one rank", 3, optimizer={"kind": "sgd", "lr": 0.1}))
+    assert checkpoint_bytes(left) < checkpoint_bytes(whole) - weights / 2
