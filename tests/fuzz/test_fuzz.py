@@ -23,7 +23,7 @@ from tests.support.mutations import mutated
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 NUM_SPECS = int(os.environ.get("FUZZ_SPECS", "20000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0")) or int(time.time())
@@ -177,7 +177,7 @@ def small_ones(tried: list[Outcome]) -> Iterator[tuple[int, Spec]]:
         spec = check_text(text).spec
         if spec is None or text in seen or world_size(spec) > MOST_RANKS:
             continue
-        if isinstance(spec.data, WebdatasetData) or any(m.init_from for m in spec.modules.values()):
+        if isinstance(spec.data, UserData) or any(m.init_from for m in spec.modules.values()):
             continue  # Their files are not ours to mutate.
         seen.add(text)
         steps = spec.train.model_copy(update={"steps": 2, "precision": "fp32"})

@@ -19,7 +19,7 @@ from mimo_launch.data.samples.decode_media import (
     decode_image,
     image_size,
 )
-from mimo_launch.data.sources.tar_files import AUDIO_SUFFIXES, IMAGE_FORMATS
+from mimo_launch.data.sources.media_suffixes import AUDIO_SUFFIXES, IMAGE_FORMATS
 
 # A directory of five EXIF entries that ends inside the first one.
 BROKEN_EXIF = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01"

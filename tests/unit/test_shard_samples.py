@@ -415,7 +415,7 @@ def test_a_shard_that_changed_after_indexing_is_bad_not_wrong(tmp_path: Path) ->
     found = opened(shard_spec(tmp_path))
     path = tmp_path / "000.tar"
     path.write_bytes(path.read_bytes()[:4096])
-    with pytest.raises(BadSample, match=r"000.tar 000009: EOFError: the shard ends"):
+    with pytest.raises(BadSample, match=r"000.tar 000009: EOFError: the file ends"):
         found.text("train", 9)
 
 

@@ -17,7 +17,7 @@ from mimo_launch.data.index.open_split import NotTrainable
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 VIT = {"kind": "vit", "patch": 2, "shuffle": 2, "channels": 3}
 FLOW: dict[str, Any] = flow()
@@ -38,7 +38,7 @@ def shard_spec(
 
 
 def opened(made: Spec) -> ShardSamples:
-    assert isinstance(made.data, WebdatasetData)
+    assert isinstance(made.data, UserData)
     return ShardSamples(made, made.data)
 
 

@@ -26,14 +26,11 @@ from mimo_launch.data.index.open_index import IndexProgress
 from mimo_launch.data.samples import template_program
 from mimo_launch.data.samples.template_program import Program, TemplateRefused
 from mimo_launch.data.samples.text_tokens import without_panic
-from mimo_launch.data.sources import tar_files
-from mimo_launch.data.sources.tar_files import (
-    BrokenShard,
-    Member,
-    MemberPlace,
-    ShardReader,
-    samples_of,
-)
+from mimo_launch.data.sources import source_file
+from mimo_launch.data.sources.file_formats import open_file
+from mimo_launch.data.sources.shard_names import NamedShard
+from mimo_launch.data.sources.source_file import BrokenFile, Member, MemberPlace, OpenFiles
+from mimo_launch.data.sources.tar_files import samples_of
 
 ANSWER = {"role": "assistant", "content": "ho"}
 
@@ -51,6 +48,10 @@ def bad_beside_a_good_one(
     found = opened(shard_spec(folder))
     assert found.num_samples("train") == 1
     return {each["key"]: each["why"] for each in found.splits["train"].index.bad()}
+
+
+def reader_of(paths: list[Path]) -> OpenFiles:
+    return OpenFiles([NamedShard(path) for path in paths], open_file)
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_sizes_that_no_member_has_end_a_shard(
     path.write_bytes(header("a.txt") + header("b.txt", size, kind) + bytes(1024))
     found = samples_of(path)
     assert next(found).key == "a"
-    with pytest.raises(BrokenShard, match=why):
+    with pytest.raises(BrokenFile, match=why):
         next(found)
 
 
@@ -125,7 +126,7 @@ def test_a_damaged_header_is_said_after_a_sample_with_a_fault_too(tmp_path: Path
     (tmp_path / "x.tar").write_bytes(link.tobuf() + b"x" * 512)
     found = samples_of(tmp_path / "x.tar")
     assert next(found).fault == "its `.jpg` is a link"
-    with pytest.raises(BrokenShard, match="no header of a member"):
+    with pytest.raises(BrokenFile, match="no header of a member"):
         next(found)
 
 
@@ -149,23 +150,23 @@ def test_threads_share_the_shards_that_are_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are few in a process: each that is one too many would make a good sample bad."""
-    monkeypatch.setattr(tar_files, "_MAX_OPEN", 4)
+    monkeypatch.setattr(source_file, "MAX_OPEN", 4)
     paths = [tmp_path / f"{number}.tar" for number in range(32)]
     for number, path in enumerate(paths):
         path.write_bytes(bytes([number]) * 64)
-    before, reader = len(os.listdir("/proc/self/fd")), ShardReader(paths)
+    before, reader = len(os.listdir("/proc/self/fd")), reader_of(paths)
 
     def read(turn: int) -> bool:
         number = turn * 7 % len(paths)
-        return reader.read(number, MemberPlace(3, 9)) == bytes([number]) * 9
+        return reader.read(number, {"x": MemberPlace(3, 9)}, "x") == bytes([number]) * 9
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(read, range(2000)))
         assert len(os.listdir("/proc/self/fd")) - before <= 4
     with pytest.raises(EOFError):
-        reader.read(0, MemberPlace(60, 9))
+        reader.read(0, {"x": MemberPlace(60, 9)}, "x")
     with pytest.raises(FileNotFoundError):
-        ShardReader([tmp_path / "none.tar"]).read(0, MemberPlace(0, 1))
+        reader_of([tmp_path / "none.tar"]).read(0, {"x": MemberPlace(0, 1)}, "x")
 
 
 POOL = """
@@ -394,7 +395,7 @@ def test_headers_of_any_size_end_a_shard_and_are_not_read(tmp_path: Path, kind: 
                 tar.addfile(long)
     found = samples_of(path)
     assert next(found).key == "a"
-    with pytest.raises(BrokenShard, match=r"a header of 3,14[56],\d+ bytes|a bad header"):
+    with pytest.raises(BrokenFile, match=r"a header of 3,14[56],\d+ bytes|a bad header"):
         next(found)
 
 
@@ -407,7 +408,7 @@ def test_headers_of_all_members_that_grow_without_end_end_a_shard(tmp_path: Path
         file.write(bytes(1024))
     found = samples_of(path)
     assert next(found).key == "0"
-    with pytest.raises(BrokenShard, match=r"headers of all members have 1,500,\d+ bytes"):
+    with pytest.raises(BrokenFile, match=r"headers of all members have 1,500,\d+ bytes"):
         list(found)
 
 
@@ -420,7 +421,7 @@ def test_members_after_the_end_of_an_archive_are_not_lost_silently(tmp_path: Pat
     (tmp_path / "both.tar").write_bytes(b"".join(parts))
     found = samples_of(tmp_path / "both.tar")
     assert next(found).key == "0"
-    with pytest.raises(BrokenShard, match=r"after the end of the archive at byte \d+.*tar -A"):
+    with pytest.raises(BrokenFile, match=r"after the end of the archive at byte \d+.*tar -A"):
         next(found)
 
 

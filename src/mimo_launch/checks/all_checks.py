@@ -40,6 +40,7 @@ from mimo_launch.spec.spec import (
     Spec,
     SyntheticData,
     TalkerModel,
+    UserData,
     VitModel,
     WebdatasetData,
 )
@@ -141,11 +142,11 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(vocabulary.ends_are_codes),
     ModuleRule(vocabulary.codes_fit_digits, needs=("codes-outside-vocab",)),
     SpecRule(vocabulary.vocab_holds_tokens),
-    DataRule(WebdatasetData, packages.shard_packages_installed),
+    DataRule(UserData, packages.shard_packages_installed),
     DataRule(WebdatasetData, shards.shards_are_there, needs=_PACKAGES),
-    DataRule(WebdatasetData, vocabulary.tokenizer_is_usable),
+    DataRule(UserData, vocabulary.tokenizer_is_usable),
     DataRule(
-        WebdatasetData,
+        UserData,
         vocabulary.template_shows_media,
         needs=(
             *_PACKAGES,
@@ -161,9 +162,9 @@ RULES: tuple[Rule, ...] = (
         vocabulary.placeholder_is_token, needs=("tokenizer-not-usable", "placeholder-outside-vocab")
     ),
     ModuleRule(shards.processor_is_understood),
-    DataRule(WebdatasetData, shards.processors_have_encoders),
-    DataRule(WebdatasetData, tiles_and_videos.processors_cut_alike),
-    DataRule(WebdatasetData, joined_rows.shards_show_graph, needs=_READS),
+    DataRule(UserData, shards.processors_have_encoders),
+    DataRule(UserData, tiles_and_videos.processors_cut_alike),
+    DataRule(UserData, joined_rows.shards_show_graph, needs=_READS),
     SpecRule(shards.members_for_encoders, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")),
     SpecRule(
         tiles_and_videos.video_package_installed, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")
@@ -173,7 +174,7 @@ RULES: tuple[Rule, ...] = (
     DataRule(DigitsData, data.tasks_have_generator, needs=_READS),
     SpecRule(batch.seq_holds_samples, needs=(*_IMAGES, *_CLIPS, *_READS)),
     DataRule(
-        WebdatasetData,
+        UserData,
         expected_data.expect_is_usable,
         needs=(*_IMAGES, *_CLIPS, *_READS, *_ROLE, "not-supported-yet", "seq-too-short"),
     ),

@@ -13,7 +13,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.layout.samples import group_size, grouped_encoders, shares_ranks
 from mimo_launch.layout.space import group_sizes
 from mimo_launch.spec.base import LANGUAGE, Axis
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 _DP = ("modules", LANGUAGE, "grid", Axis.DP)
 _GLOBAL = ("batch", "global")
@@ -121,7 +121,7 @@ def seq_holds_samples(spec: Spec) -> Findings:
     longest = longest_sample(spec)
     if spec.batch.seq >= longest:
         return
-    of_shards = isinstance(spec.data, WebdatasetData)
+    of_shards = isinstance(spec.data, UserData)
     what = "a sample with one image or clip" if of_shards else "the longest sample"
     yield Diagnostic(
         code="seq-too-short",

@@ -13,7 +13,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.layout.space import divisors
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
-from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
+from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, UserData
 
 _DATA = Related(("data", "kind"), "digit images are 8x8, one channel")
 
@@ -68,7 +68,7 @@ def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
     model, data = kind_of(spec.modules[name].model).images, spec.data
     if model is None or model.shuffle == 1:
         return
-    if isinstance(data, WebdatasetData):  # Images are made of whole rows, or cut to them.
+    if isinstance(data, UserData):  # Images are made of whole rows, or cut to them.
         return
     side, related = model.shuffle, Related(("data", "kind"), "these data")
     if isinstance(data, DigitsData):

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.processors.recipes import video_reader_of
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 from mimo_launch.spec.wording import did_you_mean
 
 _EXPECT: YamlPath = ("data", "expect")
 
 
-def expect_is_usable(spec: Spec, data: WebdatasetData) -> Findings:
+def expect_is_usable(spec: Spec, data: UserData) -> Findings:
     """The modules in `expect` are in the spec, a file is one of statistics, and samples fit."""
     if data.expect is None:
         return
@@ -51,7 +51,7 @@ def _unusable(why: str, help_: str) -> Diagnostic:
     )
 
 
-def _unknown(spec: Spec, data: WebdatasetData) -> Iterator[Diagnostic]:
+def _unknown(spec: Spec, data: UserData) -> Iterator[Diagnostic]:
     """Yield a finding for each name that is no encoder or generator."""
     if data.expect is None or isinstance(data.expect, str):
         return

@@ -15,7 +15,7 @@ from mimo_launch.data.shared_images import size_made
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec, VitModel, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData, VitModel
 
 
 def widths_merge(spec: Spec) -> Findings:
@@ -57,7 +57,7 @@ def _sizes(spec: Spec, sources: tuple[str, ...]) -> Iterator[dict[str, int]]:
     width between them, so modules that agree on both always agree. For shards, they are some usual
     sizes; the index sees all.
     """
-    if isinstance(spec.data, WebdatasetData):
+    if isinstance(spec.data, UserData):
         for usual in usual_sizes(spec):
             yield {name: size_made(spec, name, usual.__getitem__).rows for name in sources}
         return
@@ -72,7 +72,7 @@ def _sizes(spec: Spec, sources: tuple[str, ...]) -> Iterator[dict[str, int]]:
             yield {name: size_made(spec, name, sizes.__getitem__).rows for name in sources}
 
 
-def shards_show_graph(spec: Spec, data: WebdatasetData) -> Findings:
+def shards_show_graph(spec: Spec, data: UserData) -> Findings:
     """A connector over shards sees images or clips, not both: no clip belongs to an image."""
     for name in spec.encoders:
         sources = spec.sources_of(name)

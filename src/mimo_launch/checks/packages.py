@@ -30,7 +30,7 @@ from mimo_launch.diag.installed import (
     is_installed,
 )
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.spec import CustomModel, Spec, WebdatasetData
+from mimo_launch.spec.spec import CustomModel, Spec, UserData
 from mimo_launch.spec.wording import did_you_mean
 
 
@@ -55,7 +55,7 @@ def _missing(key: str, what: str, requirement: str, off: str) -> Diagnostic:
     )
 
 
-def shard_packages_installed(spec: Spec, data: WebdatasetData) -> Findings:
+def shard_packages_installed(spec: Spec, data: UserData) -> Findings:
     """Decoders and tokenizers are optional packages."""
     hears = any(kind_of(module.model).clips is not None for module in spec.modules.values())
     wanted = SHARD_PACKAGES | (AUDIO_PACKAGES if hears else {})

@@ -6,16 +6,14 @@ Relies on: `data.sources.shard_names` for names, `shard_formats` for other files
 Leaves: tokenizers to `vocabulary`, records to the index that `train` builds.
 """
 
-import tarfile
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.checks.shard_formats import help_for_address, other_format
 from mimo_launch.data.shared_images import makers
-from mimo_launch.data.sources.shard_names import PatternError, shard_files
-from mimo_launch.data.sources.tar_files import (
+from mimo_launch.data.sources.file_formats import open_file, split_files
+from mimo_launch.data.sources.media_suffixes import (
     AUDIO_SUFFIXES,
     CODES_SUFFIX,
     FRAMES_SUFFIX,
@@ -24,12 +22,14 @@ from mimo_launch.data.sources.tar_files import (
     VIDEO_SUFFIXES,
     target_of,
 )
+from mimo_launch.data.sources.shard_names import PatternError, shard_files
+from mimo_launch.data.sources.source_file import BrokenFile, Part
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.recipes import processor_folder, recipe_of, video_recipe_of
-from mimo_launch.spec.spec import Images, Spec, WebdatasetData
+from mimo_launch.spec.spec import Images, Spec, UserData, WebdatasetData
 
 if TYPE_CHECKING:
     from mimo_launch.processors.video_recipe import VideoRecipe
@@ -112,7 +112,7 @@ def _pattern(path: YamlPath, pattern: str) -> Findings:
 def processor_is_understood(spec: Spec, name: str) -> Findings:
     """The processor of a module is supported, and its images fit the module's patches."""
     data = spec.data
-    if not isinstance(data, WebdatasetData):
+    if not isinstance(data, UserData):
         return
     kind = kind_of(spec.modules[name].model)
     images = kind.images
@@ -190,7 +190,7 @@ def _why_not(name: str, images: Images, videos: "VideoRecipe", tiles: TileRule |
     return ""
 
 
-def processors_have_encoders(spec: Spec, data: WebdatasetData) -> Findings:
+def processors_have_encoders(spec: Spec, data: UserData) -> Findings:
     """Every module named in `processors` takes images."""
     readers = [name for name, m in spec.modules.items() if kind_of(m.model).images is not None]
     for name in data.processors:
@@ -208,22 +208,25 @@ def processors_have_encoders(spec: Spec, data: WebdatasetData) -> Findings:
             )
 
 
-def first_suffixes(data: WebdatasetData) -> tuple[Path | None, list[str]]:
-    """Return the first shard with members, if any, and the suffixes of its first members."""
-    for shard in shard_files(data.shards)[:_MOST_OPENED]:
+def first_suffixes(data: UserData) -> tuple[Path | None, list[str]]:
+    """Return the first file with samples, if any, and the suffixes of its first members."""
+    for shard in split_files(data, "train")[:_MOST_OPENED]:
+        found: list[str] = []
         try:
-            with tarfile.open(shard, "r:") as tar:
-                names = [member.name.lower() for member in islice(tar, _LOOKED_AT)]
-        except (OSError, tarfile.TarError):
-            return None, []
-        if names:
-            return shard, [name.rpartition("/")[2].partition(".")[2] for name in names]
+            for member in open_file(shard).records(Part()):
+                found += member.places
+                if len(found) >= _LOOKED_AT:
+                    break
+        except (OSError, ValueError, BrokenFile):
+            return (shard.path, found) if found else (None, [])
+        if found:
+            return shard.path, found
     return None, []
 
 
 def members_for_encoders(spec: Spec) -> Findings:
     """The first samples have inputs for each encoder, and targets (a warning)."""
-    if not isinstance(spec.data, WebdatasetData) or len(spec.modules) == 1:
+    if not isinstance(spec.data, UserData) or len(spec.modules) == 1:
         return
     shard, suffixes = first_suffixes(spec.data)
     if shard is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mimo_launch.checks.rule import Findings, chosen_keys, no_effect
 from mimo_launch.checks.shards import first_suffixes
-from mimo_launch.data.sources.tar_files import VIDEO_SUFFIXES
+from mimo_launch.data.sources.media_suffixes import VIDEO_SUFFIXES
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.diag.installed import AV, is_installed
 from mimo_launch.kinds.registry import kind_of
@@ -30,8 +30,8 @@ from mimo_launch.spec.spec import (
     DigitsData,
     Spec,
     SyntheticData,
+    UserData,
     VitModel,
-    WebdatasetData,
 )
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _misfits(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[YamlPath,
         yield (*path, "bidirectional_images"), why, "write `bidirectional_images: false`"
 
 
-def processors_cut_alike(spec: Spec, data: WebdatasetData) -> Findings:
+def processors_cut_alike(spec: Spec, data: UserData) -> Findings:
     """If an image becomes several, each encoder sees the same number; a generator makes one."""
     cuts: dict[str, Cut | None] = {}
     for name, module in spec.modules.items():
@@ -163,9 +163,7 @@ def _video_faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str,
             "model that it starts from",
         )
     without = "none" if kind_of(spec.language.model).text.mrope is None else "patches"
-    caption = isinstance(spec.data, WebdatasetData) and isinstance(
-        spec.data.template, CaptionTemplate
-    )
+    caption = isinstance(spec.data, UserData) and isinstance(spec.data.template, CaptionTemplate)
     if video.in_text and caption:
         yield (
             f"`{name}` has the time of videos in the text, but captions have no place for it",
@@ -193,7 +191,7 @@ def _video_faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str,
 def _line_break(spec: Spec) -> tuple[str, str] | None:
     """Return the folder of the tokenizer and its token between lines of images, if it has one."""
     data = spec.data
-    if not isinstance(data, WebdatasetData) or not isinstance(data.template, ChatTemplate):
+    if not isinstance(data, UserData) or not isinstance(data.template, ChatTemplate):
         return None
     with suppress(TokenizerError):  # Another check reports it.
         if (text := line_break(Path(data.tokenizer))) is not None:
@@ -203,7 +201,7 @@ def _line_break(spec: Spec) -> tuple[str, str] | None:
 
 def video_settings_used(spec: Spec) -> Findings:
     """Settings of videos have an effect only where videos are read (a warning)."""
-    if isinstance(spec.data, WebdatasetData) and not video_readers(spec):
+    if isinstance(spec.data, UserData) and not video_readers(spec):
         for key in ("video", "video_marker"):
             if key in chosen_keys(spec.data):
                 yield no_effect(
@@ -234,7 +232,7 @@ def video_settings_used(spec: Spec) -> Findings:
 
 def video_package_installed(spec: Spec) -> Findings:
     """Files of videos are decoded by an optional package."""
-    if not isinstance(spec.data, WebdatasetData) or not video_readers(spec):
+    if not isinstance(spec.data, UserData) or not video_readers(spec):
         return
     _, suffixes = first_suffixes(spec.data)
     found = {each.rpartition(".")[2] for each in suffixes} & VIDEO_SUFFIXES

@@ -14,7 +14,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import shares_ranks
 from mimo_launch.spec.base import LANGUAGE, part_of_run
 from mimo_launch.spec.optimizers import RULES
-from mimo_launch.spec.spec import Spec, SyntheticData, WebdatasetData
+from mimo_launch.spec.spec import Spec, SyntheticData, UserData, WebdatasetData
 from mimo_launch.spec.wording import listing
 
 _SCHEDULE = ("optimizer", "schedule")
@@ -257,7 +257,7 @@ def eval_shards_used(spec: Spec) -> Findings:
 
 def evaluation_ends(spec: Spec) -> Findings:
     """`samples: all` needs a held-out set with its own size (a warning)."""
-    if spec.eval and spec.eval.samples == "all" and not isinstance(spec.data, WebdatasetData):
+    if spec.eval and spec.eval.samples == "all" and not isinstance(spec.data, UserData):
         yield Diagnostic(
             code="evaluation-of-made-up-data",
             severity=Severity.WARNING,
@@ -271,7 +271,7 @@ def evaluation_ends(spec: Spec) -> Findings:
 
 def target_settings_used(spec: Spec) -> Findings:
     """Targets of shards are read for generators."""
-    if not isinstance(spec.data, WebdatasetData) or spec.generators:
+    if not isinstance(spec.data, UserData) or spec.generators:
         return
     for key in ("target_marker", "target_reads"):
         if key in chosen_keys(spec.data):

@@ -23,7 +23,7 @@ from mimo_launch.layout.space import divisors
 from mimo_launch.processors.files import ProcessorError, TokenizerError
 from mimo_launch.processors.tokenizer import DEFAULT, chat_sources, num_tokens, token_id, token_text
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import ChatTemplate, DigitsData, Spec, WebdatasetData
+from mimo_launch.spec.spec import ChatTemplate, DigitsData, Spec, UserData
 
 _VOCAB = ("modules", LANGUAGE, "model", "vocab")
 
@@ -33,7 +33,7 @@ def vocab_holds_tokens(spec: Spec) -> Findings:
     vocab = kind_of(spec.language.model).text.vocab
     if vocab == "digits":
         return
-    if isinstance(spec.data, WebdatasetData):  # Its tokens come from the tokenizer.
+    if isinstance(spec.data, UserData):  # Its tokens come from the tokenizer.
         return
     num_encoders = len(spec.sources_of(LANGUAGE))
     is_digits = isinstance(spec.data, DigitsData)
@@ -50,7 +50,7 @@ def vocab_holds_tokens(spec: Spec) -> Findings:
     )
 
 
-def tokenizer_is_usable(spec: Spec, data: WebdatasetData) -> Findings:
+def tokenizer_is_usable(spec: Spec, data: UserData) -> Findings:
     """The tokenizer is there, and has a chat template if one is asked for."""
     folder = Path(data.tokenizer)
     try:
@@ -71,7 +71,7 @@ def tokenizer_is_usable(spec: Spec, data: WebdatasetData) -> Findings:
         )
 
 
-def template_shows_media(spec: Spec, data: WebdatasetData) -> Findings:
+def template_shows_media(spec: Spec, data: UserData) -> Findings:
     """The chat template says where images and clips go, if no `placeholder` does."""
     if not isinstance(data.template, ChatTemplate):
         return
@@ -111,7 +111,7 @@ def template_shows_media(spec: Spec, data: WebdatasetData) -> Findings:
 def vocab_holds_tokenizer(spec: Spec) -> Findings:
     """The vocabulary has room for the tokens of the tokenizer and for placeholders."""
     data, kind = spec.data, kind_of(spec.language.model)
-    if not isinstance(data, WebdatasetData) or not kind.reads_tokens:
+    if not isinstance(data, UserData) or not kind.reads_tokens:
         return
     tokens, placeholders = num_tokens(Path(data.tokenizer)), num_last_placeholders(spec)
     vocab = 0 if kind.text.vocab == "digits" else kind.text.vocab
@@ -132,7 +132,7 @@ def vocab_holds_tokenizer(spec: Spec) -> Findings:
 def placeholder_is_token(spec: Spec, name: str) -> Findings:
     """A given placeholder is a token of the tokenizer (a warning)."""
     data, given = spec.data, spec.modules[name].placeholder
-    if not isinstance(data, WebdatasetData) or given is None:
+    if not isinstance(data, UserData) or given is None:
         return
     if name not in spec.sources_of(LANGUAGE):
         return

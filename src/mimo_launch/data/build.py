@@ -8,7 +8,7 @@ Leaves: samples to the data sets.
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.digits import DigitStrips
 from mimo_launch.data.synthetic import SyntheticSamples
-from mimo_launch.spec.spec import DigitsData, Spec, WebdatasetData
+from mimo_launch.spec.spec import DigitsData, Spec, UserData
 
 
 def build_dataset(spec: Spec) -> Dataset:
@@ -21,7 +21,7 @@ def build_dataset(spec: Spec) -> Dataset:
     """
     if isinstance(spec.data, DigitsData):
         return DigitStrips(spec, spec.data)
-    if isinstance(spec.data, WebdatasetData):
+    if isinstance(spec.data, UserData):
         # Imported here because tokenizers and decoders are optional packages.
         from mimo_launch.data.shard_samples import ShardSamples
 

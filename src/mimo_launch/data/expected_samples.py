@@ -29,7 +29,7 @@ from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.processors.recipes import video_reader_of, video_recipe_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.expect import ExpectedSamples, OfModules, Spread
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 # Samples that are made; an epoch repeats them.
 _MADE = 512
@@ -43,7 +43,7 @@ class NoRoom(ValueError):
     """No sample that the spec expects fits into a sequence."""
 
 
-def expected_samples(spec: Spec, data: WebdatasetData, said: ExpectedSamples) -> list[SampleData]:
+def expected_samples(spec: Spec, data: UserData, said: ExpectedSamples) -> list[SampleData]:
     """Return samples as `data.expect` describes them, without those that are too long to train on.
 
     Raises: NoRoom.
@@ -58,9 +58,7 @@ def expected_samples(spec: Spec, data: WebdatasetData, said: ExpectedSamples) ->
 class _Sample:
     """One sample, by its number."""
 
-    def __init__(
-        self, spec: Spec, data: WebdatasetData, said: ExpectedSamples, number: int
-    ) -> None:
+    def __init__(self, spec: Spec, data: UserData, said: ExpectedSamples, number: int) -> None:
         self._spec, self._data, self._said = spec, data, said
         # The next place between 0 and 1 in a spread: another one for each number of the sample.
         self._places = (

@@ -16,7 +16,7 @@ from mimo_launch.data.fact_source import Source
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 # Imported where needed: a spec that needs no estimates is checked without numpy.
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _expected(key: _Key) -> ExpectedSteps:
 def _records(key: _Key) -> "Records | None":
     """Return the records of a spec from the best source there is; None for a guess."""
     spec = key.spec
-    if not isinstance(spec.data, WebdatasetData):
+    if not isinstance(spec.data, UserData):
         from mimo_launch.data.build import build_dataset
         from mimo_launch.data.run_records import DrawnRecords
 
@@ -162,7 +162,7 @@ def _records(key: _Key) -> "Records | None":
     return records_of_shards(spec, spec.data) or expected_records(spec, spec.data)
 
 
-def expected_records(spec: Spec, data: WebdatasetData) -> "Records | None":
+def expected_records(spec: Spec, data: UserData) -> "Records | None":
     """Return the records that `data.expect` describes, if it is there.
 
     Raises: BadStatistics, NoRoom.

@@ -13,20 +13,22 @@ import numpy as np
 
 from mimo_launch.data.fact_source import Source
 from mimo_launch.data.index.columns import Bad, Columns, ShardRows
-from mimo_launch.data.index.indexer import SampleIndexer, read_shard
-from mimo_launch.data.index.open_index import find_index, split_shards
+from mimo_launch.data.index.indexer import SampleIndexer, read_part
+from mimo_launch.data.index.open_index import find_index
 from mimo_launch.data.index.open_split import OpenSplit
 from mimo_launch.data.run_records import ColumnRecords, Records, records_like
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.template_program import TemplateRefused
+from mimo_launch.data.sources.file_formats import open_file, split_files
+from mimo_launch.data.sources.source_file import Part
 from mimo_launch.processors.files import ProcessorError, TokenizerError
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 # The records to look at, and the shards that they lie in.
 _LOOKED_AT, _SHARDS = 512, 16
 
 
-def records_of_shards(spec: Spec, data: WebdatasetData) -> Records | None:
+def records_of_shards(spec: Spec, data: UserData) -> Records | None:
     """Return the records of the shards; None if they or their tokenizer or processor are not here.
 
     None, too, if there is nothing to train on, or a template cannot be used: `train` says why.
@@ -47,20 +49,19 @@ def records_of_shards(spec: Spec, data: WebdatasetData) -> Records | None:
     return ColumnRecords(Source.INDEX, basis, number, lengths, split.rows_of, split.describe)
 
 
-def _looked_at(spec: Spec, data: WebdatasetData) -> Records | None:
+def _looked_at(spec: Spec, data: UserData) -> Records | None:
     """Return records like those of the shards, after a look at some of them."""
-    shards = split_shards(data, "train")
+    shards = split_files(data, "train")
     chosen = sorted({round(each) for each in np.linspace(0, len(shards) - 1, _SHARDS)})
     indexer = SampleIndexer(spec, data)
     rows, bad = ShardRows(0), list[Bad]()
-    seen_bytes, each = 0, _LOOKED_AT // len(chosen)
+    seen_bytes, each = 0.0, _LOOKED_AT // len(chosen)
     for number in chosen:
         rows.number, shard = number, shards[number]
-        seen = list(islice(read_shard(indexer, shard.path, rows, bad), each))
-        # The bytes of the shard up to the last of them; of all of it, if that was its end.
-        ends = [place.offset + place.size for place in seen[-1].places.values()] if seen else []
-        covered = max(ends) if len(seen) == each else shard.path.stat().st_size
-        seen_bytes += shard.times * covered
+        seen = list(islice(read_part(indexer, shard, Part(), rows, bad), each))
+        # The share of the file up to the last of them; all of it, if that was its end.
+        share = open_file(shard).share(seen[-1].places) if len(seen) == each else 1.0
+        seen_bytes += shard.times * share * shard.path.stat().st_size
     found = rows.index(bad)
     index = Columns(Path(), found.columns, {"num_bad": len(bad), "suffixes": list(found.suffixes)})
     split = OpenSplit(spec, data, indexer.inputs, "train", index)

@@ -41,7 +41,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.processors.recipes import video_reader_of, video_recipe_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, WebdatasetData
+from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, UserData
 
 # Height and width in pixels of an image that is cut into tiles.
 _USUAL_IMAGE = (480, 640)
@@ -82,7 +82,7 @@ def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
 
     spans: dict[str, tuple[ImageSpan, ...]] = {}
     position = 1
-    if isinstance(spec.data, WebdatasetData) or spec.data.text_only < 1:
+    if isinstance(spec.data, UserData) or spec.data.text_only < 1:
         for encoder in spec.sources_of(LANGUAGE):
             for later in _shown(spec, encoder, worst):
                 found = upstream_spans(spec, encoder, position, lambda n: size_of(spec, n), later)
@@ -106,7 +106,7 @@ def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
         if isinstance(spec.data, DigitsData):
             # An image of each digit, made from its word, which follows the request to draw.
             places = range(2, 2 + (spec.data.max_digits if worst else nominal_digits(spec.data)))
-        elif isinstance(spec.data, WebdatasetData):
+        elif isinstance(spec.data, UserData):
             reads = min(spec.data.target_reads, num_tokens)
             places = range(num_tokens - reads, num_tokens - reads + 1)
         width = size.width // len(places)
@@ -202,12 +202,12 @@ def nominal_image(spec: Spec, encoder: str, *, worst: bool = False) -> ImageSize
 
 def _nominal_image(spec: Spec, encoder: str, *, worst: bool) -> ImageSize:
     largest = largest_image(spec, encoder)
-    if worst and not isinstance(spec.data, WebdatasetData):
+    if worst and not isinstance(spec.data, UserData):
         return largest
     if isinstance(spec.data, DigitsData):
         per_digit = largest.width // spec.data.max_digits
         return ImageSize(largest.height, per_digit * nominal_digits(spec.data))
-    if isinstance(spec.data, WebdatasetData):
+    if isinstance(spec.data, UserData):
         only, room = only_size(spec, encoder), room_for_image(spec, encoder)
         part = 1 if worst else 2
         usual = max(1, largest.rows // part) if only is None else only.rows

@@ -30,7 +30,7 @@ from mimo_launch.spec.spec import (
     Images,
     Spec,
     SyntheticData,
-    WebdatasetData,
+    UserData,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def largest_image(spec: Spec, encoder: str) -> ImageSize:
         if kind.computes_loss:
             raise MissingPartError(f"modules.{encoder}.model")
         return size_made(spec, encoder, lambda source: largest_image(spec, source))
-    if isinstance(data, WebdatasetData):
+    if isinstance(data, UserData):
         return _largest_of_shards(spec, encoder)
     return sizes_drawn(spec, encoder)[0][1]
 
@@ -131,7 +131,7 @@ def longest_sample(spec: Spec) -> int:
         words = spec.data.max_digits
         # BOS, image rows or number words, ASK, one digit each, EOS; a sample to draw is shorter.
         return 1 + max(rows, words) + 1 + words + 1
-    if isinstance(spec.data, WebdatasetData):
+    if isinstance(spec.data, UserData):
         # Samples longer than a sequence are left out; one image and two text tokens must fit.
         read = ((name, only_size(spec, name)) for name in spec.sources_of(LANGUAGE))
         sizes = ((size.rows, cut_of(spec, name)) for name, size in read if size is not None)
@@ -154,7 +154,7 @@ def cut_of(spec: Spec, name: str) -> "Cut | None":
 
     `name` is a module that language reads.
     """
-    if not isinstance(spec.data, WebdatasetData):
+    if not isinstance(spec.data, UserData):
         return None
     seeing = (n for n in made_together(spec, name) if kind_of(spec.modules[n].model).images)
     return next((cut for each in seeing if (cut := recipe_of(spec, each).cut)), None)

@@ -1,4 +1,4 @@
-"""The `webdataset` data set: samples of the user's shards, from their index.
+"""The data set of the user's files, such as tar shards: samples from their index.
 
 Decides: how the members of a sample become tokens and pixels.
 Relies on: `open_split` for the samples of a split; `sample_encoder` and `decode_media` for members.
@@ -21,7 +21,7 @@ from mimo_launch.data.samples.records import read_record
 from mimo_launch.data.samples.text_tokens import loss_mask_among
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan, SampleData
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 Int64s = npt.NDArray[np.int64]
 
@@ -29,7 +29,7 @@ Int64s = npt.NDArray[np.int64]
 class ShardSamples(Dataset):
     """Samples by index; see `dataset.Dataset` for what the methods return."""
 
-    def __init__(self, spec: Spec, data: WebdatasetData, say: Say = lambda progress: None) -> None:
+    def __init__(self, spec: Spec, data: UserData, say: Say = lambda progress: None) -> None:
         """Open the index, or make it; `say` gets the progress.
 
         Raises:
@@ -61,10 +61,10 @@ class ShardSamples(Dataset):
 
     def _named_sets(self) -> dict[str, Sequence[int]]:
         """Return the samples of each set. Raises: NotTrainable if one has none."""
-        sets, found = self._data.heldout_sets, self.splits["heldout"]
+        sets, found = self._data.heldout_names, self.splits["heldout"]
         if "" in sets:
             return {"": range(found.num_samples)}
-        members = {name: found.samples_of(patterns).tolist() for name, patterns in sets.items()}
+        members = {name: found.samples_of(name).tolist() for name in sets}
         if empty := [name for name, samples in members.items() if not samples]:
             raise NotTrainable(f"the held-out set `{empty[0]}` holds no usable sample")
         return members
@@ -127,7 +127,7 @@ class ShardSamples(Dataset):
         members = found.members(row)
         record = read_record(
             self._data,
-            lambda suffix: found.read(row, members[suffix]) if suffix in members else None,
+            lambda suffix: found.read(row, members, suffix) if suffix in members else None,
             videos=self._inputs.reads_videos,
         )
         counts = {marker: len(each) for marker, each in _by_marker(members).items()}
@@ -164,7 +164,7 @@ class ShardSamples(Dataset):
         """Return an image, clip or video of a sample as input of its module, by its index."""
         members, reader = found.members(row), self._inputs.readers[module]
         suffix = reader.members(_by_marker(members))[member]
-        return reader.arrays(suffix, found.read(row, members[suffix]), spans)
+        return reader.arrays(suffix, found.read(row, members, suffix), spans)
 
 
 def _by_marker(suffixes: Iterable[str]) -> dict[Marker, list[str]]:

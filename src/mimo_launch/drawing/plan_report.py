@@ -36,7 +36,7 @@ from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.simulation_result import lower_bound
 from mimo_launch.search.answer import answer_of, what_fits
 from mimo_launch.spec.base import AXES, LANGUAGE, Axis
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 
 def build_report(
@@ -150,7 +150,7 @@ def build_rank_report(
 
 def _header(estimator: Estimator, step: StepData) -> Header:
     plan, expected = estimator.plan, estimator.expected
-    packs = isinstance(plan.spec.data, WebdatasetData) and not plan.spec.data.packing
+    packs = isinstance(plan.spec.data, UserData) and not plan.spec.data.packing
     spec, samples, some = plan.spec, plan.layout.samples, step.samples[:_SOME]
     return Header(
         name=spec.name,

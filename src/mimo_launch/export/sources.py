@@ -46,7 +46,7 @@ from mimo_launch.processors.files import (
 from mimo_launch.processors.recipes import processor_folder
 from mimo_launch.processors.tokenizer import token_text
 from mimo_launch.spec.files import read_json
-from mimo_launch.spec.spec import Model, Spec, WebdatasetData
+from mimo_launch.spec.spec import Model, Spec, UserData
 
 # The dtypes of exported tensors, by their dtypes in the source files.
 TORCH = {
@@ -224,7 +224,7 @@ def companions_of(
         if name != "language":
             own = processor_folder(spec, name)
         else:
-            own = Path(data.tokenizer) if isinstance(data, WebdatasetData) else None
+            own = Path(data.tokenizer) if isinstance(data, UserData) else None
         folders = folders if own is None else [own, *folders]
         for each in _OF_TEXT if name == "language" else (*_OF_IMAGES, *_OF_SPEECH):
             known = (folder / each for folder in folders if (folder / each).is_file())

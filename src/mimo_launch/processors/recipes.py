@@ -16,7 +16,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.processors.files import PREPROCESSOR, PROCESSOR, ProcessorError
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import earlier_specs
-from mimo_launch.spec.spec import Spec, VitModel, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData, VitModel
 
 if TYPE_CHECKING:
     from mimo_launch.processors.images import ImageRecipe
@@ -27,7 +27,7 @@ def recipe_of(spec: Spec, encoder: str) -> "ImageRecipe":
     """Return the steps for the images of an encoder or generator. Raises: ProcessorError."""
     model, data = spec.modules[encoder].model, spec.data
     images = kind_of(model).images
-    if images is None or not isinstance(data, WebdatasetData):
+    if images is None or not isinstance(data, UserData):
         raise ProcessorError(f"`{encoder}` does not read images of shards")
     from mimo_launch.processors.images import ImageRecipe, read_recipe
     from mimo_launch.processors.resize_rules import Exact, Smart
@@ -97,7 +97,7 @@ def processor_folder(spec: Spec, encoder: str) -> Path | None:
 
     A run that starts from another run uses its processor.
     """
-    given = spec.data.processors.get(encoder) if isinstance(spec.data, WebdatasetData) else None
+    given = spec.data.processors.get(encoder) if isinstance(spec.data, UserData) else None
     if given is not None and os.path.exists(given):  # `checks` refuses others, or plans without.
         return Path(given)
     for start, earlier in earlier_specs(spec.modules[encoder].init_from, encoder):
@@ -126,7 +126,7 @@ def video_recipe_of(spec: Spec, encoder: str) -> "VideoRecipe | None":
     Raises: ProcessorError.
     """
     model, data = spec.modules[encoder].model, spec.data
-    if not isinstance(model, VitModel) or not isinstance(data, WebdatasetData):
+    if not isinstance(model, VitModel) or not isinstance(data, UserData):
         return None
     if model.video is None:
         return None

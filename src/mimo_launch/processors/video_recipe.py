@@ -20,8 +20,8 @@ from mimo_launch.processors.frame_sizes import ExactFrames, FrameSize
 from mimo_launch.processors.images import BICUBIC, HALF
 from mimo_launch.processors.resize_rules import Size
 from mimo_launch.processors.video_words import told_of
-from mimo_launch.spec.data import VideoSettings
 from mimo_launch.spec.spec import Videos
+from mimo_launch.spec.user_data import VideoSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,9 @@ from mimo_launch.spec.base import (
     Strict,
 )
 from mimo_launch.spec.data import (
-    CaptionTemplate,
-    ChatTemplate,
     Data,
     DigitsData,
     SyntheticData,
-    WebdatasetData,
 )
 from mimo_launch.spec.encoders import (
     AudioModel,
@@ -46,6 +43,12 @@ from mimo_launch.spec.sections import (
     NodesSpec,
     ScheduleSpec,
     TrainSpec,
+)
+from mimo_launch.spec.user_data import (
+    CaptionTemplate,
+    ChatTemplate,
+    UserData,
+    WebdatasetData,
 )
 from mimo_launch.spec.vit import VitModel
 
@@ -72,6 +75,7 @@ __all__ = [
     "Spec",
     "SyntheticData",
     "TalkerModel",
+    "UserData",
     "Videos",
     "VitModel",
     "WebdatasetData",

@@ -22,7 +22,7 @@ from itertools import islice
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_views import Reads, StepViews, needs_arrays, reads_of
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 from mimo_launch.survey.index_statistics import Facts, find_facts, first_steps
 from mimo_launch.survey.shown_samples import Shown, show_samples
 from mimo_launch.train.loader import UnreadStep, read_step
@@ -83,7 +83,7 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
         for rank in range(layout.world_size)
     }
     arrays = [module.name for module in layout.modules if module.reads_arrays]
-    shards = spec.data if isinstance(spec.data, WebdatasetData) else None
+    shards = spec.data if isinstance(spec.data, UserData) else None
     pool: AbstractContextManager[ThreadPoolExecutor | None] = (
         ThreadPoolExecutor(shards.decode_threads) if shards else nullcontext()
     )
@@ -194,7 +194,7 @@ def survey(spec: Spec, dataset: Dataset, *, records: int, steps: int, show: int)
 
 
 def _left_out(spec: Spec, dataset: Dataset) -> LeftOut | None:
-    if not isinstance(spec.data, WebdatasetData):
+    if not isinstance(spec.data, UserData):
         return None
     from mimo_launch.data.index.columns import BAD
     from mimo_launch.data.shard_samples import ShardSamples

@@ -19,7 +19,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ASK, BOS, EOS, FIRST_DIGIT, FIRST_WORD, IGNORE_LABEL, PAD
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import DigitsData, Spec, WebdatasetData
+from mimo_launch.spec.spec import DigitsData, Spec, UserData
 from mimo_launch.train.loader import BAD
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -141,7 +141,7 @@ class _Records:
     def words(self) -> Callable[[Sequence[int]], str]:
         """The function that turns tokens into text."""
         data = self.spec.data
-        if isinstance(data, WebdatasetData):
+        if isinstance(data, UserData):
             from pathlib import Path
 
             from tokenizers import Tokenizer

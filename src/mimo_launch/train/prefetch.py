@@ -34,7 +34,7 @@ from mimo_launch.data.random_draws import Split
 from mimo_launch.data.sample_order import Sample
 from mimo_launch.layout.step_views import StepViews, reads_of
 from mimo_launch.runtime.progress import EndOfRun, Phase, RunState
-from mimo_launch.spec.spec import WebdatasetData
+from mimo_launch.spec.spec import UserData
 from mimo_launch.train.events import BadSamples, Listener, Reading
 from mimo_launch.train.loader import ReadStep, read_step, step_inputs
 from mimo_launch.train.rank_session import RankSession
@@ -80,7 +80,7 @@ class StepReader:
         )
         data = session.spec.data
         self._decoders: ThreadPoolExecutor | None = None
-        if isinstance(data, WebdatasetData):
+        if isinstance(data, UserData):
             self._decoders = ThreadPoolExecutor(
                 data.decode_threads, "decoder", initializer=_use, initargs=(session.device,)
             )

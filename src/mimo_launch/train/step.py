@@ -28,7 +28,7 @@ from mimo_launch.layout.step_views import Imbalance
 from mimo_launch.optimizer.module_optimizers import rate_at
 from mimo_launch.optimizer.step_metrics import PendingMetrics, StepMetrics
 from mimo_launch.runtime.progress import EndOfRun, Phase, RunState
-from mimo_launch.spec.spec import WebdatasetData
+from mimo_launch.spec.spec import UserData
 from mimo_launch.train.events import Listener, Reading, StepFinished, Usage
 from mimo_launch.train.loader import ReadStep
 from mimo_launch.train.non_finite import NonFiniteWatch, bad_weights, find_origin
@@ -101,7 +101,7 @@ class StepRunner:
         self._watch = NonFiniteWatch(session.spec.train.max_skipped, partial(bad_weights, session))
         self._late = steps_late(session.device)
         self._started: deque[_Started] = deque()
-        self._reads = isinstance(session.spec.data, WebdatasetData)
+        self._reads = isinstance(session.spec.data, UserData)
         self._peak = peak_tflops(device_name(session.device), session.spec.train.numbers)
 
     def start(self, flags: tuple[int, ...]) -> None:

@@ -33,8 +33,8 @@ from mimo_launch.spec.spec import (
     Spec,
     SyntheticData,
     TalkerModel,
+    UserData,
     VitModel,
-    WebdatasetData,
 )
 from mimo_launch.verify.coverage import differing, num_stages, relations
 from mimo_launch.verify.shrink_grids import MAX_RANKS, regrid
@@ -114,7 +114,7 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
 def _shrink_data(spec: Spec) -> Data:
     """Return data with little text, small images and short clips; digits stay as they are."""
     data = spec.data
-    if isinstance(data, WebdatasetData):
+    if isinstance(data, UserData):
         # Layouts are proved on synthetic samples of the same kinds: with several images or none,
         # packed or not.
         data = SyntheticData.model_validate(

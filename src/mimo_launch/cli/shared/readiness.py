@@ -88,9 +88,9 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
 
     Raises: typer.Exit if there is nothing to train on, or an index cannot be made.
     """
-    from mimo_launch.spec.spec import WebdatasetData
+    from mimo_launch.spec.spec import UserData
 
-    if not isinstance(spec.data, WebdatasetData):
+    if not isinstance(spec.data, UserData):
         return
     from mimo_launch.data.expected_steps import look_again
     from mimo_launch.data.samples.template_program import TemplateRefused

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from mimo_launch.data.samples.decode_media import Marker
 from mimo_launch.data.samples.media_rows import PlacedMedium
 from mimo_launch.data.samples.records import TEXT_SUFFIXES
-from mimo_launch.data.sources.tar_files import Member
+from mimo_launch.data.sources.source_file import Member
 from mimo_launch.kinds.tiles import Frame, Shown, Tiling
 from mimo_launch.layout.step_data import ImageSpan
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -37,15 +37,11 @@ from mimo_launch.data.samples.member_readers import MediumSize, ShownVideo
 from mimo_launch.data.samples.records import TEXT_SUFFIXES, read_record
 from mimo_launch.data.samples.sample_encoder import SampleEncoder
 from mimo_launch.data.samples.text_tokens import loss_mask_among
-from mimo_launch.data.sources.tar_files import (
-    BrokenShard,
-    Member,
-    MemberPlace,
-    ShardReader,
-    samples_of,
-    target_of,
-)
-from mimo_launch.spec.spec import CaptionTemplate, Spec, WebdatasetData
+from mimo_launch.data.sources.file_formats import open_file
+from mimo_launch.data.sources.media_suffixes import target_of
+from mimo_launch.data.sources.shard_names import NamedShard
+from mimo_launch.data.sources.source_file import BrokenFile, Member, Part
+from mimo_launch.spec.spec import CaptionTemplate, Spec, UserData
 
 # The size of an image is in its first bytes, unless a thumbnail or a profile comes before it.
 _HEADS = (4096, 1 << 17)
@@ -55,7 +51,7 @@ _MOST_LISTED = 5
 class SampleIndexer:
     """Reads samples for the index, for one spec."""
 
-    def __init__(self, spec: Spec, data: WebdatasetData) -> None:
+    def __init__(self, spec: Spec, data: UserData) -> None:
         """Load the tokenizer. Raises: TokenizerError, TemplateRefused, ProcessorError."""
         self.spec, self.data = spec, data
         self.inputs = ShardInputs(spec, data)
@@ -186,41 +182,36 @@ def _named(suffix: str) -> str:
     return f"`.{suffix.rpartition('.')[2][:40]}`"
 
 
-def index_shard(indexer: SampleIndexer, number: int, path: Path) -> ShardIndex:
-    """Read every sample of the shard with this number."""
+def index_part(indexer: SampleIndexer, number: int, shard: NamedShard, part: Part) -> ShardIndex:
+    """Read every sample of a part of the file with this number."""
     rows, bad = ShardRows(number), list[Bad]()
-    for _ in read_shard(indexer, path, rows, bad):
+    for _ in read_part(indexer, shard, part, rows, bad):
         pass
     return rows.index(bad)
 
 
-def read_shard(
-    indexer: SampleIndexer, path: Path, rows: ShardRows, bad: list[Bad]
+def read_part(
+    indexer: SampleIndexer, shard: NamedShard, part: Part, rows: ShardRows, bad: list[Bad]
 ) -> Iterator[Member]:
-    """Append each sample of a shard to `rows` or `bad`, and yield it."""
-    reader = ShardReader((path,))
+    """Append each sample of a part of a file to `rows` or `bad`, and yield it."""
+    name = shard.path.name
     try:
-        for member in samples_of(path):
+        file = open_file(shard)
+        for member in file.records(part):
             if member.fault:
-                bad.append(Bad(path.name, member.key, member.fault))
+                bad.append(Bad(name, member.key, member.fault))
                 continue
-
-            def read(
-                suffix: str, limit: int | None, places: dict[str, MemberPlace] = member.places
-            ) -> bytes:
-                return reader.read(0, places[suffix], limit)
-
             try:
-                seen = indexer.look(list(member.places), read)
+                seen = indexer.look(list(member.places), partial(file.read, member.places))
             except BadSample as error:
-                bad.append(Bad(path.name, member.key, str(error)))
+                bad.append(Bad(name, member.key, str(error)))
             except (OSError, EOFError, ValueError) as error:
-                bad.append(Bad(path.name, member.key, f"{type(error).__name__}: {error}"))
+                bad.append(Bad(name, member.key, f"{type(error).__name__}: {error}"))
             else:
                 rows.add(member, seen)
             yield member
-    except (BrokenShard, OSError) as error:
-        bad.append(Bad(path.name, "", f"the rest of the shard cannot be read: {error}"))
+    except (BrokenFile, OSError, ValueError) as error:
+        bad.append(Bad(name, "", f"the rest of the file cannot be read: {error}"))
 
 
 # With fewer bytes of shards, one process finishes before others have started.
@@ -234,7 +225,7 @@ def _start(spec: Spec) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if isinstance(spec.data, WebdatasetData):
+    if isinstance(spec.data, UserData):
         _INDEXERS.append(SampleIndexer(spec, spec.data))
 
 
@@ -246,20 +237,41 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _task(number: int, path: Path) -> ShardIndex:
-    return index_shard(_INDEXERS[0], number, path)
+def _task(number: int, shard: NamedShard, part: Part) -> ShardIndex:
+    return index_part(_INDEXERS[0], number, shard, part)
 
 
-def indexed_shards(indexer: SampleIndexer, shards: Sequence[Path]) -> Iterator[ShardIndex]:
-    """Yield the index of each shard in order, made by one process per processor.
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A part of a file with this number, which one process looks at."""
+
+    number: int
+    shard: NamedShard
+    part: Part
+
+
+def tasks_of(shards: Sequence[NamedShard]) -> list[Task]:
+    """Return the parts of all files, in order; one of a file that cannot be read."""
+    found = []
+    for number, shard in enumerate(shards):
+        parts: Sequence[Part] = (Part(),)
+        with suppress(BrokenFile, OSError, ValueError):
+            parts = open_file(shard).parts()
+        found += [Task(number, shard, part) for part in parts]
+    return found
+
+
+def indexed_parts(indexer: SampleIndexer, tasks: Sequence[Task]) -> Iterator[ShardIndex]:
+    """Yield the index of each part in order, made by one process per processor.
 
     Raises: OSError if a process is killed.
     """
-    workers = min(len(shards), len(os.sched_getaffinity(0)))
-    small = sum(path.stat().st_size for path in shards) < SMALL
-    if workers == 1 or small or multiprocessing.current_process().daemon:
-        for number, path in enumerate(shards):
-            yield index_shard(indexer, number, path)
+    given = [(each.number, each.shard, each.part) for each in tasks]
+    workers = min(len(tasks), len(os.sched_getaffinity(0)))
+    paths = {each.shard.path for each in tasks}
+    small = sum(path.stat().st_size for path in paths) < SMALL
+    if workers <= 1 or small or multiprocessing.current_process().daemon:
+        yield from (index_part(indexer, *each) for each in given)
         return
     # Not "fork": this process may have threads.
     context = multiprocessing.get_context("spawn")
@@ -267,7 +279,7 @@ def indexed_shards(indexer: SampleIndexer, shards: Sequence[Path]) -> Iterator[S
         workers, mp_context=context, initializer=_start, initargs=(indexer.spec,)
     ) as pool:
         try:
-            yield from pool.map(_task, range(len(shards)), shards)
+            yield from pool.map(_task, *zip(*given, strict=True))
         except BrokenProcessPool as error:
             raise OSError("a process that made the index was killed; out of memory?") from error
         except BaseException:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,15 +32,16 @@ from mimo_launch.data.index.columns import (
     read_meta,
     write_bad,
 )
-from mimo_launch.data.index.indexer import SampleIndexer, indexed_shards
+from mimo_launch.data.index.indexer import SampleIndexer, indexed_parts, tasks_of
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.media_rows import ShardInputs
-from mimo_launch.data.sources.shard_names import NamedShard, named_shards
+from mimo_launch.data.sources.file_formats import split_files
+from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.processors.files import TOKENIZER
 from mimo_launch.processors.image_texts import image_text
 from mimo_launch.processors.tokenizer import chat_sources, special_texts
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 FOLDER = ".mimo-index"
 
@@ -68,7 +68,7 @@ def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
 
     Raises: OSError if a shard cannot be read, or the index cannot be written.
     """
-    shards = [each.path for each in split_shards(indexer.data, split)]
+    shards = split_files(indexer.data, split)
     wanted = _identity(indexer.spec, indexer.data, indexer.inputs, shards)
     if (found := _found(indexer.data, wanted, shards)) is not None:
         return found
@@ -89,54 +89,45 @@ def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
     return columns
 
 
-def find_index(
-    spec: Spec, data: WebdatasetData, inputs: ShardInputs, split: Split
-) -> Columns | None:
+def find_index(spec: Spec, data: UserData, inputs: ShardInputs, split: Split) -> Columns | None:
     """Return the index of a split if there is one that is up to date; make none.
 
     Raises: OSError if a shard cannot be read.
     """
-    shards = [each.path for each in split_shards(data, split)]
+    shards = split_files(data, split)
     return _found(data, _identity(spec, data, inputs, shards), shards)
 
 
-def _found(data: WebdatasetData, wanted: dict[str, Any], shards: Sequence[Path]) -> Columns | None:
+def _found(data: UserData, wanted: dict[str, Any], shards: Sequence[NamedShard]) -> Columns | None:
     """Return the first index that is up to date."""
     tried = (_usable(folder, wanted) for folder in _folders(data, wanted, shards))
     return next((columns for columns, _ in tried if columns is not None), None)
 
 
-def _folders(data: WebdatasetData, wanted: dict[str, Any], shards: Sequence[Path]) -> list[Path]:
+def _folders(data: UserData, wanted: dict[str, Any], shards: Sequence[NamedShard]) -> list[Path]:
     """Return where an index may be; the name of its folder identifies its settings."""
     settings = json.dumps([wanted["names"], wanted["settings"]], sort_keys=True)
     name = hashlib.sha256(settings.encode()).hexdigest()[:16]
     if data.index is not None:
         return [Path(data.index) / name]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [shards[0].parent / FOLDER / name, cache / "mimo-launch" / "index" / name]
-
-
-def split_shards(data: WebdatasetData, split: Split) -> list[NamedShard]:
-    """Return the shards of a split. Raises: PatternError."""
-    if split == "train":
-        return named_shards(data.shards)
-    return named_shards(chain.from_iterable(data.heldout_sets.values()))
+    return [shards[0].path.parent / FOLDER / name, cache / "mimo-launch" / "index" / name]
 
 
 def _identity(
-    spec: Spec, data: WebdatasetData, inputs: ShardInputs, shards: Sequence[Path]
+    spec: Spec, data: UserData, inputs: ShardInputs, shards: Sequence[NamedShard]
 ) -> dict[str, Any]:
     """Return everything an index depends on: settings, and the state of files.
 
     The tokens of markers follow from it, so a tokenizer need not be loaded to find an index.
     """
     folder = Path(data.tokenizer)
-    stats = [path.stat() for path in shards]
+    stats = [each.path.stat() for each in shards]
     tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes())
     texts = [chat_sources(folder), special_texts(folder)]
     tokenizer.update(json.dumps([*texts, *(image_text(folder) or ())]).encode())
     identity = {
-        "names": [str(path.absolute()) for path in shards],
+        "names": [str(each.path.absolute()) for each in shards],
         "settings": {
             "tokenizer": str(folder.absolute()),
             "template": data.template.model_dump(mode="json"),
@@ -191,7 +182,7 @@ def _lock(path: Path, wait: Callable[[], None]) -> Iterator[None]:
 
 def _make(
     indexer: SampleIndexer,
-    shards: Sequence[Path],
+    shards: Sequence[NamedShard],
     folder: Path,
     identity: dict[str, Any],
     progress: IndexProgress,
@@ -205,8 +196,10 @@ def _make(
     try:
         writer = ColumnWriter(made)
         try:
+            tasks = tasks_of(shards)
+            progress = replace(progress, shards=len(tasks))
             say(progress)
-            for done, found in enumerate(indexed_shards(indexer, shards), start=1):
+            for done, found in enumerate(indexed_parts(indexer, tasks), start=1):
                 numbers = [suffixes.setdefault(each, len(suffixes)) for each in found.suffixes]
                 members = found.columns["member_suffix"]
                 renumbered = np.array(numbers, dtype=members.dtype)[members]

@@ -2,11 +2,11 @@
 
 Decides: which samples are too long and where they are cut; that samples of a shard count as often
 as the spec names it; the report on samples that are left out; that errors name shard and key.
-Relies on: `columns` and `tar_files`.
+Relies on: `columns`, and `sources` for the files.
 Leaves: the meaning of members to `shard_samples`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import islice
 from typing import TypeVar
@@ -17,15 +17,14 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Contents, FileContents
 from mimo_launch.data.index.columns import BAD, LISTS, Columns, placed_from
-from mimo_launch.data.index.open_index import split_shards
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import marker_of
 from mimo_launch.data.samples.media_rows import PlacedMedium, ShardInputs
-from mimo_launch.data.sources.shard_names import named_shards
-from mimo_launch.data.sources.tar_files import MemberPlace, ShardReader
+from mimo_launch.data.sources.file_formats import in_set, open_file, split_files
+from mimo_launch.data.sources.source_file import MemberPlace, OpenFiles, Places
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 _MOST_LISTED = 5
 T = TypeVar("T")
@@ -43,7 +42,7 @@ class OpenSplit:
     """
 
     def __init__(
-        self, spec: Spec, data: WebdatasetData, inputs: ShardInputs, split: Split, index: Columns
+        self, spec: Spec, data: UserData, inputs: ShardInputs, split: Split, index: Columns
     ) -> None:
         """Take the samples of an index. Raises: ValueError if shards cannot be named."""
         self.split: Split = split
@@ -53,8 +52,8 @@ class OpenSplit:
         self._inputs = inputs
         self._gaps = [inputs.gap(name) for name in inputs.names]
         self._holds_text = [inputs.holds_text(name) for name in inputs.names]
-        self._shards = split_shards(self._data, split)
-        self._reader = ShardReader([each.path for each in self._shards])
+        self._shards = split_files(self._data, split)
+        self._reader = OpenFiles(self._shards, open_file)
         self.num_too_long = int((self.index.columns["tokens"] > self._seq).sum())
         self._rows: npt.NDArray[np.int64] | None = None
         if self.num_too_long and self._data.too_long == "drop":
@@ -180,10 +179,9 @@ class OpenSplit:
                 found.append(FileContents(shard.path.name, end - first, checksum))
         return tuple(found)
 
-    def samples_of(self, patterns: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Return the samples of some of the shards, each once."""
-        named = {name for each in named_shards(patterns) for name in (each.path, *each.others)}
-        is_other = np.array([named.isdisjoint((each.path, *each.others)) for each in self._shards])
+    def samples_of(self, name: str) -> npt.NDArray[np.int64]:
+        """Return the samples of a held-out set, each once."""
+        is_other = ~np.array(in_set(self._data, name, self._shards))
         rows = np.arange(self.index.num_samples) if self._rows is None else self._rows
         # A shard that counts twice has each of its rows twice in a row.
         is_first = np.diff(rows, prepend=-1) != 0
@@ -260,14 +258,14 @@ class OpenSplit:
         suffixes = self.index.meta["suffixes"]
         return {suffixes[suffix]: MemberPlace(offset, size) for suffix, offset, size in values}
 
-    def read(self, row: int, place: MemberPlace) -> bytes:
-        """Return the bytes of a member of a sample. Raises: OSError, EOFError."""
-        return self._reader.read(int(self.index.columns["shard"][row]), place)
+    def read(self, row: int, places: Places, suffix: str) -> bytes:
+        """Return the bytes of a member of a sample. Raises: OSError, EOFError, ValueError."""
+        return self._reader.read(int(self.index.columns["shard"][row]), places, suffix)
 
     def name(self, row: int) -> str:
         """Return shard and key of a sample."""
-        shard = self._reader.shards[int(self.index.columns["shard"][row])]
-        return f"{shard.name} {self.index.key(row)}"
+        path = self._reader.path(int(self.index.columns["shard"][row]))
+        return f"{path.name} {self.index.key(row)}"
 
     def named(self, row: int, read: Callable[[], T]) -> T:
         """Return what `read` returns. Raises: BadSample with shard and key if it is damaged."""

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.sources.tar_files import (
+from mimo_launch.data.sources.media_suffixes import (
     AUDIO_SUFFIXES,
     FRAMES_SUFFIX,
     IMAGE_FORMATS,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.samples.decode_media import decode_image, decoder_errors, image_size
-from mimo_launch.data.sources.tar_files import FRAMES_SUFFIX, IMAGE_FORMATS
+from mimo_launch.data.sources.media_suffixes import FRAMES_SUFFIX, IMAGE_FORMATS
 from mimo_launch.processors.frame_sampling import VideoSize
 from mimo_launch.processors.resize_rules import MOST_PIXELS
 from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe

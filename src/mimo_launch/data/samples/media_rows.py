@@ -32,7 +32,7 @@ from mimo_launch.processors.frame_sampling import VideoSize
 from mimo_launch.processors.image_texts import line_break
 from mimo_launch.processors.tokenizer import token_id
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import ChatTemplate, Spec, Videos, WebdatasetData
+from mimo_launch.spec.spec import ChatTemplate, Spec, UserData, Videos
 
 # The images of one marker: for each, a function from modules to sizes, how much later it is, and
 # the number from which its text is written.
@@ -61,7 +61,7 @@ class ShardInputs:
     lines of the rows of an image, if there is one.
     """
 
-    def __init__(self, spec: Spec, data: WebdatasetData) -> None:
+    def __init__(self, spec: Spec, data: UserData) -> None:
         """Prepare the readers. Raises: ProcessorError, TokenizerError."""
         self._spec, self._most_reads = spec, data.target_reads
         self.names = (*spec.encoders, *spec.generators)

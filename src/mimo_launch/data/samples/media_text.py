@@ -24,7 +24,7 @@ from mimo_launch.data.samples.template_program import Spans, TemplateRefused
 from mimo_launch.data.samples.text_tokens import add_token, without_panic
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.processors.image_texts import image_text, tile_texts
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 
 class MarkerUnclear(TemplateRefused):
@@ -44,7 +44,7 @@ class MarkerUnclear(TemplateRefused):
 
 def find_markers(
     spec: Spec,
-    data: WebdatasetData,
+    data: UserData,
     inputs: ShardInputs,
     tokenizer: Tokenizer,
     chat: ChatFormats | None,

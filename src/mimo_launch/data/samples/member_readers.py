@@ -2,7 +2,7 @@
 
 Decides: which targets of a sample a generator gets.
 Relies on: `processors.images` and `torch_media` for sizes; `decode_media` for contents.
-Leaves: which suffixes are media to `sources.tar_files`, the places of rows in a sample to
+Leaves: which suffixes are media to `sources.media_suffixes`, the places of rows in a sample to
 `media_rows`.
 """
 
@@ -27,7 +27,7 @@ from mimo_launch.data.samples.decode_media import (
 )
 from mimo_launch.data.samples.decode_video import video_groups, video_size
 from mimo_launch.data.shared_images import ImageSize
-from mimo_launch.data.sources.tar_files import CODES_SUFFIX, target_of
+from mimo_launch.data.sources.media_suffixes import CODES_SUFFIX, target_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.frame_sampling import VideoSize, VideoTooShort
 from mimo_launch.processors.images import ImageRecipe

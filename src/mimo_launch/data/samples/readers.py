@@ -40,7 +40,7 @@ from mimo_launch.processors.images import ImageRecipe
 from mimo_launch.processors.recipes import recipe_of, video_recipe_of
 from mimo_launch.processors.resize_rules import ImageTooThin
 from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe
-from mimo_launch.spec.spec import Images, Spec, WebdatasetData
+from mimo_launch.spec.spec import Images, Spec, UserData
 
 
 def readers_of(spec: Spec) -> Iterator[MemberReader]:
@@ -52,7 +52,7 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
             yield ClipReader(name, makes, clips)
         elif (images := kind.images) is not None:
             recipe, videos, data = recipe_of(spec, name), video_recipe_of(spec, name), spec.data
-            rate = data.video.rate if isinstance(data, WebdatasetData) else 1.0
+            rate = data.video.rate if isinstance(data, UserData) else 1.0
             if (rule := kind.tokens.tiles) is not None:
                 yield tile_reader(name, images, rule, recipe, videos, rate)
             elif (cut := recipe.cut) is not None:

@@ -19,7 +19,7 @@ from mimo_launch.data.samples.record_keys import (
     ignored_keys,
     whole_sample_keys,
 )
-from mimo_launch.spec.spec import CaptionTemplate, WebdatasetData
+from mimo_launch.spec.spec import CaptionTemplate, UserData
 
 TEXT_SUFFIXES = ("json", "txt")
 _CAPTION_KEYS, _CHAT_KEYS = ("text", "caption"), ("messages", "conversations")
@@ -50,7 +50,7 @@ class Record:
 
 
 def read_record(
-    data: WebdatasetData, member: Callable[[str], bytes | None], *, videos: bool = False
+    data: UserData, member: Callable[[str], bytes | None], *, videos: bool = False
 ) -> Record:
     """Return the text of a sample; `member` returns the bytes of a suffix, None if it is absent.
 

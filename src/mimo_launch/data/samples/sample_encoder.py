@@ -28,7 +28,7 @@ from mimo_launch.data.samples.text_tokens import EncodedSample, TextTokens
 from mimo_launch.processors.image_texts import image_text
 from mimo_launch.processors.tokenizer import DEFAULT, chat_sources, special_texts
 from mimo_launch.processors.video_words import words_of
-from mimo_launch.spec.spec import CaptionTemplate, ChatTemplate, Spec, WebdatasetData
+from mimo_launch.spec.spec import CaptionTemplate, ChatTemplate, Spec, UserData
 
 # For media in several places, the numbers from which their text is written.
 Told = Mapping[Marker, Sequence[Sequence[int]]]
@@ -48,7 +48,7 @@ _IN_TEXT = "its text has a token that stands for an image or a clip" + _ESCAPE
 class SampleEncoder:
     """Turns samples into tokens, for one tokenizer, template and set of modules."""
 
-    def __init__(self, spec: Spec, data: WebdatasetData, inputs: ShardInputs) -> None:
+    def __init__(self, spec: Spec, data: UserData, inputs: ShardInputs) -> None:
         """Load the tokenizer.
 
         Raises:

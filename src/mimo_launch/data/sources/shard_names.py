@@ -4,7 +4,7 @@ Decides: braces before globs, order by pattern and then by name; that a file cou
 spec names it, under whatever names; how many files a pattern may name, and how many folders and
 files a search may visit; which braces are refused before any name is made.
 Relies on: `braceexpand` for the names, as the webdataset library does; the count follows its rules.
-Leaves: the contents of files to `tar_files`.
+Leaves: the contents of files to `file_formats`.
 """
 
 import os
@@ -110,11 +110,18 @@ MAX_FILES = 200_000
 
 @dataclass(slots=True)
 class NamedShard:
-    """A file by the first name in the spec, its other names, and how often it counts."""
+    """A file by the first name in the spec, its other names, and how often it counts.
+
+    `media` are the folders that its records may name files in, `source` is the number of its source
+    in the spec, and `is_tar` says that the spec asks for a tar file, whatever it is.
+    """
 
     path: Path
     times: int = 0
     others: dict[Path, None] = field(default_factory=dict)
+    media: tuple[Path, ...] = ()
+    source: int = 0
+    is_tar: bool = True
 
 
 def named_shards(patterns: str | Iterable[str]) -> list[NamedShard]:

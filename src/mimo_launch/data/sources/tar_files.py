@@ -2,81 +2,30 @@
 
 Decides: that a sample is adjacent members with the same name up to the first dot of the file name,
 the rule of the webdataset library
-(https://github.com/webdataset/webdataset/blob/main/FAQ.md, "tar format"); the suffixes of media.
+(https://github.com/webdataset/webdataset/blob/main/FAQ.md, "tar format").
 Relies on: plain tar files, in which a member is contiguous.
 Leaves: the meaning of members to `records` and `decode_media`.
 """
 
-import os
 import re
 import tarfile
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-# The suffixes of images, with Pillow's names of their formats. Other formats are refused.
-IMAGE_FORMATS = {
-    "jpg": "JPEG",
-    "jpeg": "JPEG",
-    "png": "PNG",
-    "webp": "WEBP",
-    "avif": "AVIF",
-    "bmp": "BMP",
-    "gif": "GIF",
-    "tif": "TIFF",
-    "tiff": "TIFF",
-    "jp2": "JPEG2000",
-    "ppm": "PPM",
-    "pgm": "PPM",
-}
-VIDEO_SUFFIXES = frozenset({"mp4", "m4v", "mov", "webm", "mkv", "avi", "mpg", "mpeg"})
-# The end of the suffix of a video stored as a zip of images: `frames.zip`, `1.frames.zip`.
-FRAMES_SUFFIX = "frames.zip"
-AUDIO_SUFFIXES = frozenset({"wav", "flac", "ogg", "oga", "opus", "mp3", "aif", "aiff", "au", "caf"})
-# The prefix of the suffixes of targets, which generators learn to make.
-TARGET = "target."
-# The suffix of codec tokens: a numpy file.
-CODES_SUFFIX = "npy"
-
-
-def target_of(suffix: str) -> tuple[str, int]:
-    """Return the name and number in a target's suffix, such as `target.drawer.1.png`."""
-    parts = suffix.split(".")[1:-1]
-    number = int(parts.pop()) if parts and parts[-1].isdecimal() else 0
-    return ".".join(parts), number
-
+from mimo_launch.data.sources.source_file import (
+    BrokenFile,
+    Member,
+    MemberPlace,
+    Part,
+    Places,
+    PlainFile,
+    SourceFile,
+)
 
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
-_MAX_OPEN = 64
 # Long names, times and attributes take a few kilobytes.
 _MAX_HEADERS = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class MemberPlace:
-    """Where a member's bytes are in its shard."""
-
-    offset: int
-    size: int
-
-
-@dataclass(slots=True)
-class Member:
-    """A sample in a shard: its key, and the places of its members by suffix.
-
-    `fault` says why the sample cannot be used.
-    """
-
-    key: str
-    places: dict[str, MemberPlace] = field(default_factory=dict)
-    fault: str = ""
-
-
-class BrokenShard(Exception):
-    """A shard cannot be read past some position; the message says where and why."""
 
 
 def samples_of(path: Path) -> Iterator[Member]:
@@ -85,7 +34,7 @@ def samples_of(path: Path) -> Iterator[Member]:
     If the end is damaged, the error is raised after the samples before it; the last of these
     samples has a `fault` if some of its bytes are missing.
 
-    Raises: BrokenShard, OSError.
+    Raises: BrokenFile, OSError.
     """
     size, now, is_cut = path.stat().st_size, None, False
     try:
@@ -113,7 +62,7 @@ def samples_of(path: Path) -> Iterator[Member]:
         if now is not None:
             yield now
         if not is_cut:  # Otherwise the fault of the last sample says it.
-            raise BrokenShard(str(error)) from error
+            raise BrokenFile(str(error)) from error
         return
     if now is not None:
         yield now
@@ -177,47 +126,23 @@ class _Headers:
         return self._file.read(size)
 
 
-class ShardReader:
-    """Reads members of shards for any number of threads, which share the open files."""
-
-    def __init__(self, shards: Sequence[Path]) -> None:
-        self.shards = tuple(shards)
-        self._lock = threading.Lock()
-        self._files: OrderedDict[int, _File] = OrderedDict()
-
-    def read(self, shard: int, place: MemberPlace, limit: int | None = None) -> bytes:
-        """Return the bytes of a member, or its first `limit`.
-
-        Raises: OSError; EOFError if the shard is shorter than it was.
-        """
-        wanted = place.size if limit is None else min(place.size, limit)
-        file = self._open(shard)
-        found = os.pread(file.descriptor, wanted, place.offset)
-        while len(found) < wanted:  # A call returns at most 2 GiB.
-            rest = wanted - len(found)
-            more = os.pread(file.descriptor, rest, place.offset + len(found))
-            if not more:
-                raise EOFError(f"the shard ends {rest} bytes before its member does")
-            found += more
-        return found
-
-    def _open(self, shard: int) -> "_File":
-        """Return an open shard, which stays open while the caller holds it."""
-        with self._lock:
-            if shard not in self._files:
-                self._files[shard] = _File(self.shards[shard])
-                if len(self._files) > _MAX_OPEN:
-                    self._files.popitem(last=False)
-            self._files.move_to_end(shard)
-            return self._files[shard]
-
-
-class _File:
-    """A file that is closed when its last reference is gone."""
+class TarFile(SourceFile):
+    """A tar shard; the place of a member is its offset in the file."""
 
     def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY)
+        """Open it. Raises: OSError."""
+        self._path, self._file = path, PlainFile(path)
 
-    def __del__(self) -> None:
-        if hasattr(self, "descriptor"):  # False if opening failed.
-            os.close(self.descriptor)
+    def records(self, part: Part) -> Iterator[Member]:
+        """Yield the samples of the shard. Raises: BrokenFile, OSError."""
+        del part  # A tar file has no table of contents, so it is one part.
+        return samples_of(self._path)
+
+    def share(self, places: Places) -> float:
+        """Return the share of the shard up to the end of a sample. Raises: OSError."""
+        ends = (each.offset + each.size for each in places.values())
+        return max(ends) / self._path.stat().st_size
+
+    def read(self, places: Places, suffix: str, limit: int | None = None) -> bytes:
+        """Return the bytes of a member. Raises: OSError; EOFError if the shard is shorter now."""
+        return self._file.bytes_at(places[suffix], limit)

@@ -1,0 +1,136 @@
+"""A file of records, whatever its format: what everything above asks of it.
+
+Decides: that a record is a sample: a key, and members (its text as JSON or plain, images, clips)
+by suffix, each with a place that only the format of the file understands; how many files are open.
+Relies on: a class per format, which opens a file.
+Leaves: formats to `tar_files` and others, which file has which to `file_formats`; the meaning of
+members to `samples`.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from mimo_launch.data.sources.shard_names import NamedShard
+
+MAX_OPEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlace:
+    """Where a member is in its file: two numbers, the second of which is its size in bytes."""
+
+    offset: int
+    size: int
+
+
+@dataclass(slots=True)
+class Member:
+    """A sample in a file: its key, and the places of its members by suffix.
+
+    `fault` says why the sample cannot be used.
+    """
+
+    key: str
+    places: dict[str, MemberPlace] = field(default_factory=dict)
+    fault: str = ""
+
+
+Places = Mapping[str, MemberPlace]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive records of a file, by the numbers of its format; `number` of them come before."""
+
+    first: int = 0
+    end: int = -1
+    number: int = 0
+
+
+class BrokenFile(Exception):
+    """A file cannot be read past some position; the message says where and why."""
+
+
+class SourceFile(Protocol):
+    """An open file of records. Any number of threads may read members."""
+
+    def parts(self) -> Sequence[Part]:
+        """Return parts of the file that several processes may look at. Raises: OSError."""
+        return (Part(),)
+
+    def records(self, part: Part) -> Iterator[Member]:
+        """Yield the samples of a part in order.
+
+        If the end is damaged, the error is raised after the samples before it.
+        Raises: BrokenFile, OSError.
+        """
+        ...
+
+    def share(self, places: Places) -> float:
+        """Return the share of the file up to the end of a sample. Raises: OSError."""
+        ...
+
+    def read(self, places: Places, suffix: str, limit: int | None = None) -> bytes:
+        """Return the bytes of a member of a sample, given the places of all, or its first `limit`.
+
+        Raises: OSError, EOFError, ValueError if the file is not as it was.
+        """
+        ...
+
+
+class OpenFiles:
+    """Reads members of files for any number of threads, which share the open files."""
+
+    def __init__(
+        self, shards: Sequence[NamedShard], open_file: Callable[[NamedShard], SourceFile]
+    ) -> None:
+        self.shards, self._open_file = tuple(shards), open_file
+        self._lock = threading.Lock()
+        self._files: OrderedDict[int, SourceFile] = OrderedDict()
+
+    def path(self, shard: int) -> Path:
+        """Return the path of a file by its number."""
+        return self.shards[shard].path
+
+    def read(self, shard: int, places: Places, suffix: str) -> bytes:
+        """Return the bytes of a member, as `SourceFile.read` does."""
+        return self._open(shard).read(places, suffix)
+
+    def _open(self, shard: int) -> SourceFile:
+        """Return an open file, which stays open while the caller holds it."""
+        with self._lock:
+            if shard not in self._files:
+                self._files[shard] = self._open_file(self.shards[shard])
+                if len(self._files) > MAX_OPEN:
+                    self._files.popitem(last=False)
+            self._files.move_to_end(shard)
+            return self._files[shard]
+
+
+class PlainFile:
+    """A file that is closed when its last reference is gone."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it. Raises: OSError."""
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):  # False if opening failed.
+            os.close(self.descriptor)
+
+    def bytes_at(self, place: MemberPlace, limit: int | None = None) -> bytes:
+        """Return bytes, or the first `limit`. Raises: OSError; EOFError if the file is shorter."""
+        wanted = place.size if limit is None else min(place.size, limit)
+        found = os.pread(self.descriptor, wanted, place.offset)
+        while len(found) < wanted:  # A call returns at most 2 GiB.
+            rest = wanted - len(found)
+            more = os.pread(self.descriptor, rest, place.offset + len(found))
+            if not more:
+                raise EOFError(f"the file ends {rest} bytes before its member does")
+            found += more
+        return found
