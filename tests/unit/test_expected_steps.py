@@ -10,6 +10,7 @@ from tests.support.specs import box, layout_specs, spec
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.fact_source import Source
+from mimo_launch.data.known_order import KnownOrder
 from mimo_launch.data.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import StepData
@@ -105,3 +106,23 @@ def test_balanced_encoders_of_digits_have_their_heaviest_step() -> None:
     assert 0 < found.padding < 0.2
     assert len(found.sampled) == 8
     assert {found.sampled[0].step, found.sampled[-1].step} == {0, STEPS - 1}
+
+
+def test_sizes_alone_deal_out_samples_and_find_the_heaviest_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pack of a large index takes long to describe: a plan does so for those it looks at."""
+    digits = {"kind": "digits", "packing": True, "text_only": 0.3}
+    made = with_steps(spec(TWO_ENCODERS, microbatches=4, mbs=4, seq=128, data=digits))
+    (run, *_), found = walk(made), expected_steps(made)
+    step, views = found.sampled[0], StepViews(found.layout, found.sampled[0])
+    monkeypatch.setattr(KnownOrder, "sample", lambda *_: pytest.fail("it is described"))
+    assert found.heaviest
+    of_run = StepViews(found.layout, run).encoder("vision", 1, 0).samples
+    assert views.encoder("vision", 1, 0).samples == of_run
+    assert step.num_records == run.num_records > made.batch.global_
+
+
+def test_a_sample_is_described_once() -> None:
+    step = expected_steps(with_steps(spec({"language": box()}))).sampled[0]
+    assert step.samples[:1][0] is step.samples[0]

@@ -89,7 +89,7 @@ class ExpectedSteps:
         See `heaviest_steps`. A step of very many generated samples stands for itself.
         """
         order = self.order
-        if order is None or len(order.ids) > order.records.most:
+        if order is None or not order.has_sizes:
             return self.sampled
         from mimo_launch.data.heaviest_steps import heaviest_steps
 

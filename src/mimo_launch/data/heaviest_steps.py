@@ -77,7 +77,7 @@ def _of_module(
     def dealt(step: int) -> npt.NDArray[np.int64]:
         views = StepViews(layout, data_of(step))
         return np.array(
-            [[views.encoder(module.name, r, g).num_rows for r in replicas] for g in groups]
+            [[sum(rows[step, views.samples_at(module, r, g)]) for r in replicas] for g in groups]
         )
 
     return {

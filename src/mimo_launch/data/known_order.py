@@ -24,7 +24,7 @@ from mimo_launch.spec.spec import Spec
 class KnownOrder:
     """The samples of the first steps: sample n has the records `ids[ends[n] : ends[n + 1]]`.
 
-    Steps and sizes are kept: the layouts of a search share them.
+    Steps, samples and sizes are kept: the layouts of a search share them.
     """
 
     records: Records
@@ -32,7 +32,13 @@ class KnownOrder:
     ids: Int64s
     ends: Int64s
     _steps: dict[int, StepData] = field(default_factory=dict, init=False)
+    _samples: dict[int, SampleData] = field(default_factory=dict, init=False)
     _rows: dict[str, Int64s] = field(default_factory=dict, init=False)
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether the sizes of all samples are known in little time."""
+        return len(self.ids) <= self.records.most
 
     @property
     def num_steps(self) -> int:
@@ -43,8 +49,16 @@ class KnownOrder:
         """Return a step, counted from 0."""
         if number not in self._steps:
             samples = range(number * self.batch, (number + 1) * self.batch)
-            self._steps[number] = StepData(number, DescribedSamples(self, samples))
+            self._steps[number] = KnownStep(number, DescribedSamples(self, samples), order=self)
         return self._steps[number]
+
+    def sample(self, number: int) -> SampleData:
+        """Return a sample as a run describes it."""
+        if number not in self._samples:
+            first, end = self.ends[number : number + 2].tolist()
+            ids = self.ids[first:end].tolist()
+            self._samples[number] = packed([self.records.describe(each) for each in ids])
+        return self._samples[number]
 
     @cached_property
     def tokens(self) -> Int64s:
@@ -88,15 +102,27 @@ class DescribedSamples(Sequence[SampleData]):
         number = self.numbers[index]
         if isinstance(number, range):
             return DescribedSamples(self.order, number)
-        if number not in self._made:
-            first, end = self.order.ends[number : number + 2].tolist()
-            ids = self.order.ids[first:end].tolist()
-            self._made[number] = packed([self.order.records.describe(each) for each in ids])
-        return self._made[number]
+        return self.order.sample(number)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KnownStep(StepData):
+    """A step of an order: most of its samples need not be described."""
+
+    order: KnownOrder
+
+    def rows(self, module: str, samples: Sequence[int]) -> list[int]:
+        """Return the number of rows that a module makes of each of these samples, as indexed."""
+        if not self.order.has_sizes:
+            return super().rows(module, samples)
+        found: list[int] = self.order.rows(module)[self.step, samples].tolist()
+        return found
 
     @cached_property
-    def _made(self) -> dict[int, SampleData]:
-        return {}
+    def num_records(self) -> int:
+        """Records in all samples."""
+        first, ends = self.step * self.order.batch, self.order.ends
+        return int(ends[first + self.order.batch] - ends[first])
 
 
 def known_order(spec: Spec, records: Records) -> KnownOrder:

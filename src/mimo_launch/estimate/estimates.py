@@ -150,7 +150,7 @@ class Estimator:
         found = []
         for key, step in steps.items():
             model = CostModel(self.spec, self.layout, step, self.constants, known)
-            each = SimulatedStep(model, self.classes, meetings, self.programs, step.num_records)
+            each = SimulatedStep(model, self.classes, meetings, self.programs)
             found.append((each, numbers[key]))
         return tuple(found)
 

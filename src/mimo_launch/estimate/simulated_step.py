@@ -28,13 +28,17 @@ _MILLI = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class SimulatedStep:
-    """One step, simulated with the first rank of each class; it has so many `records`."""
+    """One step, simulated with the first rank of each class."""
 
     model: CostModel
     classes: tuple[RankClass, ...]
     meetings: ClassMeetings
     programs: Programs
-    records: float
+
+    @property
+    def records(self) -> int:
+        """The records of the step."""
+        return self.model.step.data.num_records
 
     @property
     def layout(self) -> Layout:

@@ -28,7 +28,6 @@ from mimo_launch.spec.spec import Spec
 # Samples of one step that are looked at for its time, and for its memory, where the fullest replica
 # counts; with more samples, evenly spaced replicas are.
 FOR_TIME, FOR_MEMORY = 128, 1024
-_MOST_COUNTED = 256
 
 Forwards = tuple[Workload, ...]
 
@@ -56,13 +55,7 @@ class StepWork:
         modules = self.layout.modules
         works = (self.slowest(each) for each in modules)
         rows = tuple(map(self.most_rows, self.layout.bridges.values()))
-        return tuple(key_of(each) for work in works for each in work), rows, self.num_records
-
-    @property
-    def num_records(self) -> float:
-        """Records of the step; from some of its samples, if it has many."""
-        samples = self.data.samples[:_MOST_COUNTED]
-        return len(self.data.samples) * sum(len(each.records) for each in samples) / len(samples)
+        return tuple(key_of(each) for work in works for each in work), rows, self.data.num_records
 
     def replicas(self, module: ModuleLayout) -> range:
         """Return the replicas of a module that are looked at, evenly spaced."""

@@ -172,7 +172,7 @@ def shared_out(
         for group in groups
     ]
     members = [sample for even in evens for part in even for sample in part]
-    costs = {sample: data.indexed[sample].rows(module.name) for sample in members}
+    costs = dict(zip(members, data.rows(module.name, members), strict=True))
     # Groups with a large sample first: the others compensate for it.
     largest = [max(costs[sample] for part in even for sample in part) for even in evens]
     loads, found = [0] * inside, dict[int, Shares]()

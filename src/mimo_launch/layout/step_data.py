@@ -180,6 +180,15 @@ class StepData:
         """The samples as indexed, including unreadable samples."""
         return self.samples if self.before_damage is None else self.before_damage
 
+    def rows(self, module: str, samples: Sequence[int]) -> list[int]:
+        """Return the number of rows that a module makes of each of these samples, as indexed."""
+        return [self.indexed[sample].rows(module) for sample in samples]
+
+    @cached_property
+    def num_records(self) -> int:
+        """Records of the data set in all samples."""
+        return sum(len(sample.records) for sample in self.samples)
+
     @cached_property
     def num_labels(self) -> int:
         """Number of valid labels of the step."""
