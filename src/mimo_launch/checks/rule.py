@@ -135,11 +135,8 @@ def chosen_keys(section: Strict) -> set[str]:
     So a saved spec, which has every default, gives the same keys as the spec that the user wrote.
     """
     fields = type(section).model_fields
-    return {
-        key
-        for key in section.model_fields_set
-        if getattr(section, key) != fields[key].get_default(call_default_factory=True)
-    }
+    # `get_default` would copy each default; no section makes one by a call.
+    return {key for key in section.model_fields_set if getattr(section, key) != fields[key].default}
 
 
 def next_multiple(number: int, of: int) -> int:

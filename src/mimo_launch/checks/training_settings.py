@@ -236,8 +236,9 @@ def optimizer_settings_used(spec: Spec) -> Findings:
     kinds = {each.optimizer.kind or spec.optimizer.kind for each in spec.modules.values()}
     read = {key for kind in kinds for rule in RULES[kind] for key in rule.settings}
     owners = {key: rule for rules in RULES.values() for rule in rules for key in rule.settings}
+    chosen = chosen_keys(spec.optimizer)
     for key, rule in owners.items():
-        if key in chosen_keys(spec.optimizer) and key not in read:
+        if key in chosen and key not in read:
             yield no_effect(
                 ("optimizer", key),
                 f"`{key}` does nothing with {listing(sorted(f'`kind: {kind}`' for kind in kinds))}",

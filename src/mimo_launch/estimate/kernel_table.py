@@ -13,7 +13,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -64,6 +64,10 @@ class Grid:
 
     axes: tuple[tuple[float, ...], ...]
     values: tuple[float, ...]
+    # The layouts of a search ask for the same sizes again and again.
+    _known: dict[tuple[float, ...], float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Check sizes and rates. Raises: ValueError."""
@@ -78,6 +82,11 @@ class Grid:
 
     def at(self, *sizes: float) -> float:
         """Return the rate at some sizes, one for each axis."""
+        if sizes not in self._known:
+            self._known[sizes] = self._between(sizes)
+        return self._known[sizes]
+
+    def _between(self, sizes: tuple[float, ...]) -> float:
         places = [_place(axis, size) for axis, size in zip(self.axes, sizes, strict=True)]
         total = 0.0
         for corner in product((0, 1), repeat=len(places)):
