@@ -113,6 +113,20 @@ STEPS = {
     "a frozen tower": step(vision={"frozen": True}),
     "a frozen tower with a projector": step(vision={"frozen": "except_projector"}),
     "frozen language": step(language={"frozen": True}),
+    "frozen lowest layers": step(
+        {**vision(layers=3), **language(layers=3)},
+        vision={"frozen": {"layers": "0-1"}},
+        language={"frozen": {"layers": "1"}},
+    ),
+    "frozen lowest layers alone": step(
+        language(layers=3), vision={"frozen": True}, language={"frozen": {"layers": "0-1"}}
+    ),
+    "all layers frozen": step(
+        vision={"frozen": {"layers": "0-1"}},
+        language={"frozen": {"layers": "0-1"}},
+        models=vision(positions="learned", image=[8, 8]),
+        data=SMALL,
+    ),
     "multi-token prediction": step(language(mtp={"depth": 1})),
     "latent attention": step(language(**LATENT)),
     "gated attention": step(language(gated_attention=True, qk_norm=True, rotary_factor=0.25)),

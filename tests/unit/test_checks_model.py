@@ -252,3 +252,20 @@ def test_an_empty_list_is_told_its_least_length() -> None:
     loaded = load_text(VALID, overrides=[f"{LANGUAGE}.adapter={{rank: 2, targets: []}}"])
     (found,) = loaded.diagnostics
     assert "must be a list of 1 or more, each text" in found.headline
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["frozen={layers: 0-1}"], []),
+        (["frozen={layers: 1}"], []),
+        (["frozen={layers: 1-2}"], ["frozen-layers-unknown"]),
+        (["frozen={layers: 0}", "adapter={rank: 4}"], ["adapter-frozen"]),
+    ],
+)
+def test_frozen_layers_are_layers_of_a_module_without_an_adapter(
+    overrides: list[str], expected: list[str]
+) -> None:
+    assert codes(*(f"{LANGUAGE}.{each}" for each in overrides)) == expected
+    if "adapter" not in overrides[-1]:
+        assert codes(*(f"{VISION}.{each}" for each in overrides)) == expected

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import pytest
@@ -79,8 +80,9 @@ def costs(made: Spec, name: str, batch: object, work: Workload | None = None) ->
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     ahead, back = counted(lambda: network(None, batch))
-    forward = forward_flops(made, stage, work or nominal_work(layout, module, made))
-    return Costs(ahead, back, forward, backward_flops(made, layout, module, stage, forward))
+    work = work or nominal_work(layout, module, made)
+    forward = forward_flops(made, stage, work)
+    return Costs(ahead, back, forward, backward_flops(made, layout, module, stage, work))
 
 
 def work_of(made: Spec, name: str) -> Workload:
@@ -434,19 +436,21 @@ def test_reference_sample_costs_106_and_24_tflop() -> None:
     totals = []
     for module in layout.modules:
         (stage,) = module.stages
-        forward = forward_flops(made, stage, nominal_work(layout, module, made))
-        backward = backward_flops(made, layout, module, stage, forward)
+        work = nominal_work(layout, module, made)
+        forward = forward_flops(made, stage, work)
+        backward = backward_flops(made, layout, module, stage, work)
         totals.append((forward.total + backward.total) / 1e12)
     assert totals == pytest.approx([24, 106], rel=0.01)
 
 
 def test_what_is_frozen_costs_less_backward() -> None:
-    forward = Flops(linear=1.0, attention=2.0, head=4.0, patch=8.0, projector=16.0)
-
-    def back(name: str, **frozen: object) -> float:
-        models = {"language": {}, "vision": {}}
+    def back(name: str, **frozen: object) -> dict[str, float]:
+        """Return the work of a backward of a module of three layers, by that of its forward."""
+        models: dict[str, dict[str, Any]] = {"language": {}, "vision": {}}
         if "merger" in frozen:
             models["merger"] = {"model": {"kind": "connector"}, "reads": ["vision"]}
+        for each in models.values():
+            each["model"] = {**each.get("model", {}), "layers": 3}
         made = spec(
             {
                 each: box(place, frozen=frozen.get(each, False), **models[each])
@@ -455,19 +459,36 @@ def test_what_is_frozen_costs_less_backward() -> None:
         )
         layout = build_layout(made)
         module = layout[name]
-        return backward_flops(made, layout, module, module.stages[0], forward).total
+        (stage,), work = module.stages, nominal_work(layout, module, made)
+        ahead = asdict(forward_flops(made, stage, work))
+        behind = asdict(backward_flops(made, layout, module, stage, work))
+        return {part: behind[part] / flops for part, flops in ahead.items() if flops}
 
-    assert back("language") == 62
+    whole = {"linear": 2, "attention": 2}
+    assert back("language") == {**whole, "head": 2}
     # Gradients of inputs only; attention has no weights.
-    assert back("language", language=True) == 1 + 2 * 2 + 4 + 8 + 16
-    assert back("vision", vision=True) == 0
-    assert back("vision", vision="except_projector") == 32
-    assert back("language", language=True, vision=True) == 0
+    passed = {"linear": 1, "attention": 2}
+    nothing = {"linear": 0, "attention": 0}
+    assert back("language", language=True) == {**passed, "head": 1}
+    assert back("vision", vision=True) == {**nothing, "patch": 0, "projector": 0}
+    assert back("vision", vision="except_projector") == {**nothing, "patch": 0, "projector": 2}
+    assert back("language", language=True, vision=True) == {**nothing, "head": 0}
     # A connector passes gradients to its tower if that trains.
-    assert back("merger", merger=True) == 1 + 2 * 2 + 4 + 8 + 16
-    assert back("merger", merger="except_projector") == 1 + 2 * 2 + 4 + 8 + 2 * 16
-    assert back("merger", merger="except_projector", vision=True) == 32
-    assert back("merger", merger=True, vision=True) == 0
+    assert back("merger", merger=True) == {**passed, "patch": 1, "projector": 1}
+    assert back("merger", merger="except_projector") == {**passed, "patch": 1, "projector": 2}
+    for how, projector in (("except_projector", 2), (True, 0)):
+        found = back("merger", merger=how, vision=True)
+        assert found == {**nothing, "patch": 0, "projector": projector}
+    # Two frozen layers of three: below the third if nothing trains before, else passed through.
+    lowest, middle = {"layers": "0-1"}, {"layers": "1"}
+    third = pytest.approx({"linear": 2 / 3, "attention": 2 / 3, "head": 2})
+    assert back("language", language=lowest, vision=True) == third
+    passed_twice = {"linear": 4 / 3, "attention": 2, "head": 2}
+    assert back("language", language=lowest) == pytest.approx(passed_twice)
+    assert back("language", language=middle, vision=True)["linear"] == pytest.approx(5 / 3)
+    found = back("vision", vision=lowest)
+    assert (found["patch"], found["projector"]) == (0, 2)
+    assert back("vision", vision=middle)["patch"] == 2
 
 
 def test_stages_share_the_work() -> None:

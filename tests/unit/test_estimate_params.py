@@ -272,12 +272,12 @@ def test_shares_of_a_weight_are_whole_units() -> None:
 
 @pytest.mark.parametrize("model", [VIT, {"kind": "audio"}], ids=["vit", "audio"])
 def test_trained_weights_are_those_that_the_spec_leaves_trainable(model: dict) -> None:
-    for frozen in (False, True, "except_projector"):
+    for frozen in (False, True, "except_projector", {"layers": "0-1"}, {"layers": "1"}):
         made = spec({"encoder": box(0, frozen=frozen, model=model), "language": box(1)})
         module = build_layout(made)["encoder"]
         (stage,) = module.stages
         network = build.build_network(made, stage, ParallelContext())
-        build._freeze(network, made.modules["encoder"])
+        build._freeze(network, made, "encoder")
         got = stage_weights(made, stage, 0)
         assert got.trained == sum(p.numel() for p in network.parameters() if p.requires_grad)
 

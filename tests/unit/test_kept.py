@@ -330,7 +330,8 @@ def test_capped_logits_are_kept_beside_their_gradient() -> None:
         vocab_cross_entropy(soft_capped(logits, 3.0), labels, range(words), ParallelContext()).sum()
     held = HeldAtEnds(
         tp=1, tokens=tokens, patches=tokens, positions=tokens, stream_tokens=tokens,
-        sequence_parts=1, words=words, through_layers=False, layers=range(1),
+        sequence_parts=1, words=words, through_layers=False, through_embedding=False,
+        layers=(), first_layer=0,
         passes=Passes(are_compiled=True, bytes=4, cp=1, weights_train=False),
     )  # fmt: skip
     ends = Ends(is_first=False, is_last=True, vocab=words, row_width=0)
@@ -398,7 +399,8 @@ def test_a_projector_with_a_width_keeps_what_the_table_says(kind: Any, activatio
         rows = layer(torch.randn(patches // 4, 4 * width, requires_grad=True))
     held = HeldAtEnds(
         tp=1, tokens=patches, patches=patches, positions=patches, stream_tokens=patches,
-        sequence_parts=1, words=0, through_layers=True, layers=range(1),
+        sequence_parts=1, words=0, through_layers=True, through_embedding=False,
+        layers=(0,), first_layer=0,
         passes=Passes(are_compiled=False, bytes=4, cp=1, weights_train=True),
     )  # fmt: skip
     ends = Ends(is_first=False, is_last=True, vocab=0, row_width=out)

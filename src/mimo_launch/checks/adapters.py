@@ -44,10 +44,11 @@ def adapter_has_place(spec: Spec, name: str) -> Findings:
             "write `backend: torch`",
             Related((*path, "backend"), f"backend: {module.backend}"),
         )
-    if module.frozen is True:
+    if module.frozen is True or module.frozen_layers:
+        part = " in part" if module.frozen_layers else ""
         yield Diagnostic(
             code="adapter-frozen",
-            headline=f"`{name}` is frozen and has an adapter",
+            headline=f"`{name}` is frozen{part} and has an adapter",
             path=(*path, "frozen"),
             why="an adapter trains, and the weights of a module with an adapter are frozen anyway",
             help="write `frozen: false`",

@@ -182,6 +182,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(batch.seq_splits_over_cp, needs=("seq-too-short", "seq-over-tp")),
     SpecRule(training_settings.something_trains),
     ModuleRule(training_settings.losses_have_no_projector),
+    ModuleRule(training_settings.frozen_layers_exist),
     ModuleRule(adapters.adapter_has_place, needs=_ROLE),
     ModuleRule(adapters.start_is_an_adapter),
     ModuleRule(adapters.start_keeps_its_adapter),

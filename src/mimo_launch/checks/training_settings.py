@@ -123,6 +123,34 @@ def losses_have_no_projector(spec: Spec, name: str) -> Findings:
     )
 
 
+def frozen_layers_exist(spec: Spec, name: str) -> Findings:
+    """`frozen: {layers: ...}` names layers of the model, whose numbers say which they are."""
+    module, path = spec.modules[name], ("modules", name, "frozen")
+    frozen, layers = module.frozen_layers, module.model.layers
+    if not frozen:
+        return
+    if kind_of(module.model).is_custom:
+        yield Diagnostic(
+            code="frozen-layers-unknown",
+            headline=f"`{name}` cannot freeze some of its layers",
+            path=path,
+            why="your own class says what comes before its layers and after them, and nothing else "
+            "knows it",
+            help="write `frozen: false`, and freeze weights in the class with "
+            "`requires_grad_(False)`",
+        )
+    elif frozen.stop > layers:
+        kept = f"`layers: {frozen.start}-{layers - 1}`"
+        yield Diagnostic(
+            code="frozen-layers-unknown",
+            headline=f"`{name}` has no layer {frozen.stop - 1}: the last one is {layers - 1}",
+            path=(*path, "layers"),
+            why="layers are counted from 0",
+            help=f"write {kept if frozen.start < layers else f'`layers: 0-{layers - 1}`'}",
+            related=(Related(("modules", name, "model", "layers"), f"{layers} layers"),),
+        )
+
+
 def own_optimizer_used(spec: Spec, name: str) -> Findings:
     """A frozen module has no optimizer, and no weight of a user's class is known as a matrix."""
     module = spec.modules[name]

@@ -95,7 +95,7 @@ def rows_of_layers(spec: Spec, layout: Layout, step: StepWork) -> tuple[LayerRow
             flops = 0.0
             for each in alike:
                 forward = forward_flops(spec, each, total)
-                flops += (forward + backward_flops(spec, layout, module, each, forward)).total
+                flops += (forward + backward_flops(spec, layout, module, each, total)).total
             one = alike[0]
             rows.append(
                 LayerRow(

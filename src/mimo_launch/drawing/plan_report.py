@@ -36,6 +36,7 @@ from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.simulation_result import lower_bound
 from mimo_launch.search.answer import answer_of, what_fits
 from mimo_launch.spec.base import AXES, LANGUAGE, Axis
+from mimo_launch.spec.module import FrozenLayers, ModuleSpec
 from mimo_launch.spec.spec import Spec, UserData
 
 
@@ -196,6 +197,7 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
         placement=placement,
         sequence_parallel=module.sequence_parallel,
         frozen=module.frozen,
+        frozen_part=_frozen_part(mine),
         sharding=mine.sharding,
         shard_over=mine.shard_over,
         adapter_rank=None if mine.adapter is None else mine.adapter.rank,
@@ -205,6 +207,13 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
         role=None if layout.is_star else role,
         reads=None if layout.is_star else module.reads,
     )
+
+
+def _frozen_part(module: ModuleSpec) -> str | None:
+    """Return what a module that trains in part freezes: all but its projector, or some layers."""
+    if isinstance(module.frozen, FrozenLayers):
+        return f"layers {module.frozen.layers}"
+    return None if isinstance(module.frozen, bool) else module.frozen
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,8 @@ def module_table(rows: Sequence[ModuleRow]) -> Table:
 def _settings_text(row: ModuleRow) -> str:
     settings = {
         "frozen": row.frozen,
+        "frozen except its projector": row.frozen_part == "except_projector",
+        f"{row.frozen_part} frozen": (row.frozen_part or "").startswith("layers"),
         f"adapter of rank {row.adapter_rank}": row.adapter_rank is not None,
         f"shards over {row.shard_over}": row.shard_over is not None,
         "sequence parallel": row.sequence_parallel,

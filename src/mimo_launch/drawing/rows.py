@@ -65,6 +65,7 @@ class ModuleRow:
     placement: str | None
     sequence_parallel: bool
     frozen: bool
+    frozen_part: str | None
     sharding: str
     shard_over: int | None
     adapter_rank: int | None

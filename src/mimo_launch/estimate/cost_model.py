@@ -18,7 +18,7 @@ from mimo_launch.estimate.memory import row_bytes
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.step_work import Forwards, StepWork
 from mimo_launch.estimate.workload import (
-    backward_flops,
+    backward_by_kind,
     forward_by_kind,
     gathered_patches,
 )
@@ -205,10 +205,7 @@ class CostModel:
     ) -> tuple[Mapping[LayerKind, Flops], Mapping[LayerKind, Flops]]:
         """Return the operations of a forward and of its backward, by kind of layer."""
         forward = forward_by_kind(self.spec, stage, work)
-        return forward, {
-            kind: backward_flops(self.spec, self.layout, module, stage, flops)
-            for kind, flops in forward.items()
-        }
+        return forward, backward_by_kind(self.spec, self.layout, module, stage, work)
 
     def _times(self, module: ModuleLayout, stage: Stage, work: Workload) -> StageTimes:
         """Return the seconds of one forward and its backward."""

@@ -11,13 +11,13 @@ block of Llama, a forward moves 1.25 times its tensors, a backward 1.75 times.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import layer_tensors
 from mimo_launch.estimate.parameters import layer_parameters
-from mimo_launch.estimate.workload import goes_through_layers
+from mimo_launch.estimate.workload import BackwardPath, backward_path
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.language import CausalKind
@@ -66,14 +66,15 @@ class StageKernels:
     stage: Stage
     work: Workload
     constants: Calibration
+    known: dict[tuple[int, ...], Seconds] = field(default_factory=dict, init=False)
 
     def forward(self) -> float:
         """Return the seconds of one forward."""
-        return self.layers.forward + self.ends[0].forward + self.ends[1].forward
+        return self.layers(self.numbers).forward + sum(each.forward for each in self.ends)
 
     def repeated(self) -> float:
         """Return the seconds of a forward that is run again before the backward."""
-        return self.layers.forward
+        return self.layers(self._path.layers).forward
 
     def backward(self) -> float:
         """Return the seconds of one backward, without a repeated forward.
@@ -82,18 +83,23 @@ class StageKernels:
         """
         if not needs_backward(self.layout, self.module, self.stage.index):
             return 0.0
-        around, projector = self.ends
-        total = projector.inputs + (projector.weights if self._written.projector_trains else 0.0)
-        if goes_through_layers(self.spec, self.layout, self.module, self.stage):
-            inside = self.layers + around
-            total += inside.inputs + (inside.weights if self._written.body_trains else 0.0)
-        return total
+        before, after, projector = self.ends
+        written, path = self._written, self._path
+        total = projector.inputs + written.projector_trains * projector.weights
+        if path.after:
+            total += after.inputs + written.body_trains * after.weights
+        if path.before:
+            total += before.inputs + written.layer_trains(0) * before.weights
+        return total + self.layers(path.layers).inputs + self.layers(path.trained).weights
 
-    @cached_property
-    def layers(self) -> Seconds:
-        """The seconds of the stage's layers; equal layers are counted together."""
+    def layers(self, numbers: tuple[int, ...]) -> Seconds:
+        """Return the seconds of some layers of the stage; equal ones are counted together."""
+        if numbers not in self.known:
+            self.known[numbers] = self._layers(numbers)
+        return self.known[numbers]
+
+    def _layers(self, numbers: tuple[int, ...]) -> Seconds:
         kind, total = self._kind, Seconds()
-        numbers = kind.numbers(self.stage.layers, is_last=self.stage.is_last)
         alike = _alike(kind, numbers, self._share, adapter_of(self._written))
         for number, times, held in alike:
             total += sum(self._products(held), self._between(number)).times(times)
@@ -114,22 +120,23 @@ class StageKernels:
         return total + Seconds(_FORWARD * moved, _BACKWARD * moved)
 
     @cached_property
-    def ends(self) -> tuple[Seconds, Seconds]:
-        """The seconds around the layers: of embedding and head, and of the projector."""
+    def ends(self) -> tuple[Seconds, Seconds, Seconds]:
+        """The seconds around the layers: of what is before them, of a head, of a projector."""
         kind, width, stage = self._kind, self._width, self.stage
         ends = ends_of(self.spec, self.module.name, is_first=stage.is_first, is_last=stage.is_last)
         flops = kind.end_flops(ends, self.work)
         words = len(even_cut(ends.vocab, self._tp, self._tp - 1))
-        around = self._product(flops.patch / self._parts, self._tokens, width, width)
+        before = self._product(flops.patch / self._parts, self._tokens, width, width)
         outputs = words if kind.reads_tokens else width
-        around += self._product(flops.head / self._parts, self._tokens, width, outputs)
+        after = self._product(flops.head / self._parts, self._tokens, width, outputs)
         if flops.head and kind.reads_tokens:
             logits = float(self._tokens * (1 + kind.depths) * words)
             # The gradient is made in the forward; the backward scales it.
             loss = self.constants.seconds_of("loss", logits, logits / _MEGA)
-            around += Seconds(2 / 3 * loss, 1 / 3 * loss)
+            after += Seconds(2 / 3 * loss, 1 / 3 * loss)
         rows = max(1.0, self.work.rows / self.module.grid.size(Axis.CP))
-        return around, self._product(flops.projector / self._parts, rows, width, ends.row_width)
+        projector = self._product(flops.projector / self._parts, rows, width, ends.row_width)
+        return before, after, projector
 
     def _products(self, held: Iterable[Parameter]) -> Iterator[Seconds]:
         """Yield the products of one layer with its weights."""
@@ -231,6 +238,15 @@ class StageKernels:
         return self.constants.seconds_of("pass", size, max(1.0, tensor) / _MEGA)
 
     @cached_property
+    def _path(self) -> BackwardPath:
+        return backward_path(self.spec, self.layout, self.module, self.stage)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of its layers, and of depths after them."""
+        return tuple(self._kind.numbers(self.stage.layers, is_last=self.stage.is_last))
+
+    @cached_property
     def _kind(self) -> ModelKind:
         return kind_of(self.spec.modules[self.module.name].model)
 
@@ -266,7 +282,7 @@ class StageKernels:
 
 @lru_cache(maxsize=256)
 def _alike(
-    kind: ModelKind, numbers: range, share: Share, adapter: Adapter | None
+    kind: ModelKind, numbers: tuple[int, ...], share: Share, adapter: Adapter | None
 ) -> tuple[tuple[int, int, tuple[Parameter, ...]], ...]:
     """Return the first of equal layers, how many there are, and what a rank holds of one."""
     found = {n: (kind.layer(n), kind.attending.in_windows(n)) for n in numbers}

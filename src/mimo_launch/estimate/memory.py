@@ -9,11 +9,11 @@ checkpoint add are not counted.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from mimo_launch.estimate.parameters import adds_in_products, stage_weights
-from mimo_launch.estimate.workload import gathered_patches, goes_through_layers
+from mimo_launch.estimate.workload import backward_path, gathered_patches
 from mimo_launch.kinds.adapters import adapter_of, narrow_width
 from mimo_launch.kinds.layer import Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
@@ -25,6 +25,7 @@ from mimo_launch.kinds.saved_activations import (
     Passes,
     Saved,
 )
+from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.kinds.weights import Parameter
 from mimo_launch.layout.layout import Layout, ModuleLayout
@@ -169,8 +170,8 @@ class _Activations:
         self.shared_tokens = work.held // (self.tp if module.sequence_parallel else 1)
         self.words = len(even_cut(self.ends.vocab, self.tp, tp))
         self.differentiates = needs_backward(layout, module, stage.index)
-        self.through_blocks = goes_through_layers(spec, layout, module, stage)
-        self.recomputes = own.recomputes
+        self.path = backward_path(spec, layout, module, stage)
+        self.recomputes, self.own = own.recomputes, own
         # By default operations between products are compiled, as on GPUs (`models.build`). The
         # kernels of Transformer Engine are assumed to keep no more.
         compiled = own.compile
@@ -200,7 +201,7 @@ class _Activations:
     def kept(self) -> int:
         """Return the bytes that stay until the backward."""
         total = self._ends() if self.differentiates else 0
-        if self.through_blocks:
+        if self.path.after:
             # The output, and what came with the input of the first layer.
             last = self.stage.is_last
             sent = 0 if last else self.module.stages[self.stage.index + 1].lanes
@@ -212,15 +213,24 @@ class _Activations:
         """Return the bytes of shared masks, if all tokens of an image see each other."""
         if not self.work.blocks:
             return 0
-        kinds = {self.kind.attending.in_windows(number) for number in self.stage.layers}
+        kinds = {self.kind.attending.in_windows(number) for number in self.path.layers}
         return len(kinds) * self.tokens * self.seq * self.bytes
 
     def saved_by_layers(self) -> int:
         """Return the part of the kept bytes that layers keep."""
-        if not self.through_blocks:
+        saved = sum(self._sum(self._of_layer(each), each) for each in self.path.layers)
+        if self.recomputes:
+            return saved
+        return saved + sum(map(self._narrow, self.path.layers)) - self._constant_input()
+
+    def _constant_input(self) -> int:
+        """Return the bytes of a layer's input, and its copy, that RMSNorm needs for gradients."""
+        first = next(iter(self.path.layers), None)
+        if first is None or self.path.before or first != self.own.lowest_trained:
             return 0
-        saved = sum(self._sum(self._of_layer(each), each) for each in self.layers)
-        return saved + (0 if self.recomputes else sum(map(self._narrow, self.layers)))
+        norm = getattr(self.kind.layer(first), "norm", None)
+        is_rms = isinstance(norm, NormShape) and norm.kind == "rms"
+        return is_rms * (not self.passes.are_compiled) * self.passes.wide * self.stream
 
     def _narrow(self, number: int) -> int:
         """Return the bytes that the updates of a layer keep between their two products."""
@@ -232,27 +242,29 @@ class _Activations:
     def forward(self) -> int:
         """Return the temporary bytes of a forward at its peak."""
         ends = self.loss_forward() + self.tiles()
-        if self.through_blocks:
-            return ends
-        layers = ((self.kind.temporary_activations(each).forward, each) for each in self.layers)
-        return max(*(self._sum(alive, each) for alive, each in layers), ends)
+        alone = self.layers.keys() - set(self.path.layers)
+        layers = ((self.kind.temporary_activations(each).forward, each) for each in alone)
+        return max([ends, *(self._sum(alive, each) for alive, each in layers)])
 
     def backward(self) -> int:
         """Return the temporary bytes of a backward through the layers at its peak."""
-        return max(map(self._layer_backward, self.layers)) if self.through_blocks else 0
+        return max(map(self._layer_backward, self.path.layers), default=0)
 
     def backward_of_end(self) -> int:
         """Return the temporary bytes of a backward before it reaches the layers."""
-        return self.loss_backward() + self.tiles() + self.stream * self.through_blocks
+        return self.loss_backward() + self.tiles() + self.stream * self.path.after
 
     def of_layer(self, number: int) -> int:
         """Return the bytes of the tensors that a layer saves if it is not run again."""
-        return self._sum(self.kind.saved_activations(number, self.passes), number)
+        return self._sum(self.kind.saved_activations(number, self._passes(number)), number)
 
     def _of_layer(self, number: int) -> tuple[Saved, ...]:
         if self.recomputes:
             return RECOMPUTED_DEPTH if self.kind.is_depth(number) else RECOMPUTED
-        return self.kind.saved_activations(number, self.passes)
+        return self.kind.saved_activations(number, self._passes(number))
+
+    def _passes(self, number: int) -> Passes:
+        return replace(self.passes, weights_train=self.own.layer_trains(number))
 
     def _layer_backward(self, number: int) -> int:
         total = self._sum(self.kind.temporary_activations(number).backward, number)
@@ -318,7 +330,8 @@ class _Activations:
         cp = self.module.grid.size(Axis.CP)
         held = HeldAtEnds(
             passes=self.passes,
-            layers=self.stage.layers,
+            layers=tuple(each for each in self.path.layers if each in self.stage.layers),
+            first_layer=self.stage.first_layer,
             tp=self.tp,
             tokens=self.tokens,
             patches=self.tokens - self.work.extra_tokens,
@@ -326,7 +339,8 @@ class _Activations:
             stream_tokens=self.shared_tokens,
             sequence_parts=self.tp if self.module.sequence_parallel else 1,
             words=self.words,
-            through_layers=self.through_blocks,
+            through_layers=self.path.after,
+            through_embedding=self.path.before,
             projector_trains=self.projector_trains,
             reads=tuple(-(-rows // cp) for rows in self.work.reads),
             gathered=self.tp > 1 and not self.module.sequence_parallel,

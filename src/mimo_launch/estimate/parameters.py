@@ -90,16 +90,15 @@ def _weights_of(
 ) -> StageWeights:
     kind, experts = kind_of(module.model), module.experts or ExpertGrid()
     share = Share(module.grid.tp, tp, experts.ep, experts.tp)
-    body, adapter = module.body_trains, adapter_of(module)
+    adapter, before = adapter_of(module), kind.names_before(ends)
     blocks = [
-        _trained(layer_parameters(kind, number, share, adapter), trains=body)
+        _trained(layer_parameters(kind, number, share, adapter), trains=module.layer_trains(number))
         for number in kind.numbers(layers, is_last=ends.is_last)
     ]
+    trained = dict.fromkeys(before, module.layer_trains(0))
+    trained["projector"] = module.projector_trains
     around = (
-        _trained(
-            parameters(part, share),
-            trains=module.projector_trains if name == "projector" else body,
-        )
+        _trained(parameters(part, share), trains=trained.get(name, module.body_trains))
         for shape in kind.around(ends)
         for name, part in shape.parts().items()
         if part is not None

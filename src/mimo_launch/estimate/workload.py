@@ -7,9 +7,9 @@ forward; `spec.values` for known peaks.
 Leaves: bytes to `memory`, seconds to `cost_model`, and measured seconds to `train` and `bench`.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import add
 
@@ -122,36 +122,70 @@ def forward_by_kind(spec: Spec, stage: Stage, work: Workload) -> Mapping[LayerKi
     return kind.forward_flops(numbers, ends, work)
 
 
-def backward_flops(
-    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, forward: Flops
-) -> Flops:
-    """Return the operations of one backward of a stage, from the operations of its forward.
+@dataclass(frozen=True, slots=True)
+class BackwardPath:
+    """Where the backward of a stage goes: through these `layers`, of which some are `trained`.
 
-    They are twice the forward: gradients of inputs and of weights. A frozen module has only
-    gradients of inputs (and all of attention, which has no weights), and only if it reads modules
-    that train. Recomputation is not counted.
+    `after`: through the norm and the head after them, if the stage has them; `before`: through what
+    comes before them.
     """
+
+    layers: tuple[int, ...] = ()
+    trained: tuple[int, ...] = ()
+    after: bool = False
+    before: bool = False
+
+
+def backward_path(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage) -> BackwardPath:
+    """Return where the backward of a stage goes; it ends where nothing trains before."""
     if not needs_backward(layout, module, stage.index):
-        return Flops()
-    written = spec.modules[module.name]
-    projector = (1 + written.projector_trains) * forward.projector
-    if not goes_through_layers(spec, layout, module, stage):
-        return Flops(projector=projector)
-    weights = 1 + written.body_trains
-    return Flops(
-        linear=weights * forward.linear,
-        attention=2 * forward.attention,
-        head=weights * forward.head,
-        patch=weights * forward.patch,
-        projector=projector,
+        return BackwardPath()
+    written, goes_on = spec.modules[module.name], trains_before(layout, module.name)
+    if not goes_on and not written.trains_besides_projector:
+        return BackwardPath()
+    lowest = 0 if goes_on else written.lowest_trained
+    numbers = kind_of(written.model).numbers(stage.layers, is_last=stage.is_last)
+    through = tuple(each for each in numbers if each >= lowest)
+    return BackwardPath(
+        layers=through,
+        trained=tuple(filter(written.layer_trains, through)),
+        after=True,
+        before=lowest == 0,
     )
 
 
-def goes_through_layers(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage) -> bool:
-    """Return whether a stage's backward goes through its layers (True) or ends at the projector."""
-    if spec.modules[module.name].backward_ends_at_projector:
-        return trains_before(layout, module.name)
-    return needs_backward(layout, module, stage.index)
+def backward_by_kind(
+    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload
+) -> Mapping[LayerKind, Flops]:
+    """Return the operations of one backward of a stage by kind of layer, as `forward_by_kind`.
+
+    They are twice the forward: gradients of inputs and of weights. Frozen weights have none, and
+    attention has no weights. Recomputation is not counted.
+    """
+    if not needs_backward(layout, module, stage.index):
+        return {}
+    written, path = spec.modules[module.name], backward_path(spec, layout, module, stage)
+    kind = kind_of(written.model)
+    ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
+    around, middle = kind.end_flops(ends, work), replace(ends, is_first=False, is_last=False)
+    found: dict[LayerKind, Flops] = defaultdict(Flops)
+    found[LayerKind.BLOCK] = Flops(
+        head=path.after * (1 + written.body_trains) * around.head,
+        patch=path.before * (1 + written.layer_trains(0)) * around.patch,
+        projector=(1 + written.projector_trains) * around.projector,
+    )
+    for each, flops in kind.forward_flops(path.layers, middle, work).items():
+        found[each] += Flops(linear=flops.linear, attention=2 * flops.attention)
+    for each, flops in kind.forward_flops(path.trained, middle, work).items():
+        found[each] += Flops(linear=flops.linear)
+    return found
+
+
+def backward_flops(
+    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload
+) -> Flops:
+    """Return the operations of one backward of a stage."""
+    return sum(backward_by_kind(spec, layout, module, stage, work).values(), Flops())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +212,7 @@ def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:
         total = 0.0
         for stage in module.stages:
             forward = forward_flops(spec, stage, work)
-            total += forward.total + backward_flops(spec, layout, module, stage, forward).total
+            total += forward.total + backward_flops(spec, layout, module, stage, work).total
         flops[module.name] = total
     return flops
 

@@ -5,7 +5,7 @@ Relies on: their settings in the spec.
 Leaves: building them to `models.custom_stages`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mimo_launch.kinds.facts import RowReading, TpCuts
@@ -105,7 +105,7 @@ class CustomKind(ModelKind):
 
     def forward_flops(
         self,
-        numbers: range,
+        numbers: Sequence[int],
         ends: Ends,
         work: Workload,
     ) -> Mapping[LayerKind, Flops]:

@@ -86,7 +86,7 @@ class FlowKind(GeneratorKind, BlocksKind):
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by the maps before the blocks, and by the head."""
         model, width, total = self.model, self.model.hidden, 0
-        if ends.is_first and held.through_layers:
+        if ends.is_first and held.through_embedding:
             total += held.patches // held.sequence_parts * (model.patch_size + 3 * width)
             total += self._saved_by_maps(ends, held)
         if ends.is_last:

@@ -8,7 +8,7 @@ Leaves: the facts to one file per kind, finding the kind of a model to `registry
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -201,6 +201,10 @@ class ModelKind(ABC):
     def after(self, ends: Ends) -> LayerShape:
         """Return what the last stage has after its layers."""
 
+    def names_before(self, ends: Ends) -> frozenset[str]:
+        """Return the names of what comes before the layers; the last stage may hold some, too."""
+        return frozenset(self.before(ends).parts())
+
     def around(self, ends: Ends) -> tuple[LayerShape, ...]:
         """Return what a stage has around its layers."""
         before = (self.before(ends),) if ends.is_first else ()
@@ -231,7 +235,7 @@ class ModelKind(ABC):
         """Return the operations of one forward before the layers and after them."""
 
     def forward_flops(
-        self, numbers: range, ends: Ends, work: Workload
+        self, numbers: Sequence[int], ends: Ends, work: Workload
     ) -> Mapping[LayerKind, Flops]:
         """Return the operations of one forward of a stage, with its ends among the blocks."""
         found: dict[LayerKind, Flops] = defaultdict(Flops)

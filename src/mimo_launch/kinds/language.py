@@ -279,7 +279,7 @@ class LanguageKind(CausalKind):
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by angles and the head: input, gradient of logits, logits."""
-        total = self._saved_angles(held) if held.through_layers else 0
+        total = self._saved_angles(held)
         if not ends.is_last:
             return total
         normed = self.model.hidden if held.passes.weights_train else 0

@@ -114,12 +114,14 @@ class HeldAtEnds:
     `patches` is the number of `tokens` without class tokens; `words` is the rank's part of the
     vocabulary. Under sequence parallelism `sequence_parts` tp ranks share the tokens between
     layers, and each has `stream_tokens`. `reads` counts the rows of each module that is read, which
-    are a copy if they are `gathered` from several tp ranks. A backward goes `through_layers` unless
-    only the projector trains. The tokens have `positions`, which sequences may share.
+    are a copy if they are `gathered` from several tp ranks. A backward goes through these `layers`;
+    it goes `through_layers` to their end unless only the projector trains, and through what is
+    before them if `through_embedding`. The tokens have `positions`, which sequences may share.
     """
 
     passes: Passes
-    layers: range
+    layers: tuple[int, ...]
+    first_layer: int
     tp: int
     tokens: int
     patches: int
@@ -128,6 +130,7 @@ class HeldAtEnds:
     sequence_parts: int
     words: int
     through_layers: bool
+    through_embedding: bool
     reads: tuple[int, ...] = ()
     projector_trains: bool = True
     gathered: bool = False

@@ -95,9 +95,9 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by the map before the blocks, and by the heads."""
         model, total = self.model, 0
-        if held.through_layers:
+        if held.layers:
             total += 2 * model.head_size * held.tokens * held.passes.wide
-        if ends.is_first and held.passes.weights_train:
+        if ends.is_first and held.through_embedding and held.passes.weights_train:
             total += held.stream_tokens * sum(ends.source_widths)
         if ends.is_last:
             words = model.codebooks * -(-model.vocab // held.tp)

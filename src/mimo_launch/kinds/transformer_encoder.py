@@ -229,7 +229,7 @@ class TransformerEncoderKind(BlocksKind):
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by embedding, projector and the layers between them."""
         model, total = self.model, 0
-        if ends.is_first and held.through_layers:
+        if ends.is_first and held.through_embedding:
             total += self._saved_by_maps(ends, held)
             # Beside an adapter alone, no gradient goes back through the embedding.
             if held.passes.weights_train or not held.passes.adapts:

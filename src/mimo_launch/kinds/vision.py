@@ -284,7 +284,7 @@ class VisionKind(TransformerEncoderKind):
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by embedding, projectors and the layers between them."""
         total, row = TransformerEncoderKind.saved_at_ends(self, ends, held), self.model.row_width
-        if held.through_layers and self.model.turns_patches:
+        if held.layers and self.model.turns_patches:
             # Cosines and sines.
             angles = 2 * self.model.hidden // self.model.heads
             total += held.tokens * angles * held.passes.wide
@@ -295,7 +295,7 @@ class VisionKind(TransformerEncoderKind):
             norm += not held.through_layers
             total += rows * (row * (1 + norm) + 2 * row // held.tp + ends.row_width // held.tp)
             # Of the layers before this stage, norms read copies.
-            copied = self.lanes(held.layers.start, deep_rows=0) * held.passes.are_compiled
+            copied = self.lanes(held.first_layer, deep_rows=0) * held.passes.are_compiled
             total += copied * held.stream_tokens * self.model.hidden
             of_patches = self.model.pooling == "linear"
             if self.model.projector_norm_eps is not None:

@@ -291,7 +291,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         rules=spec.optimizer.rules(module.optimizer),
         # The last stage needs the embedding, too.
         tied=kind.text.tied or kind.depths > 0 or (name == LANGUAGE and bool(text_readers(spec))),
-        first_trained=len(stages) - 1 if module.backward_ends_at_projector else 0,
+        first_trained=sum(stage.layers.stop <= module.lowest_trained for stage in stages[:-1]),
         patches_per_row=kind.tokens.per_row,
         learned_tokens=kind.tokens.learned,
         window_side=None if windows is None else windows.side,

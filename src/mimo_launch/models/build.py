@@ -18,6 +18,7 @@ from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext, torch_type
 from mimo_launch.layers.parameter_segments import (
@@ -34,7 +35,7 @@ from mimo_launch.models.fsdp import shard
 from mimo_launch.models.language_input import TextForward
 from mimo_launch.models.stage_interface import ListForward, StageClass
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.spec import ModuleSpec, Spec
+from mimo_launch.spec.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def build_modules(
             # Weights get memory only after they are sharded: no rank ever holds a whole model.
             with torch.device("meta"):
                 network = build_network(spec, stage, context)
-            _freeze(network, spec.modules[module.name])
+            _freeze(network, spec, module.name)
             flag = before_dp_sum[stage.index] = FiniteFlag(context.device)
             shard(network, stage, grids, module.sharding, spec.train.numbers, flag)
             constants = {n: b for n, b in network.named_buffers() if not b.is_meta}
@@ -193,12 +194,16 @@ def keep_activations(spec: Spec) -> Spec:
     return spec.model_copy(update={"modules": modules})
 
 
-def _freeze(network: nn.Module, module: ModuleSpec) -> None:
+def _freeze(network: nn.Module, spec: Spec, name: str) -> None:
     """Freeze the weights that the spec or their declaration freezes."""
-    network.requires_grad_(module.body_trains)
-    projector = getattr(network, "projector", None)
-    if isinstance(projector, nn.Module):
-        projector.requires_grad_(module.projector_trains)
+    module = spec.modules[name]
+    before = kind_of(module.model).names_before(ends_of(spec, name, is_first=True, is_last=False))
+    for part, layers in network.named_children():
+        trains = module.projector_trains if part == "projector" else module.body_trains
+        layers.requires_grad_(module.layer_trains(0) if part in before else trains)
+    if module.frozen_layers:
+        for number, layer in network.get_submodule("layers").named_children():
+            layer.requires_grad_(module.layer_trains(int(number)))
     for declared in declared_parameters("", network):
         if declared.is_adapter:
             declared.parameter.requires_grad_(True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mimo_launch.comm import torch_internals
 from mimo_launch.layers.parameter_segments import local_tensor
-from mimo_launch.layers.router import ExpertBias, move_biases
+from mimo_launch.layers.router import Router, move_biases
 from mimo_launch.models.build import RankModule
 from mimo_launch.spec.optimizers import (
     LrSchedule,
@@ -63,19 +63,19 @@ class Updates:
             if not module.layout.frozen
         }
         self._fp8 = [m.context.fp8 for m in modules.values() if m.context.fp8 is not None]
-        # The expert biases that move, in the same order on all ranks of a module.
+        # The expert biases that move, beside routers that train, in the same order on all ranks.
         self._biases = [
             (
                 modules[name].context,
                 tuple(
-                    each
+                    each.expert_bias
                     for network in modules[name].stages.values()
                     for each in network.modules()
-                    if isinstance(each, ExpertBias) and each.rate
+                    if isinstance(each, Router) and each.weight.requires_grad
+                    if each.expert_bias is not None and each.expert_bias.rate
                 ),
             )
             for name in self.by_module
-            if spec.modules[name].body_trains
         ]
 
     def learning_rates(self, step: int) -> dict[str, float]:

@@ -46,6 +46,7 @@ def _language(layout: Layout, index: int, microbatches: range, *, backward: bool
     return [
         Action(language.name, stages[chunk].index, kind, microbatches[position])
         for chunk, kind, position in works_of(layout.schedule, rank, backward=backward)
+        if kind is F or needs_backward(layout, language, stages[chunk].index)
     ]
 
 

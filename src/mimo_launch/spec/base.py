@@ -39,7 +39,7 @@ EXPERT_AXES = (Axis.EXPERT_TP, Axis.EP, Axis.EXPERT_DP)
 LANGUAGE = "language"
 # More ranks than any machine has; about the largest numbers that can be planned.
 MAX_RANKS, MAX_LAYERS = 2**18, 4096
-_RANKS = re.compile(r"^\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?$")
+_RANGE = re.compile(r"^\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?$")
 
 
 class MissingPartError(Exception):
@@ -86,32 +86,41 @@ class LayerChoice(Strict):
         return found
 
 
-def _rank_range(value: Any) -> Any:
-    """Accept `4` and `"0-3"`. Raises: ValueError for anything else."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        value = str(value)
-    match = _RANKS.match(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError("not a range")
-    first, last = int(match[1]), int(match[2] or match[1])
-    if last < first:
-        raise ValueError("the range ends before it starts")
-    if last >= MAX_RANKS:
-        raise ValueError(f"there is no rank above {MAX_RANKS - 1}")
-    return f"{first}-{last}" if last > first else str(first)
+def _in_range(what: str, most: int) -> BeforeValidator:
+    """Return what accepts `4` and `"0-3"` as ranks or layers below `most`."""
+
+    def checked(value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            value = str(value)
+        match = _RANGE.match(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError("not a range")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError("the range ends before it starts")
+        if last >= most:
+            raise ValueError(f"there is no {what} above {most - 1}")
+        return f"{first}-{last}" if last > first else str(first)
+
+    return BeforeValidator(checked)
 
 
-_RANKS_SCHEMA = {
-    "anyOf": [
-        {"type": "integer", "minimum": 0, "maximum": MAX_RANKS - 1},
-        {"type": "string", "pattern": r"^\s*\d+\s*(-\s*\d+\s*)?$"},
-    ],
-    "format": "ranks",
-    "expected": "one rank (`4`) or the first and the last (`0-3`)",
-}
+def _range_schema(what: str, most: int, example: str) -> WithJsonSchema:
+    schema = {
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": most - 1},
+            {"type": "string", "pattern": r"^\s*\d+\s*(-\s*\d+\s*)?$"},
+        ],
+        "format": f"{what}s",
+        "expected": f"one {what} (`4`) or the first and the last (`{example}`)",
+    }
+    return WithJsonSchema(schema)
 
 
-Ranks = Annotated[str, BeforeValidator(_rank_range), WithJsonSchema(_RANKS_SCHEMA)]
+Ranks = Annotated[str, _in_range("rank", MAX_RANKS), _range_schema("rank", MAX_RANKS, "0-3")]
+LayerRange = Annotated[
+    str, _in_range("layer", MAX_LAYERS), _range_schema("layer", MAX_LAYERS, "0-11")
+]
 _UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30, "TB": 10**12, "TiB": 2**40}
 _SIZE = re.compile(r"^\s*(\d{1,9}(?:\.\d{1,9})?)\s*([A-Za-z]+)\s*$")
 

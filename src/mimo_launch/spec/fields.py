@@ -89,10 +89,16 @@ def models_in(annotation: Any) -> tuple[list[type[Strict]], bool]:
     return models, type(None) in parts
 
 
-def words_in(annotation: Any) -> list[str]:
-    """Return the words that may replace a section."""
-    parts = (part for part in _alternatives(annotation) if get_origin(part) is Literal)
-    return [word for part in parts for word in get_args(part)]
+def words_in(annotation: Any) -> list[str | bool]:
+    """Return the words that may replace a section, and false and true if they may."""
+    parts = list(_alternatives(annotation))
+    words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    return [False, True, *words] if bool in parts else words
+
+
+def is_word(value: Any, words: Iterable[str | bool]) -> bool:
+    """Return whether a value is one of these words; 1 is not true."""
+    return any(type(value) is type(word) and value == word for word in words)
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
@@ -149,8 +155,8 @@ def field_schema(field: FieldInfo) -> dict[str, Any]:
 def may_have(field: FieldInfo, value: Any) -> bool:
     """Return whether a key may have a value of this form: a section, a switch or another."""
     if models_in(field.annotation)[0] or section_per_name(field.annotation):
-        is_word = value in words_in(field.annotation) or may_be_kind_alone(field)
-        return isinstance(value, dict) or value is None or value is UNREADABLE or is_word
+        single = is_word(value, words_in(field.annotation)) or may_be_kind_alone(field)
+        return isinstance(value, dict) or value is None or value is UNREADABLE or single
     if field.annotation is bool:
         return isinstance(value, bool | str) or value in (0, 1)
     return not isinstance(value, dict)
@@ -159,7 +165,7 @@ def may_have(field: FieldInfo, value: Any) -> bool:
 def takes(field: FieldInfo, value: Any) -> bool:
     """Return whether a key takes a value unchanged."""
     if models_in(field.annotation)[0]:
-        return isinstance(value, dict)
+        return isinstance(value, dict) or is_word(value, words_in(field.annotation))
     try:
         leaf_adapter(field).validate_python(value)
     except ValidationError:

@@ -26,6 +26,7 @@ from mimo_launch.spec.wording import (
 )
 
 _FALSE = ("no", "off", "n", "never", "none")
+_TRUE = ("yes", "on", "y", "all")
 
 
 def section_name(path: YamlPath) -> str:
@@ -158,26 +159,29 @@ def bad_leaf(
 
 
 def not_a_section(
-    path: YamlPath, value: Any, words: Collection[str] = (), only_key: str | None = None
+    path: YamlPath, value: Any, words: Sequence[str | bool] = (), only_line: str | None = None
 ) -> Diagnostic:
     """Report a single value or a list where a mapping, or one of `words`, is needed.
 
-    `only_key` is the one key of the section that can take the value.
+    `only_line` is the one key of the section that can take the value, with the value.
     """
     key = path[-1] if path else "modules"
-    said = str(value).lower()
-    meant = next(iter(words), "") if value is False or said in _FALSE else said
-    wanted = listing(["a mapping", *(f"`{word}`" for word in words)])
+    said, known = str(value).lower(), [str(word).lower() for word in words]
+    if value is False or said in _FALSE:
+        said = next(iter(known), "")
+    elif said in _TRUE and "true" in known:
+        said = "true"
+    wanted = listing(["a mapping", *(f"`{word}`" for word in known)])
     return Diagnostic(
         code="wrong-type",
         headline=f"{section_name(path)} is {found(value)}; it must be {wanted}",
         path=path,
         why="this section groups settings under names",
-        help=f"write `{key}: {meant}`"
-        if meant in words
-        else f"write `{key}: {{{only_key}: {value}}}`"
-        if only_key
-        else f"write `{key}: {{...}}`, or indented `key: value` lines",
+        help=f"write `{key}: {said}`"
+        if said in known
+        else f"write `{key}: {{{only_line}}}`"
+        if only_line
+        else not_here(known, value) or f"write `{key}: {{...}}`, or indented `key: value` lines",
     )
 
 

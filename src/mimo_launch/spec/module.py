@@ -22,6 +22,7 @@ from mimo_launch.spec.base import (
     CountFrom0,
     ExpertGrid,
     Grid,
+    LayerRange,
     Layers,
     LocalPath,
     NonNegative,
@@ -128,6 +129,16 @@ MODELS: Mapping[str, type[Kinds]] = {
 }
 
 
+class FrozenLayers(Strict):
+    """Layers that keep their weights, while the rest of the module trains."""
+
+    layers: LayerRange = Field(
+        description="First and last frozen layer, both included, counted from 0. What comes before "
+        "layer 0, such as an embedding, is frozen with it.",
+        examples=["0-11"],
+    )
+
+
 class ModuleSpec(Strict):
     """One module: its model, its ranks and its grid."""
 
@@ -171,10 +182,11 @@ class ModuleSpec(Strict):
         "such as `<image>` in a tokenizer. Encoders without one own the last ids of the "
         "vocabulary, in the order of the spec.",
     )
-    frozen: bool | Literal["except_projector"] = Field(
+    frozen: bool | Literal["except_projector"] | FrozenLayers = Field(
         False,
         description="`true`: train nothing in this module, its projector included. "
-        "`except_projector`: train only the projector of an encoder.",
+        "`except_projector`: train only the projector of an encoder. `{layers: 0-11}`: train the "
+        "other layers, and what comes after all of them.",
     )
     adapter: AdapterSpec | None = Field(
         None,
@@ -233,8 +245,22 @@ class ModuleSpec(Strict):
 
     @property
     def body_trains(self) -> bool:
-        """Whether its own weights train, but for a projector's."""
-        return self.frozen is False and self.adapter is None
+        """Whether its own weights train, but for a projector's; all of them, or some layers."""
+        some = self.frozen is False or isinstance(self.frozen, FrozenLayers)
+        return some and self.adapter is None
+
+    @property
+    def frozen_layers(self) -> range:
+        """The layers that keep their weights while others train."""
+        some = self.frozen
+        return rank_range(some.layers) if isinstance(some, FrozenLayers) else range(0)
+
+    def layer_trains(self, number: int) -> bool:
+        """Return whether the weights of a layer, or of a depth after all layers, train.
+
+        The weights before the layers, such as an embedding, train with layer 0.
+        """
+        return self.body_trains and number not in self.frozen_layers
 
     @property
     def projector_trains(self) -> bool:
@@ -242,9 +268,17 @@ class ModuleSpec(Strict):
         return self.frozen == "except_projector" or self.body_trains
 
     @property
-    def backward_ends_at_projector(self) -> bool:
-        """Whether nothing before its projector trains."""
-        return self.frozen == "except_projector" and self.adapter is None
+    def trains_besides_projector(self) -> bool:
+        """Whether any weight trains that is not a projector's."""
+        return self.body_trains or self.adapter is not None
+
+    @property
+    def lowest_trained(self) -> int:
+        """The first layer of which anything trains; the number of layers if none."""
+        if not self.trains_besides_projector:
+            return self.model.layers
+        frozen = self.frozen_layers
+        return frozen.stop if frozen and frozen.start == 0 else 0
 
     @property
     def fsdp(self) -> Sharding:

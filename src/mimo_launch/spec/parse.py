@@ -21,6 +21,7 @@ from mimo_launch.spec import findings
 from mimo_launch.spec.base import AXES, LANGUAGE, OPEN_DP, Grid, Places, Ranks, Strict, rank_range
 from mimo_launch.spec.fields import (
     field_schema,
+    is_word,
     item_schema,
     kind_of,
     leaf_adapter,
@@ -34,6 +35,7 @@ from mimo_launch.spec.foreign_words import synonym
 from mimo_launch.spec.module import CLASS_PATH
 from mimo_launch.spec.renaming import Renamed, rename_help
 from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
+from mimo_launch.spec.value_guesses import guess_values
 from mimo_launch.spec.wording import close_matches
 from mimo_launch.spec.yaml_source import UNREADABLE
 
@@ -92,7 +94,7 @@ class _Reader:
         cls: type[S],
         data: Any,
         path: YamlPath,
-        words: Sequence[str] = (),
+        words: Sequence[str | bool] = (),
         others: Mapping[str, type[Strict]] = MappingProxyType({}),
     ) -> S:
         """Return a section; leave out and report its faulty parts.
@@ -100,7 +102,7 @@ class _Reader:
         One of `words` may replace it. `others` are its other kinds.
         """
         if not isinstance(data, dict):
-            self._not_a_section(path, data, words, _only_key_for(cls, data))
+            self._not_a_section(path, data, words, _only_line_for(cls, data))
             return _construct(cls, {}, set(cls.model_fields))
         with suppress(ValidationError):
             return cls.model_validate(data)
@@ -164,7 +166,7 @@ class _Reader:
         if not models:
             return self._leaf(field, value, path)
         words = words_in(field.annotation)
-        if value in words or (value is None and is_optional):
+        if is_word(value, words) or (value is None and is_optional):
             return value
         if len(models) == 1:
             return self.section(models[0], value, path, words or ["null"] * is_optional)
@@ -173,7 +175,7 @@ class _Reader:
         return self._variant(models, value, path)
 
     def _not_a_section(
-        self, path: YamlPath, value: Any, words: Sequence[str] = (), meant: str | None = None
+        self, path: YamlPath, value: Any, words: Sequence[str | bool] = (), meant: str | None = None
     ) -> None:
         if value is not UNREADABLE:
             self._report(findings.not_a_section(path, value, words, meant))
@@ -294,10 +296,17 @@ def _with_dp(module: Any) -> Any:
     return {**module, "grid": {**grid, "dp": size}}
 
 
-def _only_key_for(cls: type[Strict], value: Any) -> str | None:
-    """Return the one key of a section that takes a single value; None if several do, or none."""
+def _only_line_for(cls: type[Strict], value: Any) -> str | None:
+    """Return the one key of a section that takes a value, with it; None if several do, or none."""
+    if len(cls.model_fields) == 1 and not isinstance(value, bool):
+        ((key, only),) = cls.model_fields.items()
+        with suppress(ValidationError):
+            return f"{key}: {getattr(cls.model_validate({key: value}), key)}"
+        return next(
+            (f"{key}: {each}" for each in guess_values(key, value, field_schema(only))), None
+        )
     if cls is Grid and value in OPEN_DP:
-        return "dp"
+        return f"dp: {value}"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     found = []
@@ -307,7 +316,7 @@ def _only_key_for(cls: type[Strict], value: Any) -> str | None:
             # A whole number is meant for a key of whole numbers.
             if type(getattr(cls.model_validate({key: value}), name)) is type(value):
                 found.append(key)
-    return found[0] if len(found) == 1 else None
+    return f"{found[0]}: {value}" if len(found) == 1 else None
 
 
 def _construct(cls: type[S], values: dict[str, Any], left_out: set[str]) -> S:

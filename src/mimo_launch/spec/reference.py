@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from mimo_launch.spec.base import Strict
 from mimo_launch.spec.fields import field_schema, kind_of, models_in, section_per_name, words_in
 from mimo_launch.spec.spec import Spec
-from mimo_launch.spec.wording import expected, listing
+from mimo_launch.spec.wording import expected, flow, listing
 
 
 def spec_schema() -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _value(field: FieldInfo) -> str:
     if len(models) > 1:
         return "section, by kind"
     if models:
-        return listing(["section", *(f"`{word}`" for word in words_in(field.annotation))])
+        return listing(["section", *(f"`{flow(word)}`" for word in words_in(field.annotation))])
     return expected(field_schema(field)).replace("|", "\\|")
 
 

@@ -77,7 +77,11 @@ class _Key:
     def guesses(self, value: Any) -> Iterator[str]:
         """Yield what a wrong value may mean; nothing, or "", for one without a meaning."""
         form = next((each["format"] for each in self.parts if "format" in each), None)
-        readers: dict[Any, Callable[[Any], list[str]]] = {"ranks": _ranks, "size": _size}
+        readers: dict[Any, Callable[[Any], list[str]]] = {
+            "ranks": _ranks,
+            "layers": _ranks,
+            "size": _size,
+        }
         if form in readers:
             yield from readers[form](value)
             return

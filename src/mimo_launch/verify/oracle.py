@@ -117,10 +117,15 @@ class Oracle:
         }
 
     def move_biases(self) -> None:
-        """Move the biases of experts by the loads of the last step, if language trains."""
+        """Move the biases of experts by the loads of the last step, where routers train."""
         moe = kind_of(self.model).moe
         if moe is not None and moe.bias_update_rate and self.spec.language.body_trains:
-            self.weights |= moved_biases(self.weights, self.loads, moe)
+            moved = moved_biases(self.weights, self.loads, moe)
+            self.weights |= {
+                name: bias
+                for name, bias in moved.items()
+                if self.weights[name.replace(".expert_bias", ".weight")].requires_grad
+            }
 
     def sgd_step(self, grads: dict[str, Tensor], lr: float, clip: float | None) -> None:
         """Update the weights by plain gradient descent, clipped by the norm over all weights."""

@@ -8,6 +8,7 @@ Leaves: everything that is computed to the other files of the oracle, which impo
 model.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from torch.func import functional_call
 
 from mimo_launch.data.random_draws import Noise
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layers.image_contexts import image_context, two_list_context
 from mimo_launch.layers.initial_weights import initial_values
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -28,6 +30,7 @@ from mimo_launch.models.custom_stages import plain_values, whole_stage
 from mimo_launch.models.noise import PatchTargets
 from mimo_launch.models.patches import Patches, Reader, pack, reader
 from mimo_launch.models.row_places import RowPlaces
+from mimo_launch.spec.module import FrozenLayers
 from mimo_launch.spec.spec import Spec
 
 
@@ -64,7 +67,7 @@ def parts_of(spec: Spec, *, randomise: bool) -> Parts:
                     randomise=randomise,
                     given=given.get(placed.name),
                 )
-                learns = module.frozen is False and module.adapter is None
+                learns = _learns(spec, name, placed.name)
                 if placed.name.startswith(f"{name}.projector."):
                     learns |= module.frozen == "except_projector"
                 learns |= ".lora_" in placed.name
@@ -74,6 +77,19 @@ def parts_of(spec: Spec, *, randomise: bool) -> Parts:
                         embeddings=spec.optimizer.decay.embeddings
                     )
     return found
+
+
+def _learns(spec: Spec, module: str, name: str) -> bool:
+    """Return whether a weight that is neither a projector's nor an adapter's trains."""
+    own = spec.modules[module]
+    if own.adapter is not None or not isinstance(own.frozen, FrozenLayers):
+        return own.frozen is False and own.adapter is None
+    first, _, last = own.frozen.layers.partition("-")
+    kind, ends = kind_of(own.model), ends_of(spec, module, is_first=True, is_last=False)
+    before = {f"{module}.{each.name}" for held in kind.before(ends).weights() for each in held}
+    in_layer = re.match(rf"{module}\.layers\.(\d+)\.", name)
+    number = int(in_layer[1]) if in_layer else 0 if name in before else own.model.layers
+    return not int(first) <= number <= int(last or first)
 
 
 class Weights(dict[str, Tensor]):

@@ -44,6 +44,7 @@ from mimo_launch.verify.shrink_models import (
     shrink_blocks,
     shrink_decoder,
     shrink_encoder,
+    shrink_frozen,
     shrink_hybrid,
     shrink_talker,
     shrink_vit,
@@ -158,10 +159,14 @@ def _shrink_module(
     model = module.model
     # One or two layers per stage as before; an uneven cut stays uneven.
     each, rest = divmod(model.layers, stages_before)
-    layers = stages * max(1, min(MAX_LAYERS, each)) + (rest > 0)
+    # Three can be frozen below, between and above others.
+    most = 3 if module.frozen_layers else MAX_LAYERS
+    layers = stages * max(1, min(most, each)) + (rest > 0)
+    small = _shrink_model(model, module, layers)
     optimizer = module.optimizer.replace(kind=None, lr=None, weight_decay=None, warmup=None)
     return module.replace(
-        model=_shrink_model(model, module, layers),
+        model=small,
+        frozen=shrink_frozen(module, small.layers),
         optimizer=optimizer,
         init_from=None,
         init_partial=False,

@@ -7,7 +7,7 @@ Leaves: all else to `shrink`.
 
 from collections.abc import Sequence
 from math import lcm
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LayerChoice, Strict
@@ -16,6 +16,7 @@ from mimo_launch.spec.hybrid import MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.layers import QueryScaling, SlidingWindow
 from mimo_launch.spec.media import Tiles, Windows
+from mimo_launch.spec.module import FrozenLayers
 from mimo_launch.spec.spec import (
     AudioModel,
     DecoderModel,
@@ -103,6 +104,19 @@ def full_layers(full: Sequence[int], before: int, layers: int) -> tuple[int, ...
         return tuple(range(layers if whole else 0))
     at = layers - 1 if before - 1 in whole else layers - 2
     return (at,) if at >= 0 else ()
+
+
+def shrink_frozen(
+    module: ModuleSpec, layers: int
+) -> bool | Literal["except_projector"] | FrozenLayers:
+    """Return what is frozen of a small model; at either end of the layers exactly if it was."""
+    frozen, before = module.frozen_layers, module.model.layers
+    if not frozen:
+        return module.frozen
+    first = max(1, frozen.start * layers // before) if frozen.start else 0
+    stop = max(first + 1, frozen.stop * layers // before)
+    stop = min(layers - 1, stop) if frozen.stop < before else layers
+    return FrozenLayers(layers=f"{first}-{max(first, stop - 1)}")
 
 
 def shrink_talker(model: TalkerModel, module: ModuleSpec, layers: int) -> TalkerModel:
