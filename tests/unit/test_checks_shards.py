@@ -162,17 +162,16 @@ def test_the_first_shard_may_be_without_members(text: str, tmp_path: Path) -> No
     assert found(text) == []
 
 
-_SCRIPT = (
-    "write each record as KEY.json beside its images into tar files: docs/data.md has a script"
-)
+_FILES = "write `kind: files` and `sources: [PATH]` in place of"
+_SCRIPT = "write its records as JSON lines, which name images by their paths, for `kind: files`"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "code", "what", "instead"),
     [
-        ("x.jsonl", b'{"messages": []}\n', "shards-not-tar", "is a file of JSON", _SCRIPT),
-        ("x.jsonl.gz", b"\x1f\x8b..", "shards-not-tar", "is a file of JSON", _SCRIPT),
-        ("x.data", b' [{"a": 1}]', "shards-not-tar", "is a file of JSON", _SCRIPT),
+        ("x.jsonl", b'{"messages": []}\n', "shards-not-tar", "is a file of JSON", _FILES),
+        ("x.jsonl.gz", b"\x1f\x8b..", "shards-compressed", "is compressed", "unpack them"),
+        ("x.data", b' [{"a": 1}]', "shards-not-tar", "is a file of JSON", _FILES),
         ("x.parquet", b"PAR1\x15", "shards-not-tar", "is a table", _SCRIPT),
         ("x.tar", b"PAR1\x15", "shards-not-tar", "is a table", _SCRIPT),
         ("x.csv", b"a,b\n", "shards-not-tar", "is a table", _SCRIPT),

@@ -239,7 +239,7 @@ def test_the_line_offered_for_a_wrong_spec_gives_the_spec_that_was_meant(name: s
         ("nodes:", "lr_scheduler: {kind: cosine}\nnodes:", "it is `schedule` under `optimizer`"),
         ("global: 32, seq", "size: 32, seq", "add `global`, perhaps with the value of an unknown"),
         ("betas: [0.9, 0.95]", "schedule: {kind: polynomial}", "no other has its rates"),
-        ("data: {kind: digits}", "data: {dataset: [a, b]}", "shards: PATTERN"),
+        ("data: {kind: digits}", "data: {dataset: [a, b]}", "sources: [PATH]"),
     ],
 )
 def test_help_says_that_something_is_not_here_and_offers_nothing_else(
@@ -341,7 +341,7 @@ def test_a_kind_is_offered_only_where_it_can_stand() -> None:
 
 def test_words_of_no_kind_of_data_choose_none() -> None:
     (found,) = check_text(VALID.replace("data: {kind: digits}", "data: {split: train}")).diagnostics
-    assert found.help == "add `kind: digits`, `kind: synthetic`, or `kind: webdataset`"
+    assert found.help.startswith("add `kind: digits`, `kind: synthetic`, `kind: webdataset`, or")
 
 
 def test_a_wsd_without_decay_is_not_to_be_deleted_but_completed() -> None:
@@ -448,6 +448,7 @@ PROSE = {
     "shards-compressed": "files are to be unpacked",
     "shards-not-found": "only the user knows the files",
     "shards-not-tar": "files are to be made again",
+    "source-not-read": "only the user knows the files",
     "tokenizer-not-usable": "only the user knows the folder",
     "top-level-not-mapping": "there is no spec to mend",
     "unknown-kind.class-path": "the class of the example does not exist",

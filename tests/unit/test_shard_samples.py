@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 import tarfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -288,24 +286,6 @@ def test_a_sample_without_a_text_names_the_members_that_are_not_read(
     (bad,) = found.splits["train"].index.bad()
     assert bad["why"].startswith(f"it has {why}")
     assert ("dots" in bad["why"]) == ("dots" in why or "ends" in why)
-
-
-def test_the_script_of_the_page_makes_shards_of_json_lines(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"```python title=\"to_tars.py\"\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "cat.jpg").write_bytes(image_bytes(9, 9, kind="JPEG"))
-    answer = {"role": "assistant", "content": "A."}
-    said = {"messages": [{"role": "user", "content": "?"}, answer]}
-    shown = {"messages": [{"role": "user", "content": "<image><image>"}, answer]}
-    lines = [{**shown, "images": ["cat.jpg", "cat.jpg"]}, *[said] * 1001]
-    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    arguments = [sys.executable, "-c", script, tmp_path / "x.jsonl", tmp_path / "made"]
-    subprocess.run(arguments, check=True, timeout=60)
-    assert sorted(each.name for each in (tmp_path / "made").iterdir()) == ["00000.tar", "00001.tar"]
-    found = opened(shard_spec(tmp_path, shards=str(tmp_path / "made" / "*.tar")))
-    assert (found.num_samples("train"), found.splits["train"].index.num_bad) == (1002, 0)
-    assert found.name("train", 1001) == "00001.tar 00001001"
-    assert len(found.images("train", 0, "vision")) == 2
 
 
 def test_a_shard_without_members_has_no_samples(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from mimo_launch.checks import (
     ranks,
     schedules,
     shards,
+    sources,
     tiles_and_videos,
     training_settings,
     unused_model_settings,
@@ -35,6 +36,7 @@ from mimo_launch.spec.spec import (
     CustomModel,
     DecoderModel,
     DigitsData,
+    FilesData,
     HybridModel,
     LanguageModel,
     Spec,
@@ -59,7 +61,7 @@ _HEADS = ("heads-over-kv-heads", "hidden-over-heads")
 _BATCH = ("batch-not-divisible", *_GRID)
 _KINDS = ("virtual-stages-without-interleaved", "interleaved-without-stages")
 _PACKAGES = ("missing-package",)
-_SHARDS = ("shards-not-found", "shards-compressed", "shards-not-tar")
+_SHARDS = ("shards-not-found", "shards-compressed", "shards-not-tar", "source-not-read")
 _IMAGES = (
     "patch-over-digit",
     "empty-digit-range",
@@ -144,6 +146,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(vocabulary.vocab_holds_tokens),
     DataRule(UserData, packages.shard_packages_installed),
     DataRule(WebdatasetData, shards.shards_are_there, needs=_PACKAGES),
+    DataRule(FilesData, sources.sources_are_there, needs=_PACKAGES),
     DataRule(UserData, vocabulary.tokenizer_is_usable),
     DataRule(
         UserData,

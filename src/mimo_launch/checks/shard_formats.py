@@ -12,9 +12,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_AS_TAR = (
-    "write each record as KEY.json beside its images into tar files: docs/data.md has a script"
-)
+_AS_TAR = "write its records as JSON lines, which name images by their paths, for `kind: files`"
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://|(pipe):", re.IGNORECASE)
 # Commands that copy files to this host, by the scheme of an address.
 _COPIES = {
@@ -36,14 +34,17 @@ class OtherFormat:
     is_packed: bool = False
 
 
-_LINES = OtherFormat("is a file of JSON, such as one record a line", _AS_TAR)
+_LINES = OtherFormat(
+    "is a file of JSON, such as one record a line",
+    "write `kind: files` and `sources: [PATH]` in place of `kind: webdataset` and `shards`",
+)
 _TABLE = OtherFormat("is a table, such as one record a row", _AS_TAR)
 _ZIP = OtherFormat(
     "is a zip file", "unpack it, and pack its files with `tar --sort=name -cf 000.tar -C FOLDER .`"
 )
 _PACKED = OtherFormat(
-    "is compressed, and samples are read from anywhere in a shard",
-    "unpack them, and name the plain tar files",
+    "is compressed, and samples are read from anywhere in a file",
+    "unpack them, and name the plain files",
     is_packed=True,
 )
 _POINTER = OtherFormat("is a pointer of Git LFS, not the file", "run `git lfs pull` beside it")
@@ -103,13 +104,22 @@ def other_format(path: Path) -> OtherFormat | None:
     return OtherFormat(f"is cut off after {size:,} bytes") if size % tarfile.BLOCKSIZE else None
 
 
+def known_format(path: Path) -> OtherFormat | None:
+    """Return what a file is that holds no records, as far as it is known."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(tarfile.BLOCKSIZE)
+    except OSError as error:
+        return OtherFormat(f"cannot be read: {error.strerror}")
+    return _known(path, head) if head else OtherFormat("is empty")
+
+
 def _known(path: Path, head: bytes) -> OtherFormat | None:
-    """Return what a file is by its name, in which compression comes last, or by its beginning."""
+    """Return what a file is by its name, or by its beginning."""
     name = path.name.lower()
-    packed = next((each for each in _COMPRESSED if name.endswith(each)), "")
-    if (by_name := _BY_NAME.get(Path(name.removesuffix(packed)).suffix)) is not None:
-        return by_name
-    if packed:
+    if name.endswith(_COMPRESSED):
         return _PACKED
+    if (by_name := _BY_NAME.get(Path(name).suffix)) is not None:
+        return by_name
     begin = head.lstrip()
     return next((each for start, each in _BY_CONTENT.items() if begin.startswith(start)), None)

@@ -6,6 +6,7 @@ Relies on: `data.sources.shard_names` for names, `shard_formats` for other files
 Leaves: tokenizers to `vocabulary`, records to the index that `train` builds.
 """
 
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _LOOKED_AT = 64
 _MOST_LISTED = 3
 # Number of shards that are opened, for one header each.
-_MOST_OPENED = 1000
+MOST_OPENED = 1000
 
 
 def shards_are_there(spec: Spec, data: WebdatasetData) -> Findings:
@@ -60,42 +61,8 @@ def shards_are_there(spec: Spec, data: WebdatasetData) -> Findings:
 
 
 def _pattern(path: YamlPath, pattern: str) -> Findings:
-    key = str(path[-1])
-    if (copied := help_for_address(key, pattern)) is not None:
-        yield Diagnostic(
-            code="shards-not-found",
-            headline=f"`{pattern}` is an address, not a path",
-            path=path,
-            why="samples are read from anywhere in a shard, on a file system that every host sees",
-            help=copied,
-        )
-        return
-    try:
-        files = shard_files(pattern)
-    except PatternError as error:
-        yield Diagnostic(
-            code="shards-not-found",
-            headline=f"`{pattern}` cannot be expanded: {error}",
-            path=path,
-            why="every file that a pattern names is checked before a run, and listed in the index",
-            help=f"write `{key}: [PATTERN, ...]` with patterns of fewer files",
-        )
-        return
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing or not files:
-        folder = next((file for file in files if file.is_dir()), None)
-        names = ", ".join(missing[:_MOST_LISTED]) + ", ..." * (len(missing) > _MOST_LISTED)
-        found = f": {len(missing)} of {len(files)} are missing: {names}" if len(files) > 1 else ""
-        yield Diagnostic(
-            code="shards-not-found",
-            headline=f"`{pattern}` names {'no file' if not found else 'files'}{found}",
-            path=path,
-            is_absence=folder is None,
-            why=f"{folder} is a folder" if folder else f"paths are relative to {Path.cwd()}",
-            help=f"write `{key}: {folder / '*.tar' if folder else 'PATTERN'}` of files that exist",
-        )
-        return
-    others = [(file, other) for file in files[:_MOST_OPENED] if (other := other_format(file))]
+    files = yield from files_of(path, pattern, ".tar")
+    others = [(file, other) for file in files[:MOST_OPENED] if (other := other_format(file))]
     if others:
         file, first = others[0]
         packed = first.is_packed
@@ -107,6 +74,49 @@ def _pattern(path: YamlPath, pattern: str) -> Findings:
             why=f"{file.name} {first.what}",
             help=first.instead,
         )
+
+
+def files_of(
+    path: YamlPath, pattern: str, suffix: str = ""
+) -> Generator[Diagnostic, None, Sequence[Path]]:
+    """Yield what is wrong with a pattern; return its files if nothing is. `suffix` is for help."""
+    key = next(str(each) for each in reversed(path) if isinstance(each, str))
+    if (copied := help_for_address(key, pattern)) is not None:
+        yield Diagnostic(
+            code="shards-not-found",
+            headline=f"`{pattern}` is an address, not a path",
+            path=path,
+            why="samples are read from anywhere in a file, on a file system that every host sees",
+            help=copied,
+        )
+        return ()
+    try:
+        files = shard_files(pattern)
+    except PatternError as error:
+        yield Diagnostic(
+            code="shards-not-found",
+            headline=f"`{pattern}` cannot be expanded: {error}",
+            path=path,
+            why="every file that a pattern names is checked before a run, and listed in the index",
+            help=f"write `{key}: [PATTERN, ...]` with patterns of fewer files",
+        )
+        return ()
+    missing = [str(file) for file in files if not (file.exists() if not suffix else file.is_file())]
+    if missing or not files:
+        folder = next((file for file in files if file.is_dir()), None)
+        names = ", ".join(missing[:_MOST_LISTED]) + ", ..." * (len(missing) > _MOST_LISTED)
+        found = f": {len(missing)} of {len(files)} are missing: {names}" if len(files) > 1 else ""
+        yield Diagnostic(
+            code="shards-not-found",
+            headline=f"`{pattern}` names {'no file' if not found else 'files'}{found}",
+            path=path,
+            is_absence=folder is None,
+            why=f"{folder} is a folder" if folder else f"paths are relative to {Path.cwd()}",
+            help=f"write `{key}: {folder / f'*{suffix}' if folder else 'PATTERN'}` of files that "
+            "exist",
+        )
+        return ()
+    return files
 
 
 def processor_is_understood(spec: Spec, name: str) -> Findings:
@@ -210,7 +220,7 @@ def processors_have_encoders(spec: Spec, data: UserData) -> Findings:
 
 def first_suffixes(data: UserData) -> tuple[Path | None, list[str]]:
     """Return the first file with samples, if any, and the suffixes of its first members."""
-    for shard in split_files(data, "train")[:_MOST_OPENED]:
+    for shard in split_files(data, "train")[:MOST_OPENED]:
         found: list[str] = []
         try:
             for member in open_file(shard).records(Part()):

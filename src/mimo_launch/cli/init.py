@@ -78,7 +78,10 @@ class InitCommand:
         str | None, typer.Option(metavar="SIZE", help="Memory of a GPU; default: that of --gpu.")
     ] = None
     data: Annotated[
-        str | None, typer.Option(metavar="SHARDS", help="Tar files to train on; quote the pattern.")
+        str | None,
+        typer.Option(
+            metavar="FILES", help="Tar shards, JSON lines or a folder to train on; quote patterns."
+        ),
     ] = None
     tokenizer: Annotated[
         Folder, typer.Option(metavar="DIR", help="Default: the folder of the language model.")
@@ -189,7 +192,7 @@ def _asked(answers: "Answers", console: Console) -> "Answers":
         return answers
     vision = folder("Folder of the vision encoder [none, or in the same folder]")
     audio = folder("Folder of the audio encoder [none]")
-    shards = text("Tar files to train on [random data]")
+    shards = text("Tar files, JSON lines or a folder to train on [random data]")
     if vision is None and audio is None:
         return replace(answers, model=language, data=shards)
     folders = {"language": language, "vision": vision, "audio": audio}

@@ -149,9 +149,10 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
         samples = {"kind": "synthetic"}
         if answers.data is not None:
             tokenizer = answers.tokenizer or parts["language"][1]
+            is_tar = answers.data.endswith(".tar")
+            where = {"kind": "webdataset", "shards": answers.data}
             samples = {
-                "kind": "webdataset",
-                "shards": answers.data,
+                **(where if is_tar else {"kind": "files", "sources": [answers.data]}),
                 "tokenizer": str(tokenizer),
                 "template": answers.template,
             }
@@ -185,7 +186,7 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
 
 def _packing(data: Mapping[str, Any]) -> tuple[bool, str]:
     """Return whether records should share sequences, and a comment on what plans know of shards."""
-    if data["data"]["kind"] != "webdataset":
+    if data["data"]["kind"] not in ("webdataset", "files"):
         return False, ""
     # Imported here because other specs need no look at data.
     from mimo_launch.data.expected_steps import WORTH_PACKING, expected_steps

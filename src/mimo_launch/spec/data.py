@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import MAX_COUNT, Count
-from mimo_launch.spec.user_data import Samples, WebdatasetData
+from mimo_launch.spec.user_data import FilesData, Samples, WebdatasetData
 
 
 class DigitsData(Samples):
@@ -74,4 +74,6 @@ class SyntheticData(Samples):
     samples: Count = Field(4096, description="Training samples in one epoch.")
 
 
-Data = Annotated[DigitsData | SyntheticData | WebdatasetData, Field(discriminator="kind")]
+Data = Annotated[
+    DigitsData | SyntheticData | WebdatasetData | FilesData, Field(discriminator="kind")
+]

@@ -47,6 +47,7 @@ from mimo_launch.spec.sections import (
 from mimo_launch.spec.user_data import (
     CaptionTemplate,
     ChatTemplate,
+    FilesData,
     UserData,
     WebdatasetData,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "DecoderModel",
     "DigitsData",
     "ExpertGrid",
+    "FilesData",
     "Grid",
     "HybridModel",
     "Images",

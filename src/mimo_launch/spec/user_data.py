@@ -218,3 +218,59 @@ class WebdatasetData(UserData):
     def heldout_names(self) -> tuple[str, ...]:
         """The names of the sets of held-out samples."""
         return tuple(self.heldout_sets)
+
+
+class Source(Strict):
+    """Files of one format, which is recognised by their content."""
+
+    path: LocalPath | Paths = Field(
+        description="A file, a folder, a pattern with `*` or `{000..009}`, or a list of these: tar "
+        "shards, JSON lines or lists. A file counts as often as it is written.",
+        examples=["data/llava.jsonl"],
+    )
+    media: LocalPath | Paths | None = Field(
+        None,
+        description="Folder that the paths of images, clips and videos in records are relative to, "
+        "by default that of the file; or a list: paths are relative to the first, and files may "
+        "lie in any. Records name no files elsewhere.",
+        examples=["data/images"],
+    )
+
+
+# A source that has only a path may be written as that path.
+AnySource = Annotated[
+    Source,
+    BeforeValidator(
+        lambda value: {"path": value} if isinstance(value, str) else value,
+        json_schema_input_type=Source | str,
+    ),
+]
+Sources = Annotated[tuple[AnySource, ...], Field(strict=False, min_length=1)]
+
+
+class FilesData(UserData):
+    """Your files as they are: tar shards, or JSON lines with images beside them."""
+
+    kind: Literal["files"]
+    sources: Sources = Field(description="Files to train on.", examples=[["data/llava.jsonl"]])
+    eval_sources: Sources | dict[SetName, Sources] | None = Field(
+        None,
+        description="Files of held-out samples, for `eval`, as `sources`; or several sets of them "
+        "by name, each evaluated by itself.",
+        examples=[["held-out.jsonl"], {"photos": ["photos.jsonl"], "charts": ["charts.jsonl"]}],
+        json_schema_extra={
+            "expected": "a list of sources, or one by the name of each set (letters, digits, `_` "
+            "and `-`, a letter first)"
+        },
+    )
+
+    @property
+    def heldout_sets(self) -> dict[str, tuple[Source, ...]]:
+        """The sources of each set of held-out samples; the name of an only set is empty."""
+        asked = self.eval_sources
+        return asked if isinstance(asked, dict) else {} if asked is None else {"": asked}
+
+    @property
+    def heldout_names(self) -> tuple[str, ...]:
+        """The names of the sets of held-out samples."""
+        return tuple(self.heldout_sets)

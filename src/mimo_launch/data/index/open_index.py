@@ -126,6 +126,7 @@ def _identity(
     tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes())
     texts = [chat_sources(folder), special_texts(folder)]
     tokenizer.update(json.dumps([*texts, *(image_text(folder) or ())]).encode())
+    media = [[str(folder) for folder in each.media] for each in shards]
     identity = {
         "names": [str(each.path.absolute()) for each in shards],
         "settings": {
@@ -137,6 +138,7 @@ def _identity(
             "inputs": inputs.sizing,
             "max_image_pixels": data.max_image_pixels,
             "max_characters": data.max_characters,
+            **({"media": media} if any(media) else {}),
         },
         "shards": [[each.st_size, each.st_mtime_ns] for each in stats],
         "tokenizer": tokenizer.hexdigest(),

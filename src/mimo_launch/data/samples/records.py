@@ -22,7 +22,7 @@ from mimo_launch.data.samples.record_keys import (
 from mimo_launch.spec.spec import CaptionTemplate, UserData
 
 TEXT_SUFFIXES = ("json", "txt")
-_CAPTION_KEYS, _CHAT_KEYS = ("text", "caption"), ("messages", "conversations")
+_CAPTION_KEYS, _CHAT_KEYS = ("text", "caption"), ("messages", "conversations", "texts")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from mimo_launch.data.sources.shard_names import NamedShard
 
 MAX_OPEN = 64
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,26 @@ class SourceFile(Protocol):
         Raises: OSError, EOFError, ValueError if the file is not as it was.
         """
         ...
+
+
+class Recent(Generic[K, V]):
+    """Values that were used last, for any number of threads."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock, self._values = most, threading.Lock(), OrderedDict[K, V]()
+
+    def get(self, key: K, make: Callable[[K], V]) -> V:
+        """Return the value of a key, which is made if it is not there."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make(key)
+        with self._lock:
+            self._values[key] = value
+            if len(self._values) > self._most:
+                self._values.popitem(last=False)
+        return value
 
 
 class OpenFiles:

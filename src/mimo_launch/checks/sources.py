@@ -1,0 +1,83 @@
+"""Checks of the sources of `kind: files`: what must be there before a run.
+
+Decides: what is checked without reading records: names, folders, the beginning of each file.
+Relies on: `data.sources.file_formats` for files and formats; `shards` for patterns.
+Leaves: records to the index that `train` builds.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.shard_formats import known_format
+from mimo_launch.checks.shards import MOST_OPENED, files_of
+from mimo_launch.data.sources.file_formats import IN_FOLDERS, NoFormat, format_of, source_files
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.spec.spec import FilesData, Spec
+from mimo_launch.spec.user_data import Source, patterns_of
+
+
+def sources_are_there(spec: Spec, data: FilesData) -> Findings:
+    """Every source names files of a known format, and folders of media."""
+    for path, source in _sources(data):
+        yield from _source(path, source)
+    if spec.eval is not None and not data.heldout_sets:
+        yield Diagnostic(
+            code="eval-without-shards",
+            headline="`eval` has no files to evaluate on",
+            path=("eval",),
+            why="held-out samples come from files of their own",
+            help="write `eval_sources: [PATH]` in `data`, or delete `eval`",
+            related=(Related(("data", "kind"), "these data"),),
+        )
+
+
+def _sources(data: FilesData) -> Iterator[tuple[YamlPath, Source]]:
+    for number, source in enumerate(data.sources):
+        yield ("data", "sources", number), source
+    for name, sources in data.heldout_sets.items():
+        for number, source in enumerate(sources):
+            yield ("data", "eval_sources", *filter(None, (name,)), number), source
+
+
+def _source(path: YamlPath, source: Source) -> Findings:
+    there = True
+    for key, given in (("path", source.path), ("media", source.media or ())):
+        for pattern in patterns_of(given):
+            found = yield from files_of((*path, key), pattern)
+            there = there and bool(found)
+            if key == "media" and found and not all(map(Path.is_dir, found)):
+                there = False
+                yield _not_read(
+                    (*path, key),
+                    f"`{pattern}` is no folder",
+                    "files of records name media by paths in a folder",
+                    "write the folder",
+                )
+    if not there:
+        return
+    files = source_files(source)
+    if not files:
+        ends = ", ".join(IN_FOLDERS)
+        yield _not_read(
+            (*path, "path"),
+            f"`{source.path}` holds no file of records",
+            f"in a folder, files that end in {ends} are read",
+            "write the files: `path: FOLDER/NAME.json`, or a pattern",
+        )
+    for shard in files[:MOST_OPENED]:
+        try:
+            format_of(shard.path)
+        except (OSError, NoFormat) as error:
+            other = known_format(shard.path)
+            yield _not_read(
+                (*path, "path"),
+                f"{shard.path} is no file of records",
+                f"{shard.path.name} {other.what}" if other else str(error),
+                other.instead if other else "name tar shards, or JSON with a record in each line",
+            )
+            return
+
+
+def _not_read(path: YamlPath, headline: str, why: str, help_: str) -> Diagnostic:
+    return Diagnostic(code="source-not-read", headline=headline, path=path, why=why, help=help_)

@@ -1,0 +1,86 @@
+"""The files that records name: where they may lie, and their bytes.
+
+Decides: that a record names plain files inside of the folders that the spec names, after all links
+are followed, and nothing on the network; the largest file.
+Relies on: the file system that every host sees.
+Leaves: which keys name files to `record_shapes`.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from mimo_launch.data.sources.record_shapes import BadRecord, Medium, ShapedRecord
+from mimo_launch.data.sources.source_file import Member, MemberPlace
+
+# The largest file of an image, clip or video, and the longest record, in bytes.
+MAX_FILE, MAX_RECORD = 4 << 30, 256 << 20
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+class MediaFolders:
+    """Folders with the media of records. Relative names begin in the first."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._base = str(folders[0])
+        # The folders as they are after links: a record may not lead out of these.
+        self._inside = tuple(os.path.join(os.path.realpath(each), "") for each in folders)
+
+    def size(self, medium: Medium) -> int:
+        """Return the size in bytes of a medium, in base64 if it is that. Raises: BadRecord."""
+        for held in (medium.data, medium.encoded):
+            if held is not None:
+                return len(held)
+        return _size(self._path(medium), medium.said)
+
+    def read(self, medium: Medium, limit: int | None = None) -> bytes:
+        """Return the bytes of a medium, or the first `limit`. Raises: BadRecord, OSError."""
+        if (held := medium.held(limit)) is not None:
+            return held
+        path = self._path(medium)
+        size = _size(path, medium.said)
+        with open(path, "rb") as file:
+            return file.read(size if limit is None else limit)
+
+    def _path(self, medium: Medium) -> str:
+        """Return where a file is. Raises: BadRecord if it may not be read."""
+        name = medium.said
+        if _ADDRESS.match(name):
+            raise BadRecord(
+                f"its {medium.kind} is the address {name[:80]}, and nothing is fetched while a run "
+                "reads: copy the files to a folder, and write their paths"
+            )
+        if "\0" in name:
+            raise BadRecord(f"the name of its {medium.kind} has a zero byte")
+        path = os.path.realpath(os.path.join(self._base, name))
+        if not path.startswith(self._inside):
+            raise BadRecord(
+                f"its {medium.kind} `{name[:200]}` lies outside of {self._base}: write "
+                f"`media: [{self._base}, FOLDER]` in the source with the folder that holds it"
+            )
+        return path
+
+
+def _size(path: str, name: str) -> int:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise BadRecord(f"`{name[:200]}` cannot be read: {error.strerror}") from error
+    # A pipe or a device would be read for ever.
+    if not stat.S_ISREG(found.st_mode):
+        raise BadRecord(f"`{name[:200]}` is no plain file")
+    if found.st_size > MAX_FILE:
+        raise BadRecord(f"`{name[:200]}` has {found.st_size:,} bytes; it may have {MAX_FILE:,}")
+    return found.st_size
+
+
+def shaped_member(
+    key: str, place: MemberPlace, record: ShapedRecord, folders: MediaFolders
+) -> Member:
+    """Return a record as a sample of a file. Raises: BadRecord if a file that it names is bad."""
+    places = {"json": place}
+    for suffix, medium in record.media.items():
+        places[suffix] = MemberPlace(0, folders.size(medium))
+    return Member(key, places)

@@ -1,0 +1,349 @@
+"""Sources of any format: the same conversations give the same samples, and records stay in place.
+
+`FORMATS` writes the conversations of `chats` in each format; a new one is a row.
+"""
+
+import base64
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.shards import clip_bytes, image_bytes, tokenizer_folder, write_shard
+from tests.support.specs import box, spec
+from tests.unit.test_shard_samples import VIT, opened
+
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.index.columns import BAD
+from mimo_launch.data.sample_order import global_order, steps_of
+from mimo_launch.data.shard_samples import ShardSamples
+from mimo_launch.data.sources import json_files
+from mimo_launch.spec.spec import Spec
+
+Chat = tuple[list[dict[str, Any]], list[bytes]]
+
+
+def files_spec(folder: Path, *sources: Any, vision: bool = True, **data: Any) -> Spec:
+    """A spec over sources, with a tokenizer made in their folder."""
+    if not (tokenizer := folder / "tokenizer").exists():
+        tokenizer_folder(tokenizer)
+    given = {"kind": "files", "sources": list(sources), "tokenizer": str(tokenizer)}
+    modules = {"vision": box(model=VIT)} if vision else {"sound": box(model={"kind": "audio"})}
+    return spec(modules, data={**given, "template": "chat", "max_rows": 24, **data}, seq=512)
+
+
+def chats(number: int) -> list[Chat]:
+    """Conversations with no image, one or two."""
+    found = []
+    for n in range(number):
+        images = [image_bytes(12 + n % 7, 16, seed=9 * n + k) for k in range(n % 3)]
+        asked = f"{'<image>' * len(images)} What is in {n}?"
+        answer = f"A dög beside two cats, {n}."
+        found.append(
+            ([{"role": "user", "content": asked}, {"role": "assistant", "content": answer}], images)
+        )
+    return found
+
+
+def as_tar(folder: Path, given: list[Chat]) -> Path:
+    return write_shard(
+        folder / "x.tar",
+        [
+            (
+                f"{n:04d}",
+                {"json": {"messages": m}, **{f"{k}.png": i for k, i in enumerate(images)}},
+            )
+            for n, (m, images) in enumerate(given)
+        ],
+    )
+
+
+def records(folder: Path, given: list[Chat]) -> list[dict[str, Any]]:
+    """As ms-swift writes them, with images in files beside the records."""
+    made = []
+    for n, (messages, images) in enumerate(given):
+        names = [f"images/{n:04d}-{k}.png" for k in range(len(images))]
+        for name, data in zip(names, images, strict=True):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(data)
+        made.append({"messages": messages, "images": names})
+    return made
+
+
+def as_lines(folder: Path, given: list[Chat]) -> Path:
+    lines = [json.dumps(each, ensure_ascii=False) for each in records(folder, given)]
+    (folder / "x.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return folder / "x.jsonl"
+
+
+def as_list(folder: Path, given: list[Chat]) -> Path:
+    text = json.dumps(records(folder, given), ensure_ascii=False, indent=1)
+    (folder / "x.json").write_text(text, encoding="utf-8")
+    return folder / "x.json"
+
+
+FORMATS: dict[str, Callable[[Path, list[Chat]], Path]] = {
+    "tar": as_tar,
+    "lines": as_lines,
+    "list": as_list,
+}
+
+
+def everything(found: ShardSamples) -> list[tuple[Any, ...]]:
+    """Return all that training reads of the samples, in order."""
+    return [
+        (
+            *(each.tobytes() for each in found.text("train", n)),
+            [each.tobytes() for each in found.images("train", n, "vision")],
+            found.describe("train", n),
+        )
+        for n in range(found.num_samples("train"))
+    ]
+
+
+def test_the_same_conversations_in_any_format_are_the_same_samples(tmp_path: Path) -> None:
+    given = chats(24)
+    wanted, order = None, None
+    for name, write in FORMATS.items():
+        (folder := tmp_path / name).mkdir()
+        made = files_spec(folder, str(write(folder, given)))
+        found = opened(made)
+        assert found.num_samples("train") == 24
+        seen = everything(found), steps_of(global_order(made, found), 20)
+        wanted, order = wanted or seen[0], order or seen[1]
+        assert seen == (wanted, order), name
+
+
+def opened_lines(folder: Path, *lines: Any, **data: Any) -> ShardSamples:
+    """Write records, and open them."""
+    text = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines)
+    (folder / "x.jsonl").write_text(text + "\n", encoding="utf-8")
+    return opened(files_spec(folder, str(folder / "x.jsonl"), **data))
+
+
+def bad_of(found: ShardSamples) -> dict[str, str]:
+    return {each["key"]: each["why"] for each in found.splits["train"].index.bad()}
+
+
+LLAVA = {
+    "id": "000000033471",
+    "image": "coco/train2017/000000033471.jpg",
+    "conversations": [
+        {"from": "human", "value": "<image>\nWhat are the colors of the bus?"},
+        {"from": "gpt", "value": "The bus is white and red."},
+    ],
+}
+URL = "data:image/png;base64," + base64.b64encode(image_bytes(8, 12)).decode()
+SHAPES: dict[str, tuple[dict[str, Any], int]] = {
+    "LLaVA-665k": (LLAVA, 1),
+    "LLaVA-665k, text": (
+        {
+            "id": "wgByO4Y_0",
+            "model": "",
+            "conversations": [
+                {"from": "human", "value": "What is it?"},
+                {"from": "gpt", "value": "A bus."},
+            ],
+        },
+        0,
+    ),
+    "ShareGPT4V": ({**LLAVA, "image": "coco/train2017/000000033471.jpg", "id": "x"}, 1),
+    "ms-swift": (
+        {
+            "messages": [
+                {"role": "system", "content": "You see."},
+                {"role": "user", "content": "<image><image>Which differ?"},
+                {"role": "assistant", "content": "Both."},
+            ],
+            "images": ["coco/train2017/000000033471.jpg", {"path": "b.png", "bytes": None}],
+        },
+        2,
+    ),
+    "OpenAI": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "What is it?"},
+                        {"type": "image_url", "image_url": {"url": URL, "detail": "low"}},
+                    ],
+                },
+                {"role": "assistant", "content": [{"type": "text", "text": "A bus."}]},
+            ]
+        },
+        1,
+    ),
+    "parts with paths": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image", "image": "b.png"},
+                        {"type": "image"},
+                        {"type": "text", "text": "What are they?"},
+                    ],
+                },
+                {"role": "assistant", "content": "Two buses."},
+            ],
+        },
+        1,
+    ),
+    "The Cauldron": (
+        {
+            "images": ["b.png", "coco/train2017/000000033471.jpg"],
+            "texts": [
+                {"user": "What is <image> here?", "assistant": "A tag.", "source": "vqa"},
+                {"user": "And there?", "assistant": "A bus.", "source": "vqa"},
+            ],
+        },
+        2,
+    ),
+}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    (tmp_path / "coco/train2017").mkdir(parents=True)
+    photo = image_bytes(16, 20, kind="JPEG")
+    (tmp_path / "coco/train2017/000000033471.jpg").write_bytes(photo)
+    (tmp_path / "b.png").write_bytes(image_bytes(8, 8))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", SHAPES.keys() - {"parts with paths"})
+def test_records_as_published_are_read_as_they_are(name: str, pictures: Path) -> None:
+    record, images = SHAPES[name]
+    found = opened_lines(pictures, record)
+    assert not bad_of(found)
+    assert len(found.images("train", 0, "vision")) == images
+    tokens, labels = found.text("train", 0)
+    assert (labels >= 0).any()
+    if name == "The Cauldron":
+        said = found.words(tokens[: found.describe("train", 0).num_tokens].tolist())
+        assert "What is <image> here?" in said
+
+
+def test_a_part_without_a_file_takes_the_next_of_the_record(pictures: Path) -> None:
+    record = SHAPES["parts with paths"][0]
+    assert "names them" not in str(bad_of_alone(pictures, record))
+    turn = record["messages"][0]
+    bare = {**turn, "content": [{"type": "image"}, *turn["content"][1:]]}
+    paths = ["b.png", "coco/train2017/000000033471.jpg"]
+    found = opened_lines(pictures, {"messages": [bare, record["messages"][1]], "images": paths})
+    sizes = [each.shape[-2:] for each in found.images("train", 0, "vision")]
+    assert sizes == [(8, 8), (16, 20)]
+
+
+def bad_of_alone(folder: Path, record: Any) -> str:
+    """Return why a record is bad that lies beside a good one."""
+    found = opened_lines(folder, SHAPES["LLaVA-665k, text"][0], record)
+    assert found.num_samples("train") == 1
+    return bad_of(found)["line 2"]
+
+
+def test_clips_are_read_as_images_are(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(clip_bytes(3_200))
+    sound = base64.b64encode(clip_bytes(1_600, kind="FLAC")).decode()
+    asked = [
+        {"type": "audio", "audio": "a.wav"},
+        {"type": "input_audio", "input_audio": {"data": sound, "format": "flac"}},
+    ]
+    answer = {"role": "assistant", "content": "Noise."}
+    found = opened_lines(
+        tmp_path, {"messages": [{"role": "user", "content": asked}, answer]}, vision=False
+    )
+    rows = [span.rows for span in found.describe("train", 0).spans["sound"]]
+    assert len(rows) == 2
+    assert rows[0] > rows[1]
+
+
+@pytest.mark.parametrize(
+    ("image", "why"),
+    [
+        ("../secret.png", "lies outside of"),
+        ("/etc/hostname", "lies outside of"),
+        ("file:///etc/hostname", "lies outside of"),
+        ("out/secret.png", "lies outside of"),
+        ("https://example.com/a.jpg", "nothing is fetched while a run reads"),
+        ("s3://bucket/a.jpg", "nothing is fetched while a run reads"),
+        ("gone.png", "`gone.png` cannot be read: No such file"),
+        ("pipe", "`pipe` is no plain file"),
+        ("coco", "`coco` is no plain file"),
+        ("a\0b", "has a zero byte"),
+        ("data:image/png,abc", "but `data:TYPE;base64,...` is read"),
+        ("data:image/png;base64,a", "its image is no base64"),
+        (["b.png", ["b.png"]], "is a list of files"),
+        (7, "its image is int, not a path or bytes"),
+    ],
+)
+def test_what_a_record_must_not_name_is_a_bad_sample(
+    image: Any, why: str, pictures: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "secret.png").write_bytes(image_bytes(8, 8))
+    (pictures / "out").symlink_to(elsewhere)
+    (pictures.parent / "secret.png").write_bytes(image_bytes(8, 8))
+    os.mkfifo(pictures / "pipe")
+    assert why in bad_of_alone(pictures, {**LLAVA, "image": image})
+
+
+def test_files_outside_are_read_if_the_source_names_their_folder(
+    pictures: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "a.png").write_bytes(image_bytes(8, 8))
+    (pictures / "out").symlink_to(elsewhere)
+    lines = [{**LLAVA, "image": name} for name in ("out/a.png", str(elsewhere / "a.png"), "b.png")]
+    (pictures / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    path, named = str(pictures / "x.jsonl"), [str(pictures), str(elsewhere)]
+    found = opened(files_spec(pictures, {"path": path, "media": named}))
+    assert found.num_samples("train") == 3
+    one = opened(files_spec(pictures, path))
+    assert one.num_samples("train") == 1
+
+
+def test_damaged_records_are_named_by_line_or_place(pictures: Path) -> None:
+    good = SHAPES["LLaVA-665k, text"][0]
+    found = opened_lines(pictures, good, '{"messages": [', "", "[1, 2]", good, '{"a": 1}')
+    assert found.num_samples("train") == 2
+    whys = bad_of(found)
+    assert list(whys) == ["line 2", "line 4", "line 6"]
+    assert "it is no JSON" in whys["line 2"]
+    assert "it is list, not an object" in whys["line 4"]
+    assert found.name("train", 1) == "x.jsonl line 5"
+    (pictures / "x.json").write_text(f"[{json.dumps(good)}, 7, {json.dumps(good)}, {{oops")
+    found = opened(files_spec(pictures, str(pictures / "x.json")))
+    assert found.num_samples("train") == 2
+    assert list(bad_of(found)) == ["record 1", ""]
+    assert "the rest of the file cannot be read: after byte" in bad_of(found)[""]
+
+
+def test_a_file_that_changed_after_indexing_is_bad_not_wrong(pictures: Path) -> None:
+    found = opened_lines(pictures, LLAVA)
+    (pictures / "x.jsonl").write_text(json.dumps({**LLAVA, "image": None}))
+    with pytest.raises(BadSample, match=r"x\.jsonl line 1: "):
+        found.images("train", 0, "vision")
+
+
+@pytest.mark.parametrize("name", ["lines", "list"])
+def test_a_large_file_is_indexed_in_parts_as_in_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = files_spec(tmp_path, str(FORMATS[name](tmp_path, chats(40))))
+    whole = opened(made).splits["train"].index
+    columns = {key: np.array(column) for key, column in whole.columns.items()}
+    for each in whole.folder.iterdir():
+        each.unlink()
+    monkeypatch.setattr(json_files, "PART", 1000)
+    monkeypatch.setattr(json_files, "_BLOCK", 64)
+    parts = opened(made).splits["train"].index
+    assert BAD in {each.name for each in parts.folder.iterdir()}
+    for key, column in parts.columns.items():
+        assert np.array_equal(column, columns[key]), key
+    (file,) = {each.path for each in opened(made).splits["train"]._shards}
+    assert file.stat().st_size > 3000
