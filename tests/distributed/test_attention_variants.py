@@ -21,6 +21,7 @@ from tests.support.planted_latent import EXPERTS as LATENT_EXPERTS
 from tests.support.planted_latent import MLA, latent
 from tests.support.planted_nope import MODEL as NOPE_MODEL
 from tests.support.planted_nope import unturned
+from tests.support.planted_norms import normed_after
 from tests.support.planted_sinks import EXPERTS, sunk
 from tests.support.planted_sliding import sliding
 from tests.support.proof import failures, verdicts
@@ -179,6 +180,20 @@ NOPE: Layouts = {
         },
     },
 }  # fmt: skip
+NORMS: Layouts = {
+    **BEHIND_VISION,
+    "experts, tp 2": {
+        "tp": 2, "experts": {"ep": 2}, "sequence_parallel": True,
+        "model": {"moe": {"experts": 4, "top_k": 2, "width": 32, "every": 2}},
+    },
+    "before and after, 1 + weight, tp 4": {
+        "tp": 4, "model": {"pre_norms": True, "norm_offset": True},
+    },
+    "further tokens, tied, tp 2": {"tp": 2, "model": {"mtp": {"depth": 1}, "tied": True}},
+    "gates, capped, cp 2": {
+        "cp": 2, "model": {"gated_attention": True, "logit_softcap": 3.0},
+    },
+}  # fmt: skip
 VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
     "caps": (capped, CAPS, {DOCUMENTS}, None),
     # Scores of so few queries at once that every chunk of a sequence has several blocks.
@@ -218,6 +233,12 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
         {"cp 4, packed": NOPE["cp 4, packed"]},
         {"cp 4, packed"},
         by_lists,
+    ),
+    "norms after layers": (
+        normed_after,
+        NORMS,
+        {"tp 4, heads shared", DOCUMENTS, "experts, tp 2"},
+        None,
     ),
     "growing queries": (grown, GROWTH, {DOCUMENTS, "windows with their own base"}, None),
 }

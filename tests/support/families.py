@@ -77,7 +77,8 @@ def exact_experts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 _OFTEN = ("llama", "qwen2", "qwen3", "mistral")
 _UNTOUCHED = (
-    "gemma", "phi3", "seed_oss", "ernie4_5", "helium", "cwm", "ministral", "youtu", "ministral3",
+    "gemma", "phi3", "seed_oss", "olmo2", "olmo3", "exaone4", "granite", "ernie4_5", "helium",
+    "cwm", "ministral", "youtu", "ministral3",
     "smollm3",
 )  # fmt: skip
 _DECODERS = {
@@ -113,6 +114,9 @@ _MOE_LAYOUTS: dict[str, tuple[dict[str, dict[str, Any]], set[str]]] = {
         {"one rank": {}, "tp2 pp2": EP2_SP, **plain(("tp4", "cp2", "pp2", "colocated dp2"))},
         {"one rank", "tp2 pp2"},
     ),
+    "olmoe": ({"one rank": {}, "tp2": EP2, "cp2": EP2}, {"cp2"}),
+    "flex_olmo": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
+    "minimax_m2": ({"one rank": {}, "tp2 pp2": EP2_SP, "tp4": {}}, {"tp2 pp2"}),
     "qwen2_moe": ({"one rank": {}, "tp2": EP2, "pp2": {}}, {"tp2"}),
     "dots1": ({"one rank": {}, "tp2": EP2, "cp2": EP2}, {"cp2"}),
     "glm4_moe_lite": ({"tp2 pp2": EP2_SP, "tp4": {}}, {"tp2 pp2"}),

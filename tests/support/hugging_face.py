@@ -195,6 +195,52 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "pad_token_id": None,
         },
     ),
+    "olmo2": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "rope_theta": 500.0, "pre_norms": False,
+            "post_norms": True, "qk_norm": True, "wide_qk_norm": True,
+        },
+        {
+            "rms_norm_eps": 1e-3, "pad_token_id": None, "eos_token_id": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "olmo3": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "rope_theta": 500.0, "pre_norms": False,
+            "post_norms": True, "qk_norm": True, "wide_qk_norm": True,
+            "rope_scaling": {**ALIKE, "original_max_position_embeddings": 6},
+            "sliding_window": {"size": 5, "full": [1], "rope_theta": 20.0},
+        },
+        {
+            "rms_norm_eps": 1e-3, "pad_token_id": None, "eos_token_id": 1, "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {
+                    **ALIKE, "original_max_position_embeddings": 6, "rope_theta": 500.0,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+            },
+        },
+    ),
+    "exaone4": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "pre_norms": False, "post_norms": True,
+            "qk_norm": True, "sliding_window": {"size": 5, "full": [1]}, "nope": {"layers": [1]},
+        },
+        {"rms_norm_eps": 1e-3, "sliding_window": 5, "sliding_window_pattern": 2},
+    ),
+    "granite": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "residual_scale": 0.22, "embedding_scale": 12.0,
+            "logit_scale": 0.25, "query_pre_attn_scalar": 16.0, "qkv_bias": True,
+            "output_bias": True,
+        },
+        {
+            "rms_norm_eps": 1e-3, "residual_multiplier": 0.22, "embedding_multiplier": 12.0,
+            "logits_scaling": 4.0, "attention_multiplier": 0.25, "attention_bias": True,
+        },
+    ),
     # The same.
     "gemma3_text": (
         {
@@ -291,6 +337,41 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "qk_rope_head_dim": 4, "v_head_dim": 6, "kv_lora_rank": 12, "q_lora_rank": 14,
             "moe_intermediate_size": 20, "n_routed_experts": 6, "num_experts_per_tok": 3,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    **{
+        kind: (
+            {
+                "norm_eps": 1e-2, "head_dim": None, "mlp": None, "qk_norm": True,
+                "wide_qk_norm": True, "rope_theta": 500.0, **after,
+                "moe": {
+                    "experts": 4, "top_k": 2, "width": 48, "normalize": False, "aux_loss": 0.0,
+                },
+            },
+            {
+                "rms_norm_eps": 1e-2, "num_experts": 4, "num_experts_per_tok": 2,
+                "pad_token_id": None, "eos_token_id": 1,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        )
+        for kind, after in (
+            ("olmoe", {}), ("flex_olmo", {"pre_norms": False, "post_norms": True}),
+        )
+    },
+    "minimax_m2": (
+        {
+            "norm_eps": 1e-2, "head_dim": 12, "mlp": None, "qk_norm": True, "rope_theta": 500.0,
+            "wide_qk_norm": True, "rotary_factor": 0.5,
+            "moe": {
+                "experts": 6, "top_k": 3, "width": 48, "score": "sigmoid", "aux_loss": 0.0,
+                "bias_update_rate": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "num_local_experts": 6,
+            "num_experts_per_tok": 3, "bos_token_id": 1, "eos_token_id": 2, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
+            },
         },
     ),
     # The first layer attends in windows, the second one to whole sequences.
@@ -397,6 +478,12 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     return shaken(made, dtype, lambda name: float("norm" in name))
 
 
+def head_size(config: Any) -> int:
+    """Return the size of a head, which some configurations leave out."""
+    found: int = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    return found
+
+
 def widen(model: nn.Module) -> None:
     """Compute norms and angles in float64: transformers does in float32, whatever the type."""
 
@@ -412,7 +499,7 @@ def widen(model: nn.Module) -> None:
     ) -> tuple[Tensor, Tensor]:
         rope = self.config.rope_parameters
         rope = rope if layer_type is None else rope[layer_type]
-        size = self.config.head_dim if layer_type else 2 * len(self.inv_freq)
+        size = 2 * len(self.inv_freq) if layer_type is None else head_size(self.config)
         known = {key: each for key, each in rope.items() if key in RopeScaling.model_fields}
         scaling = None if known["rope_type"] == "default" else RopeScaling(**known)
         turns = torch.tensor(frequencies(size, rope["rope_theta"], scaling), dtype=torch.float64)

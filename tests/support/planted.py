@@ -22,6 +22,7 @@ from tests.support.planted_images import IMAGE_BUGS
 from tests.support.planted_latent import LATENT_BUGS
 from tests.support.planted_mtp import MTP_BUGS
 from tests.support.planted_nope import NOPE_BUGS
+from tests.support.planted_norms import NORM_BUGS
 from tests.support.planted_registers import REGISTER_BUGS
 from tests.support.planted_scales import SCALE_BUGS
 from tests.support.planted_silence import SILENCE_BUGS
@@ -623,6 +624,7 @@ BUGS_OF_PARTS |= (
     DINOV3_BUGS | SILENCE_BUGS | CAP_BUGS | TILE_BUGS | REGISTER_BUGS | MTP_BUGS | GROWTH_BUGS
 )
 BUGS_OF_PARTS |= NOPE_BUGS
+BUGS_OF_PARTS |= NORM_BUGS
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),

@@ -201,6 +201,48 @@ MODELS: dict[str, tuple[Config, int]] = {
         ),
         64,
     ),
+    "OLMo-2-1124-7B": (
+        dense(
+            "olmo2", 32, 4096, 32, 32, 11008, 100352, rms_norm_eps=1e-6, rope_theta=500000,
+        ),
+        16,
+    ),
+    "Olmo-3-1025-7B": (
+        dense(
+            "olmo3", 32, 4096, 32, 32, 11008, 100278, rms_norm_eps=1e-6, rope_theta=500000,
+            sliding_window=4096, rope_scaling={
+                "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192,
+                "attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1,
+            },
+        ),
+        16,
+    ),
+    "EXAONE-4.0-32B": (
+        dense(
+            "exaone4", 64, 5120, 40, 8, 27392, 102400, head_dim=128, rms_norm_eps=1e-5,
+            rope_theta=1000000, sliding_window=4096, rope_scaling={
+                "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            },
+        ),
+        64,
+    ),
+    "granite-3.3-8b": (
+        dense(
+            "granite", 40, 4096, 32, 8, 12800, 49159, rms_norm_eps=1e-5, rope_theta=1e7,
+            attention_multiplier=0.0078125, embedding_multiplier=12.0, logits_scaling=16.0,
+            residual_multiplier=0.22, tie_word_embeddings=True,
+        ),
+        16,
+    ),
+    "MiniMax-M2": (
+        dense(
+            "minimax_m2", 62, 3072, 48, 8, 1536, 200064, head_dim=128, rotary_dim=64,
+            rope_theta=5000000, num_local_experts=256, num_experts_per_tok=8,
+            scoring_func="sigmoid", qk_norm_type="per_layer", use_qk_norm=True,
+        ),
+        512,
+    ),
     "gemma-7b": (
         dense("gemma", 28, 3072, 16, 16, 24576, 256000, head_dim=256, hidden_act="gelu"), 16,
     ),

@@ -17,8 +17,10 @@ def block_shape(
     kv_heads: int | None = None,
     norm: Any = "rms",
     bias: bool = False,
+    pre_norms: bool = True,
     post_norms: bool = False,
     layer_scale: float | None = None,
+    residual_scale: float | None = None,
     of_mlp: dict[str, Any] | None = None,
     **attention: Any,
 ) -> BlockShape:
@@ -43,8 +45,10 @@ def block_shape(
             out_scale=added,
             **({"gate": None if bias else "silu"} | (of_mlp or {})),
         ),
+        pre_norms=pre_norms,
         post_norms=post_norms,
         layer_scale=layer_scale,
+        residual_scale=residual_scale,
     )
 
 

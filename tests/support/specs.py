@@ -489,6 +489,7 @@ def one_module(
             has_experts = "E" in model["pattern"]
         else:
             model |= {"qk_norm": draw(st.booleans()), "qkv_bias": draw(st.booleans())}
+            model |= {"wide_qk_norm": model["qk_norm"] and draw(st.booleans())}
             axes = {"head_dim": 8, "mrope": [1, 2, 1], "mrope_interleaved": draw(st.booleans())}
             model |= draw(st.sampled_from([{}, axes, {}])) | draw(_gates())
             if draw(seldom):
@@ -572,13 +573,18 @@ def _as_deepseek(draw: st.DrawFn, heads: int) -> dict[str, Any]:
         "interleaved": draw(st.booleans()),
     }
     off = {
-        "qk_norm": False, "qkv_bias": False, "gated_attention": False, "mrope": None,
+        "qk_norm": False, "wide_qk_norm": False, "qkv_bias": False, "gated_attention": False,
+        "mrope": None,
         "rotary_interleaved": False,
     }  # fmt: skip
     return {
         **off, "mrope_interleaved": False, "rotary_factor": 1.0, "kv_heads": heads,
         "head_dim": size, "mla": mla,
     }  # fmt: skip
+
+
+# Norms before layers, on both sides, and after them.
+_NORMS = ({}, {"post_norms": True}, {"pre_norms": False, "post_norms": True})
 
 
 @st.composite
@@ -593,7 +599,9 @@ def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     return {
         "sliding_window": window,
         "activation": draw(st.sampled_from(["silu", "gelu_tanh", "clamped_silu"])),
-        "post_norms": draw(st.booleans()),
+        **draw(st.sampled_from(_NORMS)),
+        "residual_scale": draw(st.sampled_from([None, 0.5])),
+        "logit_scale": draw(st.sampled_from([None, 0.25])),
         "norm_offset": draw(st.booleans()),
         "embedding_scale": draw(st.sampled_from([None, 3.0])),
         "query_pre_attn_scalar": draw(st.sampled_from([None, 20.0])),

@@ -205,6 +205,14 @@ KEPT = {
         windows,
     ),
     "with norms on both sides, as in Gemma 3": Row("language", GEMMA, NORMED),
+    "with norms of all heads and after layers, as in OLMo 2": Row(
+        "language",
+        {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_qk_norm": True},
+        {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_norm": True},
+    ),
+    "with factors on what layers add": Row(
+        "language", {"residual_scale": 0.22}, {"residual_scale": 0.22}
+    ),
     "with capped scores": Row("language", {"attention_softcap": 50.0}, {"score_cap": 50.0}),
     "with the GELU of tanh": Row(
         "vision", {"activation": "gelu_tanh"}, {"of_mlp": {"activation": "gelu_tanh"}}

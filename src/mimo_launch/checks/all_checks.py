@@ -212,6 +212,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(AudioModel, unused_model_settings.clip_settings_used),
     ModelRule(LanguageModel, unused_model_settings.rotary_settings_used),
     ModelRule(LanguageModel, unused_model_settings.shared_gate_used),
+    ModelRule(DecoderModel, unused_model_settings.norm_settings_used),
     ModelRule(DecoderModel, unused_model_settings.bidirectional_images_used, needs=_READS),
     ModelRule(DecoderBlocks, unused_model_settings.scaling_settings_used),
     ModuleRule(backends.backend_can, needs=_HEADS),

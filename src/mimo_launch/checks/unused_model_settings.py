@@ -81,6 +81,12 @@ def bidirectional_images_used(spec: Spec, name: str, model: DecoderModel) -> Fin
         yield idle_key(name, "bidirectional_images", f"`{name}` reads no encoder of images")
 
 
+def norm_settings_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
+    """`wide_qk_norm` needs `qk_norm`."""
+    if model.wide_qk_norm and not model.qk_norm:
+        yield idle_key(name, "wide_qk_norm", "without `qk_norm` queries and keys have no norm")
+
+
 def shared_gate_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
     """`shared_gate` needs a shared expert."""
     if model.moe is not None and model.moe.shared_gate and not model.moe.shared:

@@ -192,7 +192,8 @@ class AttentionShape(LayerShape):
         if not self.qk_norm:
             return None
         if self.wide_norm:
-            return WideNormShape(heads * self.head_size, self.eps)
+            width = heads * self.head_size
+            return WideNormShape(width, self.eps, self.head_size, self.norm_offset)
         return NormShape(self.head_size, "rms", self.eps, inside=True, offset=self.norm_offset)
 
 
@@ -326,10 +327,10 @@ class MoeShape(LayerShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape(LayerShape):
-    """Attention, then an MLP or experts, each after a norm like `norm`.
+    """Attention, then an MLP or experts, each after a norm like `norm` if it has `pre_norms`.
 
     `post_norms` follow both. `layer_scale` is the initial value of factors on what both add to the
-    stream.
+    stream, and `residual_scale` a constant one.
     """
 
     layer = "mimo_launch.models.transformer_block:Block"
@@ -337,8 +338,10 @@ class BlockShape(LayerShape):
     norm: NormShape
     attention: AttentionShape
     mlp: MlpShape | MoeShape
+    pre_norms: bool = True
     post_norms: bool = False
     layer_scale: float | None = None
+    residual_scale: float | None = None
 
     @property
     def width(self) -> int:
@@ -347,12 +350,13 @@ class BlockShape(LayerShape):
 
     def parts(self) -> Mapping[str, LayerShape | None]:
         """Return its layers in order."""
-        post_norm, start = self.norm if self.post_norms else None, self.layer_scale
+        pre_norm, start = self.norm if self.pre_norms else None, self.layer_scale
+        post_norm = self.norm if self.post_norms else None
         scale = None if start is None else scale_shape(self.width, start)
         return {
-            "attention_norm": self.norm,
+            "attention_norm": pre_norm,
             "attention": self.attention,
-            "mlp_norm": self.norm,
+            "mlp_norm": pre_norm,
             "post_attention_norm": post_norm,
             "post_mlp_norm": post_norm,
             "attention_scale": scale,

@@ -18,6 +18,7 @@ from mimo_launch.kinds.saved_activations import (
     CAPPED_FORWARD,
     GATED,
     GATED_TEMPORARY,
+    HEAD_STATISTICS,
     SILU,
     SUMS,
     Passes,
@@ -33,6 +34,8 @@ INPUT = (
     Saved(name="block input", stream=1, shared=True),
     Saved(name="normed input", stream=1, for_weights=True),
 )
+# Inputs of the norms before attention and MLP.
+STREAMS = (INPUT[0], ATTENTION_OUT[2])
 LATENT_BLOCK = (
     Saved(name="block input", stream=1, shared=True),
     Saved(name="normed input", stream=1, shared=True, for_weights=True),
@@ -58,7 +61,10 @@ TORCH_ONLY = (
     "nope",
     "bidirectional_images",
     "activation",
+    "pre_norms",
     "post_norms",
+    "wide_qk_norm",
+    "residual_scale",
     "norm_offset",
     "output_bias",
     "attention_sinks",
@@ -181,6 +187,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return replace(
             LanguageKind.attention(self, number, out_scale=out_scale),
             qk_norm=model.qk_norm,
+            wide_norm=model.wide_qk_norm,
             qkv_bias=model.qkv_bias,
             bias=model.output_bias,
             score_size=model.query_pre_attn_scalar,
@@ -196,7 +203,12 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
     def block(self, number: int) -> BlockShape:
         """Return a block with an MLP or experts; the block of a depth is like the last one."""
-        block = replace(DecoderBlocksKind.block(self, number), post_norms=self.model.post_norms)
+        block = replace(
+            DecoderBlocksKind.block(self, number),
+            pre_norms=self.model.pre_norms,
+            post_norms=self.model.post_norms,
+            residual_scale=self.model.residual_scale,
+        )
         if not self.has_experts(number):
             return block
         return replace(block, mlp=self.experts(out_scale=block.attention.out_scale))
@@ -261,14 +273,22 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
                 block = (*block, LATENT_IN_ORDER)
         if self.model.attention_softcap is not None:
             block = tuple(each for each in block if each is not SUMS)
+        if not self.model.pre_norms:
+            # Products read the stream itself.
+            block = tuple(each for each in block if each not in STREAMS)
+        if self.model.wide_qk_norm:
+            block = tuple(each for each in block if each is not HEAD_STATISTICS)
         if self.model.mla is None and not self.model.qk_norm and not self._copies(number, passes):
             block = (*block, *((GROWN,) if self.sight(number).growth else ()))
         return (*block, *(UNNORMED if self.model.post_norms else ()))
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         block = DecoderBlocksKind._saved_besides(self, number, passes)
-        if self.model.post_norms:
+        if self.model.post_norms and self.model.pre_norms:
             block = (*block, passes.of_norms(["rms"] * 2))
+        if self.model.wide_qk_norm:
+            heads = passes.of_head_norms()
+            block = (*(each for each in block if each != heads), passes.of_wide_norm())
         if (latent := self.model.mla) is not None:
             # The width that rotates has no norm, and is not kept beside copies of the others.
             kept = passes.of_norm("rms")
@@ -295,3 +315,8 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     def logit_cap(self) -> float | None:
         """The number below which logits stay, if any."""
         return self.model.logit_softcap
+
+    @property
+    def logit_scale(self) -> float | None:
+        """The factor on logits, if any."""
+        return self.model.logit_scale

@@ -238,6 +238,11 @@ class LanguageKind(CausalKind):
         """The factor on embeddings of tokens, if any."""
         return None
 
+    @property
+    def logit_scale(self) -> float | None:
+        """The factor on logits, if any."""
+        return None
+
     def window(self, number: int) -> SlidingWindow | None:
         """Return the last tokens that tokens of a layer attend to, None if all."""
         return self.sight(number).window

@@ -126,7 +126,7 @@ class GroupNormShape(WideNormShape):
 
     layer = "mimo_launch.layers.mamba:GroupNorm"
 
-    groups: int
+    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class RecurrentShape(LayerShape):
         outputs += [Output(name, sizes.shared, sizes.state) for name in groups]
         norm: LayerShape = HeadNormShape(sizes.head_dim, "rms", self.eps, inside=True)
         if facts.norms_groups:
-            norm = GroupNormShape(sizes.inner, self.eps, sizes.groups)
+            norm = GroupNormShape(sizes.inner, self.eps, groups=sizes.groups)
         return {
             "inputs": ColumnShape(self.width, tuple(outputs)),
             "conv": ConvolutionShape(sizes, facts.channels, facts.conv_bias),

@@ -106,6 +106,12 @@ class Passes:
         kept = self.of_norm("rms", input_stays=True)
         return Saved(name="inputs of norms of heads in fp32, and results", query=kept, key=kept)
 
+    def of_wide_norm(self) -> Saved:
+        """Return what norms of all heads together keep besides their inputs."""
+        if self.wide > 1:
+            return Saved(name="queries and keys in fp32, thrice", query=6, key=6)
+        return Saved(name="queries and keys over their norm", query=1, key=1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAtEnds:

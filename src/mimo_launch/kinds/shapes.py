@@ -66,17 +66,30 @@ class NormShape(LayerShape):
 
 @dataclass(frozen=True, slots=True)
 class WideNormShape(LayerShape):
-    """RMSNorm over a width that tp cuts."""
+    """RMSNorm over a width that tp cuts between heads; few heads may be shared by tp ranks."""
 
     layer = f"{NORMS}:WideNorm"
 
     width: int
     eps: float
+    head_size: int | None = None
+    offset: float = 0.0
+
+    @property
+    def scale(self) -> Weight:
+        """Its weight."""
+        return Weight(
+            name="weight",
+            shape=(self.width,),
+            axis=0,
+            unit=self.head_size,
+            init="ones",
+            decay=False,
+        )
 
     def own(self, tp: int) -> Parameters:
         """Return its weight."""
-        weight = Weight(name="weight", shape=(self.width,), axis=0, init="ones", decay=False)
-        return {"weight": (weight,)}
+        return {"weight": (self.scale,)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,6 @@ from mimo_launch.spec.vit import Interpolation
 
 SCALED = Saved(name="what attention and MLP add, unscaled", stream=2, shared=True, for_weights=True)
 # In addition, if passes are not compiled.
-WIDE_NORM = Saved(name="queries and keys over their norm", query=1, key=1)
-WIDE_NORM_BF16 = Saved(name="queries and keys in fp32, thrice", query=6, key=6)
 QUICK_GELU = Saved(name="sigmoid of up", inner=1)
 
 
@@ -321,7 +319,7 @@ class VisionKind(TransformerEncoderKind):
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         besides = TransformerEncoderKind._saved_besides(self, number, passes)
         if self.model.qk_norm:
-            besides = (*besides, WIDE_NORM_BF16 if passes.wide > 1 else WIDE_NORM)
+            besides = (*besides, passes.of_wide_norm())
         inside = {"quick_gelu": (QUICK_GELU,), "swiglu": (SILU,)}
         return (*besides, *inside.get(self.model.activation, ()))
 

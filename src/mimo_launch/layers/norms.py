@@ -29,9 +29,10 @@ def _squares(x_NhK: Tensor) -> Tensor:
     return widened(x_NhK).flatten(1).square().sum(dim=1, keepdim=True)
 
 
-def _scaled(x_NhK: Tensor, scale_N1: Tensor, weight_D: Tensor) -> Tensor:
-    """Return x times a factor per token and a weight per channel."""
-    wide = widened(x_NhK).flatten(1) * scale_N1 * weight_D.to(scale_N1.dtype)
+def _scaled(x_NhK: Tensor, scale_N1: Tensor, weight_D: Tensor, offset: float) -> Tensor:
+    """Return x times a factor per token and a weight per channel plus an offset."""
+    weight = weight_D.to(scale_N1.dtype)
+    wide = widened(x_NhK).flatten(1) * scale_N1 * (weight + offset if offset else weight)
     return wide.to(x_NhK.dtype).view(x_NhK.shape)
 
 
@@ -43,8 +44,9 @@ class WideNorm(ShapedLayer[WideNormShape]):
         tp = self.context.tp
         # Every rank uses the sum, so its gradient is also a sum over ranks.
         squares = enter_tp(exit_tp(self.context.fused(_squares, x_NhK), tp), tp)
-        scale = (squares / self.shape.width + self.shape.eps).rsqrt()
-        return self.context.fused(_scaled, x_NhK, scale, self.weight)
+        counted = self.shape.width * self.shape.scale.copies(tp.size)
+        scale = (squares / counted + self.shape.eps).rsqrt()
+        return self.context.fused(_scaled, x_NhK, scale, self.weight, self.shape.offset)
 
 
 class Norm(ShapedLayer[NormShape]):

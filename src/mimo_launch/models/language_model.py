@@ -174,6 +174,8 @@ class LanguageStage(ModelStage):
             part, logits = self.embedding.part, F.linear(x_ND, self.embedding.weight)
         else:
             part, logits = self.head.part, self.head(x_ND)
+        if self.kind.logit_scale is not None:
+            logits = logits * self.kind.logit_scale
         if self.kind.logit_cap is not None:
             logits = self.context.fused(soft_capped, logits, self.kind.logit_cap)
         return mask_padding(logits, part, self.ends.words), part

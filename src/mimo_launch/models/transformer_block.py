@@ -49,11 +49,11 @@ class Layer(ShapedLayer[S]):
 
 
 class Block(Layer[BlockShape]):
-    """Pre-norm transformer block; further norms and scales act on what it adds to the stream."""
+    """Transformer block; norms come before its layers, or act on what these add to the stream."""
 
-    attention_norm: Norm
+    attention_norm: Norm | None
     attention: Attention
-    mlp_norm: Norm
+    mlp_norm: Norm | None
     post_attention_norm: Norm | None
     post_mlp_norm: Norm | None
     attention_scale: LayerScale | None
@@ -61,12 +61,17 @@ class Block(Layer[BlockShape]):
     mlp: Mlp | MoeMlp
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        attended = self.attention(self.attention_norm(x_nD), attention_context)
+        normed = x_nD if self.attention_norm is None else self.attention_norm(x_nD)
+        attended = self.attention(normed, attention_context)
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
         if self.attention_scale is not None:
             attended = self.attention_scale(attended)
-        x_nD, normed = self.mlp_norm.after(x_nD, attended)
+        attended = self._scaled(attended)
+        if self.mlp_norm is None:
+            x_nD = normed = x_nD + attended
+        else:
+            x_nD, normed = self.mlp_norm.after(x_nD, attended)
         change = (
             self.mlp(normed, attention_context)
             if isinstance(self.mlp, MoeMlp)
@@ -76,8 +81,13 @@ class Block(Layer[BlockShape]):
             change = self.post_mlp_norm(change)
         if self.mlp_scale is not None:
             change = self.mlp_scale(change)
-        out: Tensor = x_nD + change
+        out: Tensor = x_nD + self._scaled(change)
         return out
+
+    def _scaled(self, change_nD: Tensor) -> Tensor:
+        """Return what a layer adds to the stream, times the factor of the model, if it has one."""
+        factor = self.shape.residual_scale
+        return change_nD if factor is None else change_nD * factor
 
 
 class HybridLayer(Layer[MixedShape]):

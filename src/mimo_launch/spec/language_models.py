@@ -225,6 +225,21 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         False,
         description="RMSNorms also on what attention and MLPs add to the stream, as in Gemma 3.",
     )
+    pre_norms: bool = Field(
+        True,
+        description="RMSNorms before attention and MLPs; without them only `post_norms` normalise, "
+        "as in OLMo 2.",
+    )
+    wide_qk_norm: bool = Field(
+        False,
+        description="`qk_norm` normalises all query heads of a token together, and all key heads, "
+        "as in OLMo 2, instead of each head.",
+    )
+    residual_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Factor on what attention and MLPs add to the stream, as in Granite.",
+        examples=[0.22],
+    )
     embedding_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="Factor on the embeddings of tokens, not on rows of encoders; in Gemma the "
@@ -261,6 +276,12 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         None,
         description="The same of the logits of words, as in Gemma 2.",
         examples=[30.0],
+    )
+
+    logit_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Factor on the logits of words, as in Granite and Command R.",
+        examples=[0.0625],
     )
 
     @property

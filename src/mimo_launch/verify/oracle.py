@@ -232,8 +232,10 @@ class Oracle:
     def words(self, x_SD: Tensor) -> Tensor:
         """Return the logits [S, words] of a normed stream."""
         head = "language.embedding" if self.model.tied else "language.head"
-        cap = self.model.logit_softcap if isinstance(self.model, DecoderModel) else None
-        return capped(linear(self.weights, x_SD, head)[:, : vocab_size(self.spec)], cap)
+        logits = linear(self.weights, x_SD, head)[:, : vocab_size(self.spec)]
+        if not isinstance(self.model, DecoderModel):
+            return logits
+        return capped(logits * (self.model.logit_scale or 1.0), self.model.logit_softcap)
 
     def stream(self, split: Split, index: int, tokens: Tensor, load: Load) -> Tensor:
         """Return the stream of language after its last norm for each token of a record, [S, D].

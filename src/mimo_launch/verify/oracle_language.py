@@ -33,6 +33,9 @@ from mimo_launch.verify.oracle_layers import (
 )
 from mimo_launch.verify.oracle_recurrent import deltanet, mamba
 
+# Numbers and the name of a norm's weight to normed numbers.
+Norm = Callable[[Tensor, str], Tensor]
+
 
 def decoder_layers(
     weights: Weights,
@@ -63,25 +66,34 @@ def decoder_block(
     kind, more = kind_of(model), model if isinstance(model, DecoderModel) else None
     norm = _norm_of(weights, model)
     gate = GATES[more.activation if more else "silu"]
-    y = norm(x_SD, f"{layer}.attention_norm")
+    has_norms = more is None or more.pre_norms
+    factor = (more and more.residual_scale) or 1.0
+    y = norm(x_SD, f"{layer}.attention_norm") if has_norms else x_SD
     change = _attention(weights, y, f"{layer}.attention", model, text, number)
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_attention_norm")
-    x_SD = x_SD + change
-    y = norm(x_SD, f"{layer}.mlp_norm")
+    x_SD = x_SD + factor * change
+    y = norm(x_SD, f"{layer}.mlp_norm") if has_norms else x_SD
     if kind.moe is not None and kind.has_experts(number):
         change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, gate)
     else:
         change = mlp(weights, f"{layer}.mlp", y, gate)
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_mlp_norm")
-    return x_SD + change
+    return x_SD + factor * change
 
 
-def _norm_of(weights: Weights, model: CausalModel) -> Callable[[Tensor, str], Tensor]:
+def _norm_of(weights: Weights, model: CausalModel) -> Norm:
     """Return the norm of a model's layers; it takes numbers and the name of its weight."""
     offset = isinstance(model, LanguageModel) and model.norm_offset
     return partial(rms_norm, weights, eps=model.norm_eps, offset=offset)
+
+
+def _normed(norm: Norm, x_SHK: Tensor, name: str, model: CausalModel) -> Tensor:
+    """Return queries or keys after their norm, of each head or of all together."""
+    if isinstance(model, DecoderModel) and model.wide_qk_norm:
+        return norm(x_SHK.flatten(1), name).view(x_SHK.shape)
+    return norm(x_SHK, name)
 
 
 def latent_heads(
@@ -203,7 +215,8 @@ def _attention(
         )
         k, v = (linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in "kv")
         if model.qk_norm:
-            q, k = norm(q, f"{name}.q_norm"), norm(k, f"{name}.k_norm")
+            q = _normed(norm, q, f"{name}.q_norm", model)
+            k = _normed(norm, k, f"{name}.k_norm", model)
         if angles is not None:
             if isinstance(model, LanguageModel) and model.rotary_interleaved:
                 q, k = (_pairs_in_halves(each, 2 * angles.shape[-1]) for each in (q, k))

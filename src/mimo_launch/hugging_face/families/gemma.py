@@ -129,7 +129,7 @@ _PATTERN = 6
 _THETA, _LOCAL_THETA = 1e6, 10000.0
 
 
-def _layers(config: Config) -> list[Any]:
+def layers_of(config: Config) -> list[Any]:
     """Return the kind of attention of each layer. Raises: ConfigError."""
     said = config.get("layer_types")
     if said is None:
@@ -156,11 +156,16 @@ def _ropes(config: Config) -> tuple[Config, Config]:
     return {**everywhere, **(both.get(FULL) or {})}, {**in_windows, **(both.get(SLIDING) or {})}
 
 
-def _scaled(config: Config) -> Iterator[str]:
-    everywhere, in_windows = _ropes(config)
-    for rope, kinds in ((everywhere, ("default", rotary.LINEAR)), (in_windows, ("default",))):
-        if rope["rope_type"] not in kinds:
-            yield f"rope_type: {short(rope['rope_type'])}"
+def rope_refusal(*kinds: str) -> Refusal:
+    """Return the rule for rotary settings by kind of layer; those of windows are never scaled."""
+
+    def found(config: Config) -> Iterator[str]:
+        everywhere, in_windows = _ropes(config)
+        for rope, known in ((everywhere, kinds), (in_windows, ("default",))):
+            if rope["rope_type"] not in known:
+                yield f"rope_type: {short(rope['rope_type'])}"
+
+    return Refusal(f"`rope_type` other than {listed(kinds)}", found)
 
 
 def _as_if_alone(config: Config) -> Config:
@@ -172,7 +177,7 @@ def _as_if_alone(config: Config) -> Config:
 
 
 def _window(config: Config) -> dict[str, Any] | None:
-    layers = _layers(config)
+    layers = layers_of(config)
     if SLIDING not in layers:
         return None
     return defaults_of(SlidingWindow) | {
@@ -188,6 +193,22 @@ def _rope_of(model: Any) -> Config:
     return {"rope_parameters": {FULL: rotary.rope_of(model), SLIDING: local}}
 
 
+# Rotary settings and windows, each kind of layer with its own.
+ROPES: dict[str, Any] = {
+    "rope_theta": Computed(
+            lambda config: rotary.theta_of(_as_if_alone(config)), _rope_of,
+            f"`rope_parameters.{FULL}`, or `rope_theta`; 1e6",
+        ),
+    "rope_scaling": Computed(
+            lambda config: rotary.scaling_of(_as_if_alone(config)),
+            words=f"`rope_parameters.{FULL}`, or `rope_scaling`",
+        ),
+    "sliding_window": Computed(
+            _window, lambda model: _WINDOWS.write("", model),
+            "`sliding_window`, in layers by `layer_types` or `sliding_window_pattern` (6), with "
+            f"`rope_parameters.{SLIDING}` or `rope_local_base_freq`; 4096, 10000",
+        ),
+}  # fmt: skip
 GEMMA3_TEXT = Family(
     model_type="gemma3_text",
     kind="decoder",
@@ -196,19 +217,7 @@ GEMMA3_TEXT = Family(
     settings=decoders.decoder(
         _BLOCK,
         qk_norm=True,
-        rope_theta=Computed(
-            lambda config: rotary.theta_of(_as_if_alone(config)), _rope_of,
-            f"`rope_parameters.{FULL}`, or `rope_theta`; 1e6",
-        ),
-        rope_scaling=Computed(
-            lambda config: rotary.scaling_of(_as_if_alone(config)),
-            words=f"`rope_parameters.{FULL}`, or `rope_scaling`",
-        ),
-        sliding_window=Computed(
-            _window, lambda model: _WINDOWS.write("", model),
-            "`sliding_window`, in layers by `layer_types` or `sliding_window_pattern` (6), with "
-            f"`rope_parameters.{SLIDING}` or `rope_local_base_freq`; 4096, 10000",
-        ),
+        **ROPES,
         **_PARTS,
     ),
     tensors=_TENSORS,
@@ -219,8 +228,8 @@ GEMMA3_TEXT = Family(
             for key in ("attention_bias", _SCORE_CAP, _BOTH_WAYS)
         ),
         one_of("hidden_activation", _ACTIVATIONS, _ACTIVATION),
-        layer_types(_WINDOWS.layer_types, _layers),
-        Refusal(f"`rope_type` other than {listed(('default', rotary.LINEAR))}", _scaled),
+        layer_types(_WINDOWS.layer_types, layers_of),
+        rope_refusal("default", rotary.LINEAR),
     ),
     defaults={**_COMMON, "vocab_size": 262208},
     notes="Layers with windows have a separate rotary embedding, which `rope_scaling` does not "

@@ -1,0 +1,75 @@
+"""Granite: a Llama with factors on embeddings, scores, layers and logits.
+
+Source: `transformers` 5.24, models/granite.
+"""
+
+from typing import Any
+
+from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.refusals import one_of, refusals
+from mimo_launch.hugging_face.settings import Computed, Settings
+
+_BLOCK = decoders.sizes()
+_BIAS = "attention_bias"
+_SCORES, _LOGITS = "attention_multiplier", "logits_scaling"
+
+
+def _factor(ours: str, key: str) -> dict[str, Computed]:
+    """Return the entry of a factor that is none if it is 1."""
+    return {
+        ours: Computed(
+            lambda config: None if (found := number(config, key, 1.0)) == 1 else found,
+            lambda model: {key: getattr(model, ours) or 1.0},
+            f"`{key}`, unless it is 1",
+        )
+    }
+
+
+def _scalar(config: Config) -> float | None:
+    """Return the number whose square root divides scores."""
+    factor = number(config, _SCORES, 1.0)
+    head = Settings({"head_dim": _BLOCK["head_dim"]}).keys(config)["head_dim"]
+    return None if factor == head**-0.5 else factor**-2
+
+
+def _logit_scale(config: Config) -> float | None:
+    by = number(config, _LOGITS, 1.0)
+    return None if by == 1 else 1 / by
+
+
+def _scores(model: Any) -> Config:
+    return {_SCORES: (model.query_pre_attn_scalar or model.head_size) ** -0.5}
+
+
+GRANITE = Family(
+    model_type="granite",
+    kind="decoder",
+    architecture="GraniteForCausalLM",
+    published=("ibm-granite/granite-3.3-8b-instruct", "ibm-granite/granite-4.0-1b-base"),
+    settings=decoders.decoder(
+        _BLOCK,
+        qkv_bias=(_BIAS, False),
+        output_bias=(_BIAS, False),
+        **_factor("residual_scale", "residual_multiplier"),
+        **_factor("embedding_scale", "embedding_multiplier"),
+        query_pre_attn_scalar=Computed(
+            _scalar, _scores, f"`{_SCORES}` to the power of -2; 1"
+        ),
+        logit_scale=Computed(
+            _logit_scale,
+            lambda model: {_LOGITS: 1 / (model.logit_scale or 1.0)},
+            f"1 / `{_LOGITS}`, unless it is 1",
+        ),
+    ),
+    tensors=decoders.TENSORS,
+    refused=decoders.not_computed(but=(_BIAS,))
+    + refusals(one_of(_BIAS, (True, False), False)),
+    defaults={
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32,
+    },
+    rank=1,
+    notes="A Llama with factors.",
+)  # fmt: skip

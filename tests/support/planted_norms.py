@@ -1,0 +1,73 @@
+"""Known ways to get norms of all heads together, and factors, wrong; `planted` lists them."""
+
+from typing import Any
+
+from tests.support.specs import behind_vision
+
+from mimo_launch.kinds.weights import Weight
+from mimo_launch.layers import norms
+from mimo_launch.layers.norms import WideNorm
+from mimo_launch.models.language_model import LanguageStage
+from mimo_launch.models.transformer_block import Block
+from mimo_launch.spec.spec import Spec
+
+# Norms as in OLMo 2, factors as in Granite.
+MODEL: dict[str, Any] = {
+    "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 12, "rope_theta": 200.0, "qk_norm": True,
+    "wide_qk_norm": True, "pre_norms": False, "post_norms": True, "residual_scale": 0.5,
+    "logit_scale": 0.25,
+}  # fmt: skip
+
+
+def normed_after(data: dict[str, Any] | None = None, **language: Any) -> Spec:
+    """Language with such norms and factors after vision, on ranks of its own."""
+    return behind_vision(MODEL, data, **language)
+
+
+def shared_heads_count_often() -> None:
+    """A head that several tp ranks hold counts on each of them."""
+    correct, copies = WideNorm.forward, Weight.copies
+
+    def once(self: Any, x: Any) -> Any:
+        Weight.copies = lambda self, tp: 1  # type: ignore[method-assign]
+        try:
+            return correct(self, x)
+        finally:
+            Weight.copies = copies  # type: ignore[method-assign]
+
+    WideNorm.forward = once  # type: ignore[method-assign]
+
+
+def squares_of_this_rank() -> None:
+    """The sum of squares has a gradient from this rank's heads alone."""
+    norms.enter_tp = lambda x, tp: x
+
+
+def attention_unscaled() -> None:
+    """Only what the MLP adds has the factor."""
+    scaled, seen = Block._scaled, {}
+
+    def second(self: Any, change: Any) -> Any:
+        seen[self] = not seen.get(self, False)
+        return change if seen[self] else scaled(self, change)
+
+    Block._scaled = second  # type: ignore[method-assign]
+
+
+def logits_unscaled() -> None:
+    """The loss reads logits without the factor."""
+    correct = LanguageStage._logits
+
+    def plain(self: Any, x_ND: Any) -> Any:
+        logits, part = correct(self, x_ND)
+        return logits / self.kind.logit_scale, part
+
+    LanguageStage._logits = plain  # type: ignore[method-assign]
+
+
+NORM_BUGS = {
+    "shared heads count often": (shared_heads_count_often, normed_after(tp=4)),
+    "squares of this rank": (squares_of_this_rank, normed_after(tp=2)),
+    "attention unscaled": (attention_unscaled, normed_after(cp=2)),
+    "logits unscaled": (logits_unscaled, normed_after(pp=2)),
+}
