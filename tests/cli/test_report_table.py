@@ -1,8 +1,10 @@
 """What a report says of each run in words."""
 
+import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from tests.support.histories import evaluated, step, write
 from mimo_launch.cli.report import ROWS
 from mimo_launch.cli.report import cells as cells_of
 from mimo_launch.cli.report_figure import Charts
+from mimo_launch.train.events import PlanCompared
 from mimo_launch.train.history import read_history
+from mimo_launch.train.metrics_file import as_record
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
 
@@ -25,6 +29,7 @@ def test_the_row_of_a_run(runs: Callable[..., Path]) -> None:
     assert cells(run) == {
         "status": "-", "steps": "40", "last loss": "0.1000",
         "best loss": "0.1000 at step 40", "last evaluation": "0.2500", "median tokens/s": "5",
+        "step, estimated": "-", "tensors on the fullest GPU, estimated": "-",
         "skipped steps": "1", "bad samples": "80", "checkpoints": "0",
         "resumed after": "-",
     }  # fmt: skip
@@ -36,6 +41,21 @@ def test_the_last_evaluation_of_each_set_is_told(runs: Callable[..., Path]) -> N
     assert cells(run)["last evaluation"] == "photos 0.5000; charts 0.2500"
     lines = Charts([read_history(run)], 1).loss().lines
     assert [each.name for each in lines[1:]] == ["evaluation photos", "evaluation charts"]
+
+
+def test_the_newest_numbers_are_compared_with_the_plan(runs: Callable[..., Path]) -> None:
+    """A resumed run may measure only one of them again."""
+    run = runs("one")
+    first = PlanCompared(
+        step=20, estimated_step_s=2.0, measured_step_s=2.1,
+        estimated_memory=50_000_000_000, measured_memory=49_000_000_000,
+    )  # fmt: skip
+    second = replace(first, step=40, measured_step_s=2.2, measured_memory=None)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(as_record(each)) + "\n" for each in (first, second))
+    found = cells(run)
+    assert found["step, estimated"] == "2.20 s, 2.00 s"
+    assert found["tensors on the fullest GPU, estimated"] == "49.0 GB, 50.0 GB"
 
 
 @pytest.mark.parametrize(("wanted", "status"), [(40, "done"), (100, "step 40 of 100")])

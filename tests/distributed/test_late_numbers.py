@@ -43,7 +43,9 @@ def told(event: Any) -> Any:
     """What is said of a run, without times."""
     if isinstance(event, StepFinished):
         return untimed(event)
-    return replace(event, seconds=0.0) if isinstance(event, RunFinished) else event
+    if isinstance(event, RunFinished):
+        return replace(event, seconds=0.0, peak_memory=0)
+    return replace(event, peak_memory=0) if isinstance(event, RunStopped) else event
 
 
 def whole_run(

@@ -153,7 +153,8 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 ROWS = (
     "status", "steps", "last loss", "best loss", "last evaluation", "median tokens/s",
-    "skipped steps", "bad samples", "checkpoints", "resumed after",
+    "step, estimated", "tensors on the fullest GPU, estimated", "skipped steps", "bad samples",
+    "checkpoints", "resumed after",
 )  # fmt: skip
 
 
@@ -174,6 +175,7 @@ def cells(run: "History") -> tuple[str, ...]:
         f"{best:.4f} at step {best_step:,}" if finite else "-",
         "; ".join(_evaluation(run, each) for each in run.eval_sets) or "-",
         f"{median(speeds):,.0f}" if speeds else "-",
+        *_against_plan(run),
         f"{run.total('skipped'):,}",
         f"{run.total('bad_samples'):,}",
         str(sum(is_complete(path) for path in all_checkpoints(run.run))),
@@ -187,6 +189,19 @@ def _evaluation(run: "History", eval_set: str) -> str:
     accuracy = run.eval_curve("digit_accuracy", eval_set)[1][-1]
     more = f", digit accuracy {accuracy:.1%}" if math.isfinite(accuracy) else ""
     return f"{eval_set} {loss}{more}".lstrip()
+
+
+def _against_plan(run: "History") -> Iterator[str]:
+    """Yield seconds of a step, and bytes, as they were measured and as the plan has them."""
+    from mimo_launch.diag.quantities import bytes_text, seconds_text
+
+    def pair(key: str) -> list[float]:
+        found = [run.against_plan.get(f"{way}_{key}") for way in ("measured", "estimated")]
+        numbers = [each for each in found if isinstance(each, int | float)]
+        return numbers if len(numbers) == len(found) else []
+
+    yield ", ".join(map(seconds_text, pair("step_s"))) or "-"
+    yield ", ".join(bytes_text(int(each)) for each in pair("memory")) or "-"
 
 
 def _status(run: "History") -> str:

@@ -76,9 +76,9 @@ class Moment:
 
 
 class MaxOverRanks:
-    """Elementwise maxima of a few numbers over the ranks of a gloo group."""
+    """Elementwise maxima of a few numbers over the ranks of a gloo group, by default all ranks."""
 
-    def __init__(self, numbers: Sequence[int], group: ProcessGroup) -> None:
+    def __init__(self, numbers: Sequence[int], group: ProcessGroup | None = None) -> None:
         """Start to compare. Ranks: collective over `group`, in the same order on all of them."""
         self._numbers = np.array(numbers, dtype=np.int64)
         self._work = dist.all_reduce(

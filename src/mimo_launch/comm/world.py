@@ -139,6 +139,11 @@ def versions(device: torch.device) -> dict[str, str | None]:
     }
 
 
+def memory_of(device: torch.device) -> int:
+    """Return the bytes of a GPU."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
 def reset_peak(device: torch.device) -> None:
     """Reset the peaks of the GPU's allocator; a CPU's peak counts from the start of the process."""
     if device.type == "cuda":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mimo_launch.spec.spec import Spec
     from mimo_launch.train.events import Listener
     from mimo_launch.train.listeners import Closable
+    from mimo_launch.train.plan_watch import Forecast
     from mimo_launch.train.rank_session import RankSession
 
 BENCH = "bench.json"
@@ -49,6 +50,10 @@ class RankTask(ABC):
         """Return the listeners with which rank 0 records events in the run folder."""
         return []
 
+    def with_forecast(self, forecast: "Forecast") -> "RankTask":
+        """Return the task that compares what happens with a plan, if it is one that does."""
+        return self
+
     @abstractmethod
     def run(
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
@@ -65,13 +70,18 @@ class Training(RankTask):
 
     The steps in `profiled`, counted from 0, are measured. The folder `profile/` of the run gets
     timelines of all ranks and traces of the ranks in `traced`; with `memory`, also the allocations
-    of the traced ranks.
+    of the traced ranks. Rank 0 has the `forecast` of the plan.
     """
 
     resumable: ClassVar[bool] = True
     profiled: range = range(0)
     traced: frozenset[int] = frozenset()
     memory: bool = False
+    forecast: "Forecast | None" = None
+
+    def with_forecast(self, forecast: "Forecast") -> "Training":
+        """Return the task with the forecast of its plan."""
+        return replace(self, forecast=forecast)
 
     @property
     def in_common(self) -> str:
@@ -96,6 +106,7 @@ class Training(RankTask):
         from mimo_launch.data.build import build_dataset
         from mimo_launch.train.loop import Hooks, train
 
+        emit = self._watching(session, emit)
         profiler, dataset = None, build_dataset(session.spec)
         state, saver = start_run(session, run_dir, emit, dataset)
         if self.profiled:
@@ -104,6 +115,20 @@ class Training(RankTask):
             profiler.tell_missing(state.step)
         hooks = Hooks(saver=saver, stop=stop, profiler=profiler, dataset=dataset)
         return train(session, emit, hooks, state)
+
+    def _watching(self, session: "RankSession", emit: "Listener") -> "Listener":
+        """Return a listener that compares the run with its plan, on the GPU of rank 0."""
+        from mimo_launch.comm.world import device_name, memory_of
+        from mimo_launch.train.plan_watch import Machine, PlanWatch
+        from mimo_launch.train.step import steps_late
+
+        device = session.device
+        if self.forecast is None or session.rank or device.type != "cuda":
+            return emit
+        machine = Machine(
+            gpu=device_name(device), memory=memory_of(device), steps_late=steps_late(device)
+        )
+        return PlanWatch(self.forecast, machine, emit)
 
 
 @dataclass(frozen=True, slots=True)

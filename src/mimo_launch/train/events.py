@@ -122,21 +122,57 @@ class EvalFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFinished:
-    """The last step is done, and `saved` unless the spec disables saving."""
+    """The last step is done, and `saved` unless the spec disables saving.
+
+    `peak_memory` is the most bytes that a rank has had in this process, as in `Usage`.
+    """
 
     steps: int
     seconds: float
     skipped: int
     saved: bool = True
+    peak_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStopped:
-    """A signal ended the run after `step` steps; `checkpoint` is their checkpoint, if saved."""
+    """A signal ended the run after `step` steps; `checkpoint` is their checkpoint, if saved.
+
+    `peak_memory` is as in `RunFinished`.
+    """
 
     step: int
     signal: int
     checkpoint: str | None
+    peak_memory: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestStepComes:
+    """The step that needs the most memory by the plan comes soon, and it leaves little room.
+
+    It counts from 1. `rank` needs about `needed_bytes` in it, and may have `gpu_memory`.
+    """
+
+    step: int
+    rank: int
+    needed_bytes: int
+    gpu_memory: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCompared:
+    """How a run compares with its plan after `step` steps; None for what cannot be compared.
+
+    Seconds are the mean step of the plan, and the median of the steps of this process without the
+    first two. Memory is the most bytes in tensors of one rank.
+    """
+
+    step: int
+    estimated_step_s: float | None
+    measured_step_s: float | None
+    estimated_memory: int | None
+    measured_memory: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +317,8 @@ Event = (
     | EvalFinished
     | RunFinished
     | RunStopped
+    | LargestStepComes
+    | PlanCompared
     | RunResumed
     | CheckpointSaved
     | CheckpointFailed

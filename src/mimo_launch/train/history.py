@@ -8,14 +8,16 @@ Leaves: drawing and tables to `cli`.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.spec.files import parse_json
+from mimo_launch.train.events import PlanCompared
 from mimo_launch.train.metrics_file import METRICS
 
 Record = dict[str, Any]
+_PLAN = {each.name for each in fields(PlanCompared)} - {"step"}
 # Steps, and a value for each; NaN where a number was not finite or was not written.
 Curve = tuple[list[int], list[float]]
 
@@ -32,7 +34,8 @@ class NoHistory(Exception):
 class History:
     """A run's records, by step. `run` is the folder of its file.
 
-    `resumes` are the records of starts from a checkpoint, in order.
+    `resumes` are the records of starts from a checkpoint, in order. `against_plan` has the newest
+    numbers that were compared with the plan.
     """
 
     name: str
@@ -41,6 +44,7 @@ class History:
     steps: list[Record]
     evals: list[Record]
     resumes: list[Record]
+    against_plan: Record
     num_other_lines: int
 
     def curve(self, key: str) -> Curve:
@@ -111,6 +115,7 @@ def read_history(path: Path) -> History:
     records = [record for record in (*found, half) if record is not None]
     steps, evals = _by_step(records)
     resumes = [record for record in records if "resumed_from" in record]
+    compared = {key: value for record in records for key, value in record.items() if key in _PLAN}
     if not steps:
         raise NoHistory(
             f"{file} holds no step",
@@ -120,7 +125,7 @@ def read_history(path: Path) -> History:
         )
     run = file.parent
     name = run.resolve().name if file.name == METRICS else file.stem
-    return History(name, run, file, steps, evals, resumes, found.count(None))
+    return History(name, run, file, steps, evals, resumes, compared, found.count(None))
 
 
 def moving_average(values: Sequence[float], width: int) -> list[float]:

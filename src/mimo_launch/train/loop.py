@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from mimo_launch.comm.async_copies import MaxOverRanks
+from mimo_launch.comm.world import peak_memory
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.sample_order import global_order
@@ -111,8 +113,11 @@ def train(
                     raise error.with_checkpoint(hooks.saver.newest_finite()) from None
             raise
         saved = None if hooks.saver is None else _finish_saves(session, emit, hooks.saver)
+    (peak,) = MaxOverRanks((peak_memory(session.device),)).wait()
     if stop_signal_seen:
-        emit(RunStopped(step=state.step, signal=stop_signal_seen, checkpoint=saved))
+        emit(
+            RunStopped(step=state.step, signal=stop_signal_seen, checkpoint=saved, peak_memory=peak)
+        )
     else:
         seconds = time.perf_counter() - begin
         emit(
@@ -121,6 +126,7 @@ def train(
                 seconds=seconds,
                 skipped=state.skipped,
                 saved=hooks.saver is not None,
+                peak_memory=peak,
             )
         )
     return stop_signal_seen

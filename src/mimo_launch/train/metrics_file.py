@@ -21,6 +21,7 @@ from mimo_launch.train.events import (
     EvalFinished,
     Event,
     Listener,
+    PlanCompared,
     Reading,
     RunFinished,
     RunResumed,
@@ -61,14 +62,14 @@ class MetricsFile:
         self._failing = False
 
     def __call__(self, event: Event) -> None:
-        """Write a step or an evaluation; other events are not metrics."""
+        """Write a step, an evaluation or a comparison with the plan, and nothing else."""
         if isinstance(event, RunResumed):
             # It is written once the steps that the run repeats have been dropped.
             self._pending += json.dumps(as_record(event)).encode() + b"\n"
             return
         if isinstance(event, RunStarted):
             self._keep_steps = event.first_step
-        elif isinstance(event, StepFinished | EvalFinished):
+        elif isinstance(event, StepFinished | EvalFinished | PlanCompared):
             self._pending += json.dumps(as_record(event)).encode() + b"\n"
         elif not isinstance(event, CheckpointSaved | RunFinished | RunStopped):
             return
@@ -151,6 +152,8 @@ def as_record(event: Event) -> dict[str, Any]:
             if not record[key]:
                 del record[key]
         record |= record.pop("usage") or {}
+    if isinstance(event, PlanCompared):
+        record = {name: value for name, value in record.items() if value is not None}
     for key in _LEFT_OUT:
         if key in record and record[key] is None:
             del record[key]

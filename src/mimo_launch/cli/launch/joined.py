@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,7 +108,7 @@ class _JoinedRank:
         from mimo_launch.launcher.joined_world import Beginning
         from mimo_launch.launcher.worker_logs import next_attempt
 
-        opened: RunFolder | int = ExitCode.WRONG
+        opened: tuple[Start, RunFolder] | int = ExitCode.WRONG
         try:
             ended = custom_classes_fail(self.request.spec, self.console)
             opened = prepare(self.request, self.console) if ended is None else ended
@@ -117,15 +117,17 @@ class _JoinedRank:
                 world.say(int(opened))
         if isinstance(opened, int):
             return opened
+        request, folder = opened
         with ExitStack() as stack:
-            stack.enter_context(opened.lock)
+            stack.enter_context(folder.lock)
             port = 0 if self.watched is None else self.watched.port
             with self._reaching_others():
                 beginning = Beginning(next_attempt(self.request.run), world.hosts(), port)
                 world.say(beginning)
-            screen = screen_of(self.request, opened, self.console, plain=True)
+            screen = screen_of(request, folder, self.console, plain=True)
             listener = stack.enter_context(screen)
-            return self._work(world, beginning, listener, opened.lock, stack)
+            first = replace(self, request=request)
+            return first._work(world, beginning, listener, folder.lock, stack)
 
     def _work(
         self,

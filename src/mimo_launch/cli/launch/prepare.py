@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mimo_launch.plan.plan import Plan
     from mimo_launch.spec.spec import Spec
     from mimo_launch.train.events import Event, Listener
+    from mimo_launch.train.plan_watch import Forecast
 
 
 # Entering it returns the listener that shows the events of an attempt.
@@ -94,8 +95,10 @@ def announce(request: Start) -> None:
 
 def prepare(
     request: "Start", console: Console, stop: "StopRequest | None" = None
-) -> "RunFolder | int":
+) -> "tuple[Start, RunFolder] | int":
     """Plan the run, open and announce its folder; return an exit code if there is nothing to run.
+
+    Otherwise return the request with the forecast of its plan, and the folder.
 
     Raises: Interrupted.
     """
@@ -138,7 +141,30 @@ def prepare(
     request.say(f"  run folder: {folder.path}")
     if folder.saved:
         request.say(f"  resumes after step {folder.saved.step}; --no-resume starts anew")
-    return folder
+    task = request.task.with_forecast(forecast_of(report, request.spec))
+    return replace(request, task=task), folder
+
+
+def forecast_of(report: "Report", spec: "Spec") -> "Forecast":
+    """Return what a plan expects, as far as a run can tell whether it is true."""
+    from mimo_launch.checks.memory import TOLERANCE
+    from mimo_launch.estimate.device_constants import constants_for
+    from mimo_launch.spec.values import GPUS
+    from mimo_launch.train.plan_watch import Forecast
+
+    fit, nodes = report.answer.fit, spec.nodes
+    device = constants_for(nodes).rated_device
+    gives_memory = nodes is not None and nodes.gpu_memory is not None
+    return Forecast(
+        gpus=next(((gpu.name, *gpu.devices) for gpu in GPUS.values() if gpu.name == device), ()),
+        step_seconds=report.answer.step_seconds,
+        needed_bytes=fit.needed_bytes,
+        allocated_bytes=max(row.allocated_bytes for row in report.estimates.ranks),
+        rank=fit.rank,
+        step=fit.step,
+        tight_below=int(fit.needed_bytes / (1 - TOLERANCE)),
+        gpu_memory=fit.gpu_memory if gives_memory else None,
+    )
 
 
 @contextmanager

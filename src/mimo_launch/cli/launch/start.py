@@ -63,14 +63,15 @@ class _Launcher:
             ended = custom_classes_fail(self.request.spec, self.console, self.stop)
             if ended is not None:
                 return ended
-            folder = prepare(self.request, self.console, self.stop)
+            prepared = prepare(self.request, self.console, self.stop)
         except Interrupted as interrupted:
             return interrupted_by(interrupted.signal, self.console)
-        if isinstance(folder, int):
-            return folder
+        if isinstance(prepared, int):
+            return prepared
+        request, folder = prepared
         with folder.lock:
-            hosts = OneHost(self.request.num_workers, self.request.run, folder.lock)
-            return self._run(hosts, folder)
+            hosts = OneHost(request.num_workers, request.run, folder.lock)
+            return self._run(hosts, request, folder)
 
     def with_others(self, place: "NodePlace") -> int:
         """Start the workers of this host once the launchers of all hosts have met."""
@@ -84,21 +85,22 @@ class _Launcher:
         try:
             in_common = f"{request.device} {request.task.in_common}"
             hosts = ManyHosts(place, request.plan, in_common, request.run, self.stop)
-            folder: RunFolder | int | None = 2
+            prepared: tuple[Start, RunFolder] | int | None = 2
             try:
-                folder = custom_classes_fail(request.spec, console, self.stop)
-                if folder is None and place.node == 0:
-                    folder = prepare(request, console, self.stop)
-                if isinstance(folder, int):
-                    return folder
+                prepared = custom_classes_fail(request.spec, console, self.stop)
+                if prepared is None and place.node == 0:
+                    prepared = prepare(request, console, self.stop)
+                if isinstance(prepared, int):
+                    return prepared
+                request, folder = prepared or (request, None)
                 hosts.lock = None if folder is None else folder.lock
-                return self._run(hosts, folder)
+                return self._run(hosts, request, folder)
             finally:
-                if isinstance(folder, int):
-                    hosts.dismiss(folder)
+                if isinstance(prepared, int):
+                    hosts.dismiss(prepared)
                 hosts.close()
-                if folder is not None and not isinstance(folder, int):
-                    folder.lock.close()
+                if isinstance(prepared, tuple):
+                    prepared[1].lock.close()
         except HostsError as error:
             console.note(f"error: {error}")
             return error.code
@@ -108,11 +110,11 @@ class _Launcher:
         except Interrupted as interrupted:
             return interrupted_by(interrupted.signal, console)
 
-    def _run(self, hosts: "Hosts", folder: "RunFolder | None") -> int:
+    def _run(self, hosts: "Hosts", request: Start, folder: "RunFolder | None") -> int:
         """Run attempts on this host; the launcher that opened the `folder` shows the run."""
         from mimo_launch.launcher.start_workers import Audience
 
-        request, console = self.request, self.console
+        console = self.console
 
         def audience() -> Audience:
             # Events come from rank 0, so the launcher of rank 0's host shows them.

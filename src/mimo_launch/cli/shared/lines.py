@@ -7,9 +7,9 @@ Leaves: when a line is due to `cli.run_screens`.
 
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from mimo_launch.diag.quantities import some
+from mimo_launch.diag.quantities import bytes_text, seconds_text, some
 from mimo_launch.train.events import (
     BadSamples,
     CheckpointFailed,
@@ -17,8 +17,10 @@ from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
     Event,
+    LargestStepComes,
     ListenerFailed,
     NonFinite,
+    PlanCompared,
     RunFinished,
     RunResumed,
     RunStarted,
@@ -109,6 +111,8 @@ def other_lines(event: Event) -> list[str]:
             name = signal.Signals(event.signal).name
             saved = event.checkpoint or "no checkpoint was saved"
             lines = [f"stopped by {name} after step {event.step}; {saved}"]
+        case LargestStepComes() | PlanCompared():
+            lines = [_plan_line(event)]
         case CheckpointSaved():
             size = _size(event.num_bytes)
             times = f"stalled {event.stall_s:.2f} s, written in {event.seconds:.2f} s"
@@ -117,12 +121,7 @@ def other_lines(event: Event) -> list[str]:
             lines += [f"warning: weights in it are not finite: {_names(bad)}"] if bad else []
         case WeightsLoaded():
             lines = [f"{event.module}: {event.num_loaded} weights from {event.checkpoint}"]
-            for names, words in (
-                (event.missing, "not in it, keep their initial values"),
-                (event.misfits, "of another shape, keep their initial values"),
-                (event.unused, "in it only, not used"),
-            ):
-                lines += [f"  {len(names)} {words}: {_names(names)}"] if names else []
+            lines += _exceptions(event)
         case NonFinite():
             ids = _names([str(sample) for sample in event.samples])
             lines = [
@@ -146,6 +145,38 @@ def other_lines(event: Event) -> list[str]:
         case ListenerFailed():
             lines = [f"warning: {event.listener}: {event.reason}; {event.effect}"]
     return lines
+
+
+def _exceptions(event: WeightsLoaded) -> Iterator[str]:
+    """Yield which weights were not loaded, and why."""
+    for names, words in (
+        (event.missing, "not in it, keep their initial values"),
+        (event.misfits, "of another shape, keep their initial values"),
+        (event.unused, "in it only, not used"),
+    ):
+        if names:
+            yield f"  {len(names)} {words}: {_names(names)}"
+
+
+def _plan_line(event: LargestStepComes | PlanCompared) -> str:
+    """Return what a plan says of a step, or how a run compares with it."""
+    if isinstance(event, PlanCompared):
+        return f"against the plan: {', '.join(_compared(event))}"
+    sizes = f"{bytes_text(event.needed_bytes)} of {bytes_text(event.gpu_memory)}"
+    return (
+        f"note: step {event.step:,} comes, the largest of the plan: about {sizes} on rank "
+        f"{event.rank:,}"
+    )
+
+
+def _compared(event: PlanCompared) -> Iterator[str]:
+    """Yield what a run has measured of what its plan estimated."""
+    if event.measured_step_s is not None and event.estimated_step_s is not None:
+        measured, planned = map(seconds_text, (event.measured_step_s, event.estimated_step_s))
+        yield f"a step takes {measured} (estimated {planned})"
+    if event.measured_memory is not None and event.estimated_memory is not None:
+        measured, planned = map(bytes_text, (event.measured_memory, event.estimated_memory))
+        yield f"the fullest GPU holds {measured} of tensors (estimated {planned})"
 
 
 def _names(names: Sequence[str]) -> str:
