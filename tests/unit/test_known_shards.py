@@ -18,16 +18,20 @@ from tests.support.specs import box, spec
 from tests.support.videos import TEMPLATE, asked, frames, zipped
 from tests.unit.test_expected_steps import assert_is_true, walk, with_steps
 
+from mimo_launch.checks.all_checks import is_legal
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import ready_shards
 from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.data.fact_source import Source
-from mimo_launch.drawing.answer_text import facts_of
+from mimo_launch.drawing.answer_text import facts_of, losses_of
 from mimo_launch.drawing.plan_report import build_report
-from mimo_launch.drawing.rows import Header
+from mimo_launch.drawing.rows import Report
+from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.spec import Spec
+from mimo_launch.search.answer import LostTime
+from mimo_launch.search.packing_change import packed
+from mimo_launch.spec.spec import Grid, Spec
 
 VIT = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}
 Samples = Iterator[tuple[str, dict[str, Any]]]
@@ -132,16 +136,71 @@ def test_a_look_at_some_samples_tells_how_many_there_are_and_what_they_hold(
     assert looked.padding == pytest.approx(1 - tokens / (20 * 8 * 256), abs=0.02)
 
 
-def test_the_first_screen_tells_of_padding_and_what_packing_changes(tmp_path: Path) -> None:
-    packed = data_set("photographs and chats", tmp_path)
-    alone = packed.replace(data=packed.data.replace(packing=False))
-    header, line = padding_of(alone)
-    full, after = 1 - header.padding, 1 - padding_of(packed)[0].padding
-    assert header.padding_if_packed == pytest.approx(1 - after, abs=0.01)
-    assert after > 1.25 * full
-    assert line.startswith(f"{100 * header.padding:.0f}% of positions hold no token; ")
-    assert "`packing: true` under `data` puts " in line
-    assert padding_of(packed)[0].padding_if_packed is None
+def test_the_first_screen_tells_of_padding_and_what_packing_gains(tmp_path: Path) -> None:
+    with_packs = data_set("photographs and chats", tmp_path)
+    alone = with_packs.replace(data=with_packs.data.replace(packing=False))
+    report, after = (build_report(Plan.of(each), advice=True) for each in (alone, with_packs))
+    full, fuller = (1 - each.header.padding for each in (report, after))
+    assert report.header.padding_if_packed == pytest.approx(1 - fuller, abs=0.01)
+    assert facts_of(report)["padding"].startswith(
+        f"{100 * (1 - full):.0f}% of positions hold no token; "
+    )
+    change = padding_loss(report).change
+    assert change is not None
+    assert change.settings == {"data.packing": True}
+    # In tokens of the data, as the plan of the packed spec has them.
+    assert 1.25 < fuller / full == pytest.approx(change.fuller)
+    before = full * report.answer.tokens_per_second
+    assert fuller * after.answer.tokens_per_second / before == pytest.approx(1 + change.gain)
+    assert change.needed_bytes == after.answer.fit.needed_bytes
+    said = next(each.helps for each in losses_of(report.answer) if "padding" in each.head)
+    assert said is not None
+    assert said.startswith(f"{1 + change.gain:.1f} times as many tokens of the data a second, ")
+    assert said.endswith(
+        f"pack records into sequences; a step then holds {change.fuller:.1f} times as many tokens "
+        "of the data"
+    )
+    # Without a search, and with packing, nothing is offered.
+    assert padding_loss(build_report(Plan.of(alone))).change is None
+    assert all(each.kind != "pads" for each in after.answer.losses)
+    assert after.header.padding_if_packed is None
+
+
+def padding_loss(report: Report) -> LostTime:
+    """Return the loss by padding."""
+    (found,) = (each for each in report.answer.losses if each.kind == "pads")
+    return found
+
+
+def test_packing_is_made_to_fit_or_not_offered(tmp_path: Path) -> None:
+    with_packs = data_set("photographs and chats", tmp_path)
+    alone = with_packs.replace(data=with_packs.data.replace(packing=False))
+    estimator = Estimator.of(Plan.of(alone))
+    needed = max(row.total_bytes for row in Estimator.of(Plan.of(with_packs)).estimates().ranks)
+    found = packed(estimator, needed - 1)
+    assert found is not None
+    assert len(found.planned.change.settings) > 1
+    assert max(row.total_bytes for row in found.planned.estimates.ranks) < needed
+    assert packed(estimator, 1) is None
+
+
+def test_packing_that_a_rule_refuses_is_not_offered(tmp_path: Path) -> None:
+    """Transformer Engine does not compute packs under cp."""
+    made = data_set("photographs and chats", tmp_path)
+    language = made.language.model_copy(
+        update={
+            "backend": "transformer_engine",
+            "grid": Grid(cp=2),
+            "model": made.language.model.model_copy(update={"hidden": 64, "head_dim": 16}),
+        }
+    )
+    made = made.replace(
+        data=made.data.replace(packing=False),
+        modules={**made.modules, "language": language},
+        train=made.train.replace(precision="bf16"),
+    )
+    assert is_legal(made, files=False)
+    assert packed(Estimator.of(Plan.of(made)), 2**60) is None
 
 
 def test_the_first_screen_names_the_largest_step_once_an_index_knows_all(tmp_path: Path) -> None:
@@ -156,12 +215,6 @@ def test_the_first_screen_names_the_largest_step_once_an_index_knows_all(tmp_pat
     said = f"the largest step is {fullest.fullest_step + 1}, on rank {fullest.fullest_rank}"
     assert facts_of(report)["memory"].endswith(said)
     assert build_report(Plan.of(made), worst=True, advice=False).answer.fit.step is None
-
-
-def padding_of(given: Spec) -> tuple[Header, str]:
-    """Return the head of a plan, and its line about padding."""
-    report = build_report(Plan.of(given), advice=False)
-    return report.header, facts_of(report).get("padding", "")
 
 
 def test_a_file_that_is_not_here_is_an_error_for_a_run_and_a_warning_for_a_plan() -> None:

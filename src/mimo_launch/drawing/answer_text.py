@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mimo_launch.checks.memory import TOLERANCE
-from mimo_launch.data.expected_steps import WORTH_PACKING
 from mimo_launch.data.fact_source import Source
 from mimo_launch.diag.quantities import (
     bytes_text,
@@ -139,18 +138,12 @@ def facts_of(report: Report) -> dict[str, str]:
 
 
 def _padding_text(header: Header, positions_per_second: float) -> str:
-    """Return how many positions hold no token, and what packing would change."""
-    full = 1 - header.padding
-    text = (
-        f"{100 * header.padding:.0f}% of positions hold no token; "
-        f"{full * positions_per_second:,.0f} tokens/s are of the data"
+    """Return how many positions hold no token, and the speed in tokens of the data."""
+    of_data = (1 - header.padding) * positions_per_second
+    return (
+        f"{100 * header.padding:.0f}% of positions hold no token; {of_data:,.0f} tokens/s are of "
+        "the data"
     )
-    if header.padding_if_packed is None:
-        return text
-    times = (1 - header.padding_if_packed) / full
-    if times < WORTH_PACKING:
-        return text
-    return f"{text}. `packing: true` under `data` puts {times:.1f} times as many into a step"
 
 
 def _largest_step(header: Header, fit: MemoryFit) -> str:
@@ -229,15 +222,22 @@ def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
             none = "nothing of another kind that was tried helps here by 2% or more"
             yield LossText(head=head, helps=none if answer.compared else None, settings=())
             continue
-        times = 1 + change.gain
-        faster = f"{times:.{1 if times >= 2 else 2}f} times as fast"
+        faster = f"{_times(1 + change.gain)} as fast"
+        if change.fuller != 1:
+            faster = f"{_times(1 + change.gain)} as many tokens of the data a second"
         step = f"{seconds_text(before)} -> {seconds_text(change.step_seconds)} a step"
         sizes = map(bytes_text, (answer.fit.needed_bytes, change.needed_bytes))
         needed = " -> ".join(dict.fromkeys(sizes))
         free = "" if memory is None else f" ({percent(1 - change.needed_bytes / memory)} free)"
         lines = tuple(lines_of(tree_of(change.settings)))
         helps = f"{faster}, {step}, {needed}{free}: {change.text}"
+        if change.fuller != 1:
+            helps += f"; a step then holds {_times(change.fuller)} as many tokens of the data"
         yield LossText(head=head, helps=helps, settings=lines)
+
+
+def _times(number: float) -> str:
+    return f"{number:.{1 if number >= 2 else 2}f} times"
 
 
 def fitting_of(report: Report, found: WhatFits) -> Iterator[LossText]:

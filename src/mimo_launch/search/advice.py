@@ -105,11 +105,8 @@ class Search:
         stages = (stage for module in base.layout.modules for stage in module.stages)
         layers = sum(stage.num_layers for stage in stages)
         many = max(1.0, layers / _LAYERS_PER_PLAN)
-        needed = max((row.total_bytes for row in estimates.ranks), default=0)
-        limit = int((1 - TOLERANCE) * gpu_memory)
-        fits = needed <= gpu_memory
-        if fits:
-            limit = max(limit, needed)
+        fits = _needed(estimates) <= gpu_memory
+        limit = memory_limit(estimates, gpu_memory)
         return cls(base, estimates, limit, most / many, fits, Bounds(base))
 
     @property
@@ -301,6 +298,19 @@ class Search:
         self.seen[text] = planned = Planned(change, estimator.estimates())
         self.found.append(planned)
         return planned
+
+
+def memory_limit(estimates: Estimates, gpu_memory: int) -> int:
+    """Return the bytes that a change may need: not more than leaves room, or than a spec that fits.
+
+    `estimates` are those of the spec before the change.
+    """
+    needed, limit = _needed(estimates), int((1 - TOLERANCE) * gpu_memory)
+    return max(limit, needed) if needed <= gpu_memory else limit
+
+
+def _needed(estimates: Estimates) -> int:
+    return max((row.total_bytes for row in estimates.ranks), default=0)
 
 
 def _numerics(spec: Spec) -> Iterator[Settings]:

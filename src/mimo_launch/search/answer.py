@@ -14,8 +14,18 @@ from mimo_launch.estimate.accuracy import Accuracy, accuracy_for
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.advice import LEAST_GAIN, MAX_WASTES, Advice, Planned, Search, advise
-from mimo_launch.search.wastes import TimeShares, modules_of, time_shares, wastes
+from mimo_launch.search.advice import (
+    LEAST_GAIN,
+    MAX_WASTES,
+    Advice,
+    Planned,
+    Search,
+    advise,
+    memory_limit,
+)
+from mimo_launch.search.changes import Change
+from mimo_launch.search.packing_change import packed, padding_waste
+from mimo_launch.search.wastes import TimeShares, Waste, modules_of, time_shares, wastes
 from mimo_launch.spec.values import GPUS, MEASURED
 
 _SECONDS_PER_DAY = 86_400
@@ -42,7 +52,8 @@ class MemoryFit:
 class OfferedChange:
     """A change that was planned: every key that it changes, by path, and its expected gain.
 
-    `gain` is the share by which speed rises; `needed_bytes` is the memory of the fullest ranks.
+    `gain` is the share by which speed rises, in tokens of the data if a step then holds `fuller`
+    times as many of them; `needed_bytes` is the memory of the fullest ranks.
     """
 
     text: str
@@ -50,18 +61,27 @@ class OfferedChange:
     step_seconds: float
     gain: float
     needed_bytes: int
+    fuller: float = 1.0
 
     @classmethod
     def of(cls, planned: Planned, base: Estimator, before: Estimates) -> "OfferedChange":
         """Return a change that was planned, compared with the estimates before it."""
         estimates = base.on(Plan.of(planned.change.spec)).estimates()
+        return cls.between(planned.change, before, estimates)
+
+    @classmethod
+    def between(
+        cls, change: Change, before: Estimates, estimates: Estimates, fuller: float = 1.0
+    ) -> "OfferedChange":
+        """Return a change with these estimates before and after it."""
         seconds = estimates.step_seconds
         return cls(
-            text=planned.change.text,
-            settings=dict(planned.change.settings),
+            text=change.text,
+            settings=dict(change.settings),
             step_seconds=seconds,
-            gain=before.step_seconds / seconds - 1,
+            gain=fuller * before.step_seconds / seconds - 1,
             needed_bytes=max(row.total_bytes for row in estimates.ranks),
+            fuller=fuller,
         )
 
 
@@ -83,7 +103,13 @@ class LostTime:
     @classmethod
     def of(cls, advice: Advice, base: Estimator, before: Estimates) -> "LostTime":
         """Return a loss with its change, compared with the estimates before it."""
-        waste, planned = advice.waste, advice.planned
+        planned = advice.planned
+        offered = None if planned is None else OfferedChange.of(planned, base, before)
+        return cls.answered(advice.waste, offered)
+
+    @classmethod
+    def answered(cls, waste: Waste, change: OfferedChange | None) -> "LostTime":
+        """Return a loss with its change."""
         return cls(
             what=waste.text,
             kind=waste.kind,
@@ -91,7 +117,7 @@ class LostTime:
             ranks=waste.ranks,
             share=waste.share,
             of_all=waste.of_all,
-            change=None if planned is None else OfferedChange.of(planned, base, before),
+            change=change,
         )
 
 
@@ -134,12 +160,12 @@ def answer_of(
     compared, tried = 0, dict[str, int]()
     advice = [Advice(waste, None) for waste in lost[:MAX_WASTES]]
     if seeks and advice:
-        memory = estimates.gpu_memory or GPUS[MEASURED].memory
         # Changes are compared in one step of the run, which takes about as long as the mean.
         brief = estimator.brief
-        search = Search.of(brief, brief.estimates(), memory)
+        search = Search.of(brief, brief.estimates(), _gpu_memory(estimates))
         advice = advise(search, lost, estimator.constants)
         compared, tried = search.compared, dict(search.tried)
+    losses = [LostTime.of(each, estimator, estimates) for each in advice]
     speed = estimates.tokens_per_second_per_gpu * world
     return PlanAnswer(
         sample="largest" if estimator.worst else "mean",
@@ -159,13 +185,41 @@ def answer_of(
         tokens=tokens,
         days=None if tokens is None else tokens / speed / _SECONDS_PER_DAY,
         time=time_shares(estimates, world),
-        losses=tuple(LostTime.of(each, estimator, estimates) for each in advice),
+        losses=_with_padding(losses, estimator, estimates, seeks=seeks),
         compared=compared,
         planned=sum(tried.values()),
         tried=tried,
         accuracy=accuracy_for(estimator.spec),
         scaled_from=estimator.constants.kernels.scaled_from,
     )
+
+
+def _with_padding(
+    losses: list[LostTime], estimator: Estimator, estimates: Estimates, *, seeks: bool
+) -> tuple[LostTime, ...]:
+    """Return the losses with that by padding, in the order of their changes; not more than shown.
+
+    A packed spec gains tokens of the data, and its steps hold other samples.
+    """
+    waste = padding_waste(estimator, estimates)
+    if waste is None:
+        return tuple(losses)
+    limit = memory_limit(estimates, _gpu_memory(estimates))
+    found = packed(estimator, limit) if seeks else None
+    offered = None
+    if found is not None:
+        planned = found.planned
+        offered = OfferedChange.between(
+            planned.change, estimates, planned.estimates, fuller=found.fuller
+        )
+    gain = LEAST_GAIN if offered is None else offered.gain
+    own = LostTime.answered(waste, offered if gain > LEAST_GAIN else None)
+    place = sum(each.change is not None and each.change.gain >= gain for each in losses)
+    return (*losses[:place], own, *losses[place:])[:MAX_WASTES]
+
+
+def _gpu_memory(estimates: Estimates) -> int:
+    return estimates.gpu_memory or GPUS[MEASURED].memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +238,7 @@ def what_fits(estimator: Estimator) -> WhatFits:
     """Return changes that make a spec fit that needs more memory than a GPU has."""
     estimates = estimator.estimates()
     brief = estimator.brief
-    memory = estimates.gpu_memory or GPUS[MEASURED].memory
-    search = Search.of(brief, brief.estimates(), memory)
+    search = Search.of(brief, brief.estimates(), _gpu_memory(estimates))
     found = in_order(search.that_fit())[:MAX_WASTES]
     changes = tuple(OfferedChange.of(each, estimator, estimates) for each in found)
     return WhatFits(changes=changes, compared=search.compared, tried=dict(search.tried))

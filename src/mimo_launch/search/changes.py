@@ -50,7 +50,9 @@ class Change:
     @property
     def text(self) -> str:
         """The changes in words."""
-        words = (self._words_of_ranks(), self._words_of_modules(), self._words_of_step())
+        words = [self._words_of_ranks(), self._words_of_modules(), self._words_of_step()]
+        if "data.packing" in self.settings:
+            words.insert(0, iter(["pack records into sequences"]))
         return ", ".join(word for part in words for word in part)
 
     def _words_of_ranks(self) -> Iterator[str]:

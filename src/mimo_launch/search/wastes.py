@@ -12,7 +12,7 @@ from typing import TypeVar
 from mimo_launch.diag.quantities import listed, named_ranks, percent, sizes_text
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.rows import Estimates, RankEstimate, StageEstimate
-from mimo_launch.spec.base import Axis
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 # Losses of a smaller share of all GPU time are not mentioned.
@@ -218,6 +218,12 @@ def _of_all(spec: Spec, constants: Calibration) -> Iterator[_Kind]:
             return max(0.0, products) * (1 - speed)
 
         yield "precision", slower, f"{spec.train.precision} instead of bf16 takes"
+
+
+def language_share(row: RankEstimate) -> float:
+    """Return the part of the work of a class of ranks that is language's, in FLOPs."""
+    mine = sum(stage.tflop for stage in row.stages if stage.module == LANGUAGE)
+    return mine / row.tflop if row.tflop else 0.0
 
 
 def modules_of(row: RankEstimate) -> tuple[str, ...]:
