@@ -58,6 +58,17 @@ def test_the_newest_numbers_are_compared_with_the_plan(runs: Callable[..., Path]
     assert found["tensors on the fullest GPU, estimated"] == "49.0 GB, 50.0 GB"
 
 
+@pytest.mark.parametrize(("after", "status"), [("", "done"), (step(5), "step 5 of 4,000")])
+def test_a_run_that_ended_early_is_done_until_it_goes_on(
+    runs: Callable[..., Path], after: str, status: str
+) -> None:
+    run = runs("one")
+    end = '{"step": 3, "ended_early": true, "best_step": 1}\n'
+    write(run, step(2), step(3), evaluated(3), end, after)
+    (run / "spec.yaml").write_text(SPEC.read_text().replace("steps: 4,", "steps: 4000,"))
+    assert cells(run)["status"] == status
+
+
 @pytest.mark.parametrize(("wanted", "status"), [(40, "done"), (100, "step 40 of 100")])
 def test_the_status_of_a_run(runs: Callable[..., Path], wanted: int, status: str) -> None:
     run = runs("one")

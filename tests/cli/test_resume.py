@@ -6,6 +6,7 @@ import pytest
 from tests.unit.test_run_folder import add_checkpoint
 
 from mimo_launch.cli.app import run
+from mimo_launch.runtime.progress import Best
 
 SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
 
@@ -35,6 +36,17 @@ def test_a_finished_run_says_how_to_go_on(folder: Path, capsys: pytest.CaptureFi
     assert "raise train.steps" in out
     assert "--no-resume" in out
     assert [path.name for path in folder.iterdir()] == ["checkpoints"]
+
+
+def test_a_run_that_ended_early_says_why_and_how_to_go_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_checkpoint(folder, 3, best=Best(1, 0.5, since=2))
+    assert run(["train", SPEC, "--set=eval={every: 1, stop_after: 2}"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    why = "3 steps are done, 2 evaluations were no better than that of step 1"
+    assert f"runs/tiny is finished: {why}\n  to continue, raise eval.stop_after;" in out
 
 
 def test_a_disk_without_room_for_checkpoints_is_said_before_a_worker_starts(

@@ -23,7 +23,13 @@ from tests.support.planted_graphs import drawn, frozen_between, spoken, two_read
 from tests.support.planted_hybrid import split_heads
 from tests.support.planted_silence import unpadded
 from tests.support.planted_sliding import sliding
-from tests.support.planted_training import TRAINING_BUGS, behind_language, settings, without_images
+from tests.support.planted_training import (
+    TRAINING_BUGS,
+    behind_language,
+    impatient,
+    settings,
+    without_images,
+)
 from tests.support.planted_windows import windowed
 from tests.support.proof import failures, training_verdicts, verdicts
 
@@ -179,6 +185,7 @@ CLEAN_RUNS = {
     "an optimizer of its own": lambda: settings({"kind": "sgd"}),
     "two losses": behind_language,
     "a tower without images": lambda: without_images(2),
+    "an early end": impatient,
 }
 
 
@@ -190,6 +197,7 @@ def test_training_passes_without_planted_bugs(name: str) -> None:
 OFTEN = {
     "rate of the step before", "decay of 0 taken for unset", "batches weigh as the first",
     "evaluation moves weights", "held-out losses of each other", "no gradient, no update",
+    "no end without a better one",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.optimizer.adamw import LocalAdamW
 from mimo_launch.optimizer.module_optimizers import Updates
 from mimo_launch.runtime.executor import Executor
+from mimo_launch.spec.optimizers import LrSchedule, ModuleOptimizer
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop
 
@@ -49,6 +50,17 @@ def without_images(grid: int = 1) -> Spec:
 def behind_language() -> Spec:
     """Language and a generator, each with a loss, on one rank."""
     return with_settings(drawn())
+
+
+def impatient() -> Spec:
+    """Steps so large that held-out losses grow, which ends the run."""
+    made = settings()
+    assert made.eval is not None
+    return made.replace(
+        optimizer=made.optimizer.replace(kind="sgd", lr=9.0, clip=None, schedule=LrSchedule()),
+        eval=made.eval.replace(stop_after=4),
+        modules={n: each.replace(optimizer=ModuleOptimizer()) for n, each in made.modules.items()},
+    )
 
 
 def with_settings(made: Spec) -> Spec:
@@ -114,8 +126,8 @@ def evaluation_moves_weights() -> None:
     """An evaluation in the middle of training changes what the next step starts from."""
     correct = loop.evaluate
 
-    def moving(session: Any, reader: Any, samples: int, step: int) -> Any:
-        found = correct(session, reader, samples, step)
+    def moving(session: Any, reader: Any, samples: int, step: int, *of: Any) -> Any:
+        found = correct(session, reader, samples, step, *of)
         if step < session.spec.train.steps:
             with torch.no_grad():
                 for item in session.declared("language"):
@@ -175,6 +187,12 @@ def clipped_half() -> None:
     Updates.apply = weaker
 
 
+def no_end_without_a_better_one() -> None:
+    """A run goes on although its evaluations get worse."""
+    loop.waited_enough = lambda *_: False
+    loop.has_ended = lambda spec, step, _: step >= spec.train.steps
+
+
 TRAINING_BUGS: dict[str, tuple[Callable[[], None], Spec]] = {
     "rate of the step before": (rate_of_the_step_before, settings()),
     "eps ignored": (partial(setting_ignored, "eps"), settings()),
@@ -191,6 +209,7 @@ TRAINING_BUGS: dict[str, tuple[Callable[[], None], Spec]] = {
     "evaluation moves weights": (evaluation_moves_weights, settings()),
     "held-out losses of each other": (heldout_losses_of_each_other, behind_language()),
     "skipped steps count": (skipped_steps_count, settings()),
+    "no end without a better one": (no_end_without_a_better_one, impatient()),
     "clipped half": (clipped_half, settings()),
     "no gradient, no update": (no_gradient_no_update, without_images()),
 }  # fmt: skip

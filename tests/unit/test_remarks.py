@@ -82,8 +82,8 @@ def unsaid(asked: Spec, proved: Spec) -> list[str]:
 
 
 SETTINGS: dict[str, Any] = {
-    "eval": {"every": 100, "samples": 512},
-    "checkpoint": {"every": 50, "keep": 7, "asynchronous": False},
+    "eval": {"every": 100, "samples": 512, "metric": "photos.loss", "stop_after": 3},
+    "checkpoint": {"every": 50, "keep": 7, "keep_best": True, "asynchronous": False},
     "init_from": "runs/first",
     "log": {"tensorboard": True},
 }
@@ -94,6 +94,7 @@ KINDS_OF_DATA = {
         **SHARDS, "too_long": "truncate", "target_reads": 3, "max_rows": 9, "image_marker": "<i>",
         "video": {"fps": 3.0}, "template": {"kind": "chat", "system": "Be brief."},
         "decode_threads": 2, "max_bad_samples": 7,
+        "eval_shards": {"photos": "p.tar", "charts": ["c.tar", "d.tar"]},
     },
 }  # fmt: skip
 

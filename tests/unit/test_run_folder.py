@@ -1,5 +1,6 @@
 """Which runs go on in their folder, and what happens to the others."""
 
+from dataclasses import asdict
 from pathlib import Path
 from shutil import disk_usage
 
@@ -23,6 +24,7 @@ from mimo_launch.launcher.run_folder import (
     newest_checkpoint,
     open_run_folder,
 )
+from mimo_launch.runtime.progress import Best
 from mimo_launch.spec.spec import Spec
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
@@ -41,7 +43,9 @@ def opened(root: Path, spec: Spec, *, resume: bool | None = None) -> RunFolder:
     return folder
 
 
-def add_checkpoint(run: Path, step: int, *, whole: bool = True, bad: tuple[str, ...] = ()) -> Path:
+def add_checkpoint(
+    run: Path, step: int, *, whole: bool = True, bad: tuple[str, ...] = (), best: Best | None = None
+) -> Path:
     """Make the folder of a checkpoint without tensors."""
     folder = run / CHECKPOINTS / folder_name(step)
     unfinished = folder.with_name(folder.name + PARTIAL)
@@ -49,6 +53,7 @@ def add_checkpoint(run: Path, step: int, *, whole: bool = True, bad: tuple[str, 
     (unfinished / "part").write_text("four")
     content = {"format": FORMAT, "counts": {"step": step}, "updates": {}, "plan": "", "spec": {}}
     files = {"part": [4 if whole else 5, 0]}
+    content["best"] = best and asdict(best)
     complete(unfinished, folder, content | {"torch": "", "files": files, "not_finite": bad})
     return folder
 
@@ -150,6 +155,15 @@ def test_checkpoints_of_each_so_many_steps_stay_beside_the_newest(tmp_path: Path
     ]
 
 
+def test_the_checkpoint_of_the_best_evaluation_stays(tmp_path: Path) -> None:
+    """Those of steps 2 and 4 were the best until then; that of step 6 was never saved."""
+    for step, best in enumerate((1, 2, 2, 4, 4, 6, 6), 1):
+        if step != 6:
+            add_checkpoint(tmp_path, step, best=Best(best, 0.5))
+            delete_old(tmp_path, 1, keep_best=True)
+    assert [path.name for path in all_checkpoints(tmp_path)] == [folder_name(7), folder_name(4)]
+
+
 def test_one_that_is_finite_is_kept_beside_those_that_stay(tmp_path: Path) -> None:
     """Of five, the last two hold a weight that is not finite; an older one stays by its step."""
     for step in range(1, 6):
@@ -168,6 +182,8 @@ def test_one_that_is_finite_is_kept_beside_those_that_stay(tmp_path: Path) -> No
         ("{keep: 2, keep_every: 50}", 0, 0, 2),
         ("{keep: 2, keep_every: 30}", 0, 0, 4),
         ("{every: 50, keep: 2, keep_every: 50}", 0, 0, 2),
+        ("{every: 10, keep: 2, keep_best: true}", 0, 0, 4),
+        ("{keep: 2, keep_best: true}", 0, 0, 2),
     ],
 )
 def test_checkpoints_that_stay_need_room(saving: str, there: int, step: int, number: int) -> None:

@@ -73,6 +73,17 @@ def test_what_is_evaluated_has_several_batches() -> None:
     assert small.eval.every is None
 
 
+def test_an_early_end_needs_one_evaluation_in_a_short_run() -> None:
+    ends = EvalSpec(every=1000, stop_after=9, metric="photos.loss")
+    asked = made({}, {}).model_copy(update={"eval": ends})
+    small = short_run(asked, shrink(asked))
+    assert small.eval is not None
+    assert (small.eval.stop_after, small.eval.metric) == (1, "loss")
+    said = {(r.section, r.key): (r.asked, r.proved) for r in not_proved(asked, small)}
+    assert said["eval", "stop_after"] == (9, 1)
+    assert said["eval", "metric"] == ("photos.loss", "loss")
+
+
 def test_what_is_evaluated_while_training_is_in_a_short_run_too() -> None:
     """After the step that is skipped, and between a resume and the end."""
     asked = made({}, {}).model_copy(update={"eval": EvalSpec(every=1000, at_start=True)})
@@ -80,5 +91,6 @@ def test_what_is_evaluated_while_training_is_in_a_short_run_too() -> None:
     assert small.eval is not None
     assert small.eval.every == SKIPPED + 1
     assert small.eval.at_start
+    assert small.eval.stop_after is None
     assert STOP_AFTER < 2 * small.eval.every < RUN_STEPS
     assert STOP_AFTER % small.eval.every  # A run that is told to stop does not evaluate.

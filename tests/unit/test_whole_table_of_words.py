@@ -49,6 +49,7 @@ VALUES: dict[str, Any] = {
     "checkpoint.every": 7, "checkpoint.keep": 4,
     "checkpoint.keep_every": 9, "checkpoint.asynchronous": False,
     "eval.every": 7, "eval.samples": 64, "eval.at_start": True, "data.packing": True,
+    "eval.stop_after": 3,
     "nodes.gpus": 4,
     "log.wandb.entity": "us",
     "log.tensorboard": True, "log.wandb.project": "other", "log.mlflow.experiment": "other",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mimo_launch.data.dataset import Contents, changed_files, contents_from
-from mimo_launch.runtime.progress import EndOfRun
+from mimo_launch.runtime.progress import Best, EndOfRun
 from mimo_launch.spec.base import MAX_INTEGER
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import MARKER
@@ -85,7 +85,7 @@ class Marker:
     `updates` has the number of optimizer updates of each segment, `spec` is the resolved spec and
     `plan` the plan's hash. `not_finite` lists the weights that hold a NaN or an infinity, None if
     an earlier release saved them. `data` are the contents of the data by split, None if not
-    recorded. `bases` has the weights of modules that are left out.
+    recorded. `bases` has the weights of modules that are left out. `best` is from `RunState`.
     """
 
     format: int
@@ -98,6 +98,7 @@ class Marker:
     not_finite: list[str] | None = None
     data: dict[str, Contents] | None = None
     bases: dict[str, Base] = field(default_factory=dict)
+    best: Best | None = None
 
 
 def folder_name(step: int) -> str:
@@ -138,6 +139,8 @@ def read_marker(path: Path) -> Marker:
             raw["data"] = {split: contents_from(files) for split, files in data.items()}
         raw["files"] = _sums(raw["files"])
         raw["bases"] = {name: Base.of(each) for name, each in raw.get("bases", {}).items()}
+        if (best := raw.pop("best", None)) is not None:
+            raw["best"] = Best(int(best["step"]), float(best["value"]), int(best["since"]))
         marker = Marker(
             **{each.name: raw[each.name] for each in fields(Marker) if each.name in raw}
         )
@@ -158,6 +161,15 @@ def is_finite(path: Path) -> bool:
         return read_marker(path).not_finite == []
     except DamagedCheckpoint:
         return False
+
+
+def is_best(path: Path) -> bool:
+    """Return whether a checkpoint was saved after the best evaluation until then."""
+    try:
+        marker = read_marker(path)
+    except DamagedCheckpoint:
+        return False
+    return marker.best is not None and marker.best.step == marker.counts["step"]
 
 
 def _checksum(content: dict[str, Any]) -> int:
@@ -212,11 +224,15 @@ def set_aside(path: Path) -> None:
         path.rename(aside)
 
 
-def delete_old(run: Path, keep: int, keep_every: int | None = None) -> None:
+def delete_old(
+    run: Path, keep: int, keep_every: int | None = None, *, keep_best: bool = False
+) -> None:
     """Delete all complete checkpoints except the newest `keep`, and incomplete ones of older steps.
 
-    Those of each `keep_every` steps stay, too. If all of the newest hold a non-finite weight, also
-    keep the newest one with only finite weights. Damaged ones stay: parts of them may be of use.
+    Those of each `keep_every` steps stay, too. With `keep_best`, so does the newest that was saved
+    after the best evaluation until then; the save of a better one may have failed. If all of the
+    newest hold a non-finite weight, also keep the newest one with only finite weights. Damaged ones
+    stay: parts of them may be of use.
     """
     found = [path for path in all_checkpoints(run) if path.suffix != DAMAGED]
     whole = [path for path in found if is_complete(path)]
@@ -225,6 +241,8 @@ def delete_old(run: Path, keep: int, keep_every: int | None = None) -> None:
         kept += [path for path in whole[keep:] if is_finite(path)][:1]
     if keep_every is not None:
         kept += [path for path in whole if int(path.name.partition("-")[2]) % keep_every == 0]
+    if keep_best:
+        kept += [path for path in whole if is_best(path)][:1]
     for path in found:
         if kept and path not in kept and path.name < kept[0].name:
             # Rename first: the remains of an interrupted deletion must not look like a checkpoint.

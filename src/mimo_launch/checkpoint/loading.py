@@ -6,7 +6,7 @@ Relies on: `usable` for the checkpoint, `starts` for weights that it leaves out 
 Leaves: whether a run may resume at all to the command line, which empties or keeps its folder.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -36,6 +36,7 @@ from mimo_launch.runtime.progress import Phase, RunState
 from mimo_launch.spec.load import dump_spec, with_defaults
 from mimo_launch.spec.optimizers import STATE
 from mimo_launch.spec.spec import Spec
+from mimo_launch.train.best_evaluation import evaluates_alike
 from mimo_launch.train.events import Listener, RunResumed
 from mimo_launch.train.rank_session import RankSession
 
@@ -77,7 +78,8 @@ def load_state(
     read_boxes(usable.path, fitting.boxes, group, session.progress.beat)
     set_update_counts(session.modules, session.updates, usable.marker.updates)
     fresh = {name.partition("/")[2].partition(".")[0] for name in missing_moments}
-    return RunState(**usable.marker.counts), tuple(sorted(fresh))
+    state = RunState(**usable.marker.counts, best=usable.marker.best)
+    return state, tuple(sorted(fresh))
 
 
 def load_all_weights(session: RankSession, path: Path, emit: Listener) -> None:
@@ -95,6 +97,13 @@ def load_all_weights(session: RankSession, path: Path, emit: Listener) -> None:
     for module in session.layout.modules:
         allowed = session.spec.modules[module.name].init_partial
         starts.load_from_run(module.name, usable, partial=allowed)
+
+
+def _forget_best(state: RunState, differs: bool) -> Iterator[str]:
+    """Forget the best evaluation if later ones are of something else; say so as a change."""
+    if differs and state.best is not None:
+        yield f"best evaluation: that of step {state.best.step} -> none"
+        state.best = None
 
 
 def start_run(
@@ -128,9 +137,11 @@ def start_run(
         begun = _left_out(spec, usable, starts)
         left = frozenset[str]().union(*(each.names for each in begun.values()))
         state, fresh = load_state(session, usable, group, left)
+        before, now = with_defaults(usable.marker.spec), dump_spec(spec)
         changes = (
-            *changed_settings(with_defaults(usable.marker.spec), dump_spec(spec)),
+            *changed_settings(before, now),
             *changed,
+            *_forget_best(state, not evaluates_alike(before, now) or bool(changed)),
             *(f"optimizer state of {name}: none saved -> zero" for name in fresh),
         )
         emit(RunResumed(step=state.step, resumed_from=str(usable.path), changes=changes))

@@ -50,12 +50,14 @@ Outcome = CheckpointSaved | CheckpointFailed
 class Counts:
     """Counts at the moment of a save: the run's, and the updates of each segment on this rank.
 
+    `best` is the best evaluation until then, as a mapping.
     `not_finite` lists the weights on this rank that hold a NaN or an infinity.
     """
 
     run: dict[str, int]
     updates: dict[str, int]
     not_finite: list[str]
+    best: dict[str, float] | None
 
 
 class CheckpointSaver:
@@ -112,8 +114,10 @@ class CheckpointSaver:
             for c in state_boxes(session.modules, session.updates)
             if c.counted and c.name not in self._left
         ]
+        run = asdict(state)
         counts = Counts(
-            run=asdict(state),
+            best=run.pop("best"),
+            run=run,
             updates=update_counts(session.modules, session.updates),
             not_finite=not_finite(
                 [(plain(c.name), c.tensor) for c in boxes if c.name.startswith(WEIGHTS)]
@@ -250,6 +254,7 @@ class CheckpointSaver:
                 "not_finite": sorted(bad),
                 "data": self._data,
                 "bases": {name: asdict(base) for name, base in self._bases.items()},
+                "best": counts.best,
             }
             try:
                 # The first rank may not see the files of the others.
@@ -265,7 +270,8 @@ class CheckpointSaver:
             else:
                 # The checkpoint is complete in any case; the next save tries again.
                 with suppress(OSError):
-                    delete_old(self._run, self._settings.keep, self._settings.keep_every)
+                    asked = self._settings
+                    delete_old(self._run, asked.keep, asked.keep_every, keep_best=asked.keep_best)
         if reasons := [reason for reason in gather_objects(failed, self._group) if reason]:
             raise CheckpointError(reasons[0])
         return sorted(bad)

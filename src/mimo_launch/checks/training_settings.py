@@ -14,7 +14,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import shares_ranks
 from mimo_launch.spec.base import LANGUAGE, part_of_run
 from mimo_launch.spec.optimizers import RULES
-from mimo_launch.spec.spec import Spec, SyntheticData, UserData, WebdatasetData
+from mimo_launch.spec.spec import Spec, SyntheticData, UserData
 from mimo_launch.spec.wording import listing
 
 _SCHEDULE = ("optimizer", "schedule")
@@ -272,30 +272,6 @@ def optimizer_settings_used(spec: Spec) -> Findings:
                 f"`{key}` does nothing with {listing(sorted(f'`kind: {kind}`' for kind in kinds))}",
                 f"it belongs to {rule.title}",
             )
-
-
-def eval_shards_used(spec: Spec) -> Findings:
-    """Held-out shards are read by evaluations."""
-    if isinstance(spec.data, WebdatasetData) and spec.data.eval_shards and spec.eval is None:
-        yield no_effect(
-            ("data", "eval_shards"),
-            "`eval_shards` without an `eval` section does nothing",
-            "they are read when the model is evaluated",
-        )
-
-
-def evaluation_ends(spec: Spec) -> Findings:
-    """`samples: all` needs a held-out set with its own size (a warning)."""
-    if spec.eval and spec.eval.samples == "all" and not isinstance(spec.data, UserData):
-        yield Diagnostic(
-            code="evaluation-of-made-up-data",
-            severity=Severity.WARNING,
-            headline="`samples: all` evaluates more than a million samples each time",
-            path=("eval", "samples"),
-            why=f"samples of {spec.data.kind} data are made up as they are asked for",
-            help="write `samples: 256`, or as many as you want",
-            related=(Related(("data", "kind"), "these data"),),
-        )
 
 
 def target_settings_used(spec: Spec) -> Findings:

@@ -211,7 +211,7 @@ def _status(run: "History") -> str:
 
     spec = load_spec(run.run / SPEC).spec
     done, wanted = run.steps[-1]["step"], None if spec is None else spec.train.steps
-    if wanted is not None and done >= wanted:
+    if run.ended_early or (wanted is not None and done >= wanted):
         return "done"
     if has_failed(run.run):
         return f"failed, see {FAILURE}"

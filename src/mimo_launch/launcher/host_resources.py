@@ -180,6 +180,9 @@ def num_added(spec: Spec, there: int, step: int) -> int:
         stay, both = steps // apart - step // apart, lcm(every, apart)
         saves += stay - (steps // both - step // both)
         there -= min(there, step // apart)
+    if saving.keep_best and spec.eval is not None:
+        often = spec.eval.every or steps
+        saves, stay = saves + -(-steps // often) - step // often, stay + 1
     return max(1, min(saves, saving.keep + 1 + stay - there))
 
 

@@ -32,9 +32,10 @@ from mimo_launch.checkpoint.folder import (
 )
 from mimo_launch.launcher.run_lock import LOCK, RunLock, is_in_use, lock_run
 from mimo_launch.launcher.signals import StopRequest
+from mimo_launch.runtime.progress import Best
 from mimo_launch.spec.load import dump_spec, load_spec
 from mimo_launch.spec.spec import Spec
-from mimo_launch.train.history import Curve, NoHistory, read_history
+from mimo_launch.train.history import NoHistory, read_history
 from mimo_launch.train.metrics_file import METRICS
 
 SPEC, PLAN, FAILURE = "spec.yaml", "plan.json", "failure.txt"
@@ -46,10 +47,11 @@ class NothingToResume(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A complete checkpoint and the number of steps done when it was saved."""
+    """A complete checkpoint, the steps done when it was saved, and the best evaluation of them."""
 
     step: int
     path: Path
+    best: Best | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,8 @@ def newest_checkpoint(run: Path) -> ResumePoint | None:
     """
     for path in all_checkpoints(run):
         with suppress(DamagedCheckpoint):
-            return ResumePoint(read_marker(path).counts["step"], path)
+            marker = read_marker(path)
+            return ResumePoint(marker.counts["step"], path, marker.best)
     return None
 
 
@@ -214,10 +217,14 @@ def status_of(run: Path) -> RunStatus:
     """Return the status of a run."""
     spec = load_spec(run / SPEC).spec
     steps = None if spec is None else spec.train.steps
-    numbers, losses = _losses(run)
+    try:
+        history = read_history(run)
+        ended, (numbers, losses) = history.ended_early, history.curve("loss")
+    except NoHistory:
+        ended, numbers, losses = False, [], []
     step = numbers[-1] if numbers else 0
     try:
-        state, why = _state(run, done=steps is not None and step >= steps)
+        state, why = _state(run, done=ended or (steps is not None and step >= steps))
     except OSError as error:
         state, why = State.UNKNOWN, f"{run / LOCK} cannot be read: {error.strerror or error}"
     return RunStatus(
@@ -250,14 +257,6 @@ def has_failed(run: Path) -> bool:
     return os.path.isfile(run / FAILURE) and _change_time(run / FAILURE) >= _change_time(
         run / METRICS
     )
-
-
-def _losses(run: Path) -> Curve:
-    """Return the loss of every step that a run has recorded."""
-    try:
-        return read_history(run).curve("loss")
-    except NoHistory:
-        return [], []
 
 
 def _last_sign(run: Path) -> float:

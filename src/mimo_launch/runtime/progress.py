@@ -139,17 +139,28 @@ class Progress:
         self.enter(Phase.FINISHED)
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best evaluation so far: its step and number; `since` counts the evaluations after it."""
+
+    step: int
+    value: float
+    since: int = 0
+
+
 @dataclass(slots=True)
 class RunState:
     """Counts since the start of the run: steps, samples, skipped steps, unreadable samples.
 
-    `samples` is the position in the order of samples; see `data.sample_order` for packs.
+    `samples` is the position in the order of samples; see `data.sample_order` for packs. `best` is
+    the best evaluation so far, if there was one.
     """
 
     step: int = 0
     samples: int = 0
     skipped: int = 0
     bad_samples: int = 0
+    best: Best | None = None
 
 
 class EndOfRun(Exception):

@@ -134,6 +134,34 @@ class EvalSpec(Strict):
         description="Held-out samples per evaluation, the first ones of the set; `all`, or more "
         "than there are, takes each of them once.",
     )
+    metric: Annotated[str, Field(pattern=r"^([A-Za-z][A-Za-z0-9_-]{0,63}\.)?(loss|accuracy)$")] = (
+        Field(
+            "loss",
+            description="The number by which evaluations are judged: `loss` (smaller is better) or "
+            "`accuracy` (larger is better); of one of several sets `SET.loss`.",
+            examples=["accuracy", "photos.loss"],
+            json_schema_extra={
+                "expected": "`loss` or `accuracy`, with the name of a set before it if "
+                "sets have names (`photos.loss`)"
+            },
+        )
+    )
+    stop_after: Count | None = Field(
+        None,
+        description="End the run after this many evaluations in a row that were not better than "
+        "the best one before.",
+        examples=[3],
+    )
+
+    @property
+    def judged_set(self) -> str:
+        """The name of the set that `metric` is of; empty for an only set."""
+        return self.metric.rpartition(".")[0]
+
+    @property
+    def judged_number(self) -> str:
+        """`loss` or `accuracy`."""
+        return self.metric.rpartition(".")[2]
 
 
 class CheckpointSpec(Strict):
@@ -156,6 +184,11 @@ class CheckpointSpec(Strict):
         description="Save weights that do not train, too. `false`: leave out those that "
         "`init_from` holds; a reader of the checkpoint reads them there again, and refuses a "
         "folder with changed files.",
+    )
+    keep_best: bool = Field(
+        False,
+        description="Save after each evaluation that is better than all before, by `eval.metric`, "
+        "and never delete the newest of these checkpoints.",
     )
     asynchronous: bool = Field(
         True, description="Copy the state and go on training while the copy is written."

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from mimo_launch.layout.step_views import Imbalance
+from mimo_launch.runtime.progress import Best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,8 @@ class RunFinished:
     """The last step is done, and `saved` unless the spec disables saving.
 
     `peak_memory` is the most bytes that a rank has had in this process, as in `Usage`.
+    `best` is the best evaluation, if the spec asks for it; `ended_early` if none after it was
+    better, and `eval.stop_after` ended the run for that.
     """
 
     steps: int
@@ -132,6 +135,8 @@ class RunFinished:
     skipped: int
     saved: bool = True
     peak_memory: int = 0
+    best: Best | None = None
+    ended_early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,8 @@ class History:
     """A run's records, by step. `run` is the folder of its file.
 
     `resumes` are the records of starts from a checkpoint, in order. `against_plan` has the newest
-    numbers that were compared with the plan.
+    numbers that were compared with the plan. `ended_early` if the last step is one after which
+    `eval.stop_after` ended the run.
     """
 
     name: str
@@ -46,6 +47,7 @@ class History:
     resumes: list[Record]
     against_plan: Record
     num_other_lines: int
+    ended_early: bool = False
 
     def curve(self, key: str) -> Curve:
         """Return the curve of a field over all steps."""
@@ -125,7 +127,8 @@ def read_history(path: Path) -> History:
         )
     run = file.parent
     name = run.resolve().name if file.name == METRICS else file.stem
-    return History(name, run, file, steps, evals, resumes, compared, found.count(None))
+    ended = any(each["step"] == steps[-1]["step"] for each in records if "ended_early" in each)
+    return History(name, run, file, steps, evals, resumes, compared, found.count(None), ended)
 
 
 def moving_average(values: Sequence[float], width: int) -> list[float]:

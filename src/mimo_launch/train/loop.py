@@ -20,9 +20,11 @@ from mimo_launch.optimizer.step_metrics import StepMetrics
 from mimo_launch.runtime.progress import STOP_SIGNALS, EndOfRun, Phase, RunState
 from mimo_launch.spec.sections import EvalSpec
 from mimo_launch.spec.spec import Spec
+from mimo_launch.train.best_evaluation import has_ended, judged, waited_enough
 from mimo_launch.train.evaluation import evaluate
 from mimo_launch.train.events import (
     CheckpointSaved,
+    EvalFinished,
     Event,
     Listener,
     RunFinished,
@@ -120,13 +122,17 @@ def train(
         )
     else:
         seconds = time.perf_counter() - begin
+        keeps = spec.saving is not None and spec.saving.keep_best
+        ends = spec.eval is not None and spec.eval.stop_after is not None
         emit(
             RunFinished(
-                steps=spec.train.steps,
+                steps=state.step,
                 seconds=seconds,
                 skipped=state.skipped,
                 saved=hooks.saver is not None,
                 peak_memory=peak,
+                best=state.best if keeps or ends else None,
+                ended_early=waited_enough(spec, state.best) and state.step < spec.train.steps,
             )
         )
     return stop_signal_seen
@@ -144,7 +150,7 @@ def _steps(
     saving = None if hooks.saver is None else spec.saving
     if spec.eval is not None and spec.eval.at_start and state.step == 0:
         _evaluate(session, reader, spec.eval, state.step, emit)
-    while state.step < spec.train.steps and not stop_signal_seen:
+    while not (has_ended(spec, state.step, state.best) or stop_signal_seen):
         steps.start(step_flags(hooks, spec))
         evaluates = spec.eval is not None and _is_due(spec, state.step, spec.eval.every)
         save = save or (
@@ -160,11 +166,17 @@ def _steps(
         if hooks.saver is not None and any(map(write_failed, metrics)):
             _finish_saves(session, emit, hooks.saver)
         if spec.eval is not None and evaluates and not stop_signal_seen:
-            _evaluate(session, reader, spec.eval, state.step, emit)
+            found = _evaluate(session, reader, spec.eval, state.step, emit)
+            state.best = judged(spec.eval, state.best, state.step, found)
+            if waited_enough(spec, state.best) and not last:
+                last, save = True, True
+                steps.finish()
         if hooks.saver is not None:
             # While numbers are bad, the interval saves nothing: a run that fails because of them
-            # resumes from before them. The last step and a stop signal still save.
-            if stop_signal_seen or (save and (metrics[-1].finite or last)):
+            # resumes from before them. The best evaluation, the last step and a stop signal do.
+            is_best = evaluates and state.best is not None and state.best.step == state.step
+            keeps = saving is not None and saving.keep_best and is_best
+            if stop_signal_seen or keeps or (save and (metrics[-1].finite or last)):
                 session.progress.enter(Phase.SAVING)
                 hooks.saver.save(state)
                 save = False
@@ -175,11 +187,14 @@ def _steps(
 
 def _evaluate(
     session: RankSession, reader: StepReader, asked: EvalSpec, step: int, emit: Listener
-) -> None:
+) -> list[EvalFinished]:
     """Evaluate every set of held-out samples. Ranks: collective over the world."""
     session.progress.enter(Phase.EVALUATING)
+    found = []
     for name, there in reader.dataset.heldout_sets().items():
-        emit(evaluate(session, reader, asked.samples, step, name or None, there))
+        found.append(evaluate(session, reader, asked.samples, step, name or None, there))
+        emit(found[-1])
+    return found
 
 
 def step_flags(hooks: Hooks, spec: Spec) -> tuple[int, ...]:

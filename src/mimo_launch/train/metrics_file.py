@@ -73,6 +73,9 @@ class MetricsFile:
             self._pending += json.dumps(as_record(event)).encode() + b"\n"
         elif not isinstance(event, CheckpointSaved | RunFinished | RunStopped):
             return
+        if isinstance(event, RunFinished) and event.ended_early and event.best is not None:
+            end = {"step": event.steps, "ended_early": True, "best_step": event.best.step}
+            self._pending += json.dumps(end).encode() + b"\n"
         try:
             self._write()
             if isinstance(event, CheckpointSaved):

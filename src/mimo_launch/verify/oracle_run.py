@@ -10,7 +10,7 @@ Leaves: checkpoints: a run that stops and resumes must equal this one.
 """
 
 from dataclasses import dataclass, field
-from math import cos, pi, sqrt
+from math import cos, inf, isnan, nan, pi, sqrt
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from mimo_launch.data.sample_order import global_order, records_of, steps_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.spec.optimizers import STATE, LrSchedule, OptimizerName, OptimizerSpec
-from mimo_launch.spec.sections import HeldOut
+from mimo_launch.spec.sections import EvalSpec, HeldOut
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.evaluation import DRAWING_STEPS
 from mimo_launch.verify.oracle import Oracle
@@ -126,6 +126,8 @@ def right_run(spec: Spec, skipped: int) -> RightRun:
             number == spec.train.steps or number % (spec.eval.every or number + 1) == 0
         ):
             found.evaluations[number] = _evaluate(oracle, spec.eval.samples)
+            if _none_was_better(spec.eval, found.evaluations):
+                break
     found.weights = {name: weight.detach().clone() for name, weight in oracle.weights.items()}
     found.state[SQUARES] = {n: moment.sqrt() for n, moment in found.state[SQUARES].items()}
     if spec.eval is not None:
@@ -138,6 +140,20 @@ def right_run(spec: Spec, skipped: int) -> RightRun:
                 for place, array in enumerate(arrays)
             }
     return found
+
+
+def _none_was_better(asked: EvalSpec, evaluations: dict[int, RightEvaluation]) -> bool:
+    """Return whether the last `stop_after` evaluations were not better than one before."""
+    of_runs = [each for number, each in evaluations.items() if number > 0]
+    # Smaller is better.
+    judged = [
+        e.loss if asked.metric == "loss" else nan if e.accuracy is None else -e.accuracy
+        for e in of_runs
+    ]
+    numbers = [inf if isnan(each) else each for each in judged]
+    if asked.stop_after is None or min(numbers) == inf:
+        return False
+    return len(numbers) - 1 - numbers.index(min(numbers)) >= asked.stop_after
 
 
 def _norm(grads: dict[str, Tensor], prefix: str = "") -> float:

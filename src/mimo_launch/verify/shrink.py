@@ -236,6 +236,9 @@ def short_run(asked: Spec, small: Spec) -> Spec:
         and EvalSpec(
             every=EVAL_EVERY if asked.eval.every else None,
             at_start=asked.eval.at_start,
+            # Sets have no names: they are shards, and a proof has none.
+            metric=asked.eval.judged_number,
+            stop_after=asked.eval.stop_after and 1,
             samples=small.batch.global_ + 1,
         ),
         checkpoint=(asked.saving or CheckpointSpec()).replace(every=SAVE_EVERY),

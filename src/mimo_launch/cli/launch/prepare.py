@@ -192,16 +192,21 @@ def _nothing_to_run(request: "Start", console: Console) -> int | None:
 
     Raises: typer.BadParameter.
     """
+    from mimo_launch.cli.shared.lines import no_better
     from mimo_launch.launcher.host_resources import lacks_room
     from mimo_launch.launcher.run_folder import NothingToResume, resume_point
+    from mimo_launch.train.best_evaluation import has_ended
 
     try:
         saved = resume_point(request.runs, request.spec, resume=request.resume)
     except NothingToResume as error:
         raise typer.BadParameter(str(error), param_hint="--resume") from error
-    if saved is not None and saved.step >= request.spec.train.steps:
-        request.say(f"{request.run} is finished: {saved.step} steps are done")
-        request.say("  to continue, raise train.steps; to start anew, give --no-resume")
+    if saved is not None and has_ended(request.spec, saved.step, saved.best):
+        is_early = saved.step < request.spec.train.steps
+        more = f", {no_better(saved.best)}" if is_early and saved.best is not None else ""
+        key = "eval.stop_after" if is_early else "train.steps"
+        request.say(f"{request.run} is finished: {saved.step} steps are done{more}")
+        request.say(f"  to continue, raise {key}; to start anew, give --no-resume")
         return 0
     if request.task.resumable and (lack := lacks_room(request.run, request.spec, saved)):
         console.note(f"error: {lack}")

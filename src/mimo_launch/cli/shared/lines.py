@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 
 from mimo_launch.diag.quantities import bytes_text, seconds_text, some
+from mimo_launch.runtime.progress import Best
 from mimo_launch.train.events import (
     BadSamples,
     CheckpointFailed,
@@ -90,7 +91,16 @@ def finish_line(event: RunFinished, *, bad_samples: int = 0) -> str:
     skipped = f", {event.skipped} skipped" if event.skipped else ""
     bad = f", {bad_samples} bad samples left out" if bad_samples else ""
     saved = "" if event.saved else "; no checkpoint was saved"
+    if event.best is not None:
+        better = no_better(event.best) if event.ended_early else f"of step {event.best.step}"
+        saved = f"; best evaluation: {event.best.value:.4f}, {better}{saved}"
     return f"done: {event.steps} steps{skipped}{bad} in {event.seconds:.1f} s{saved}"
+
+
+def no_better(best: Best) -> str:
+    """Return how many evaluations were no better than the best one."""
+    times = "1 evaluation was" if best.since == 1 else f"{best.since} evaluations were"
+    return f"{times} no better than that of step {best.step}"
 
 
 def start_line(event: RunStarted) -> str:
