@@ -139,6 +139,7 @@ def test_the_packages_asked_for_are_those_of_the_extras() -> None:
     assert extras["wandb"] == [installed.WANDB]
     assert extras["mlflow"] == [installed.MLFLOW]
     assert extras["data"] == list(installed.SHARD_PACKAGES.values())
+    assert extras["tables"] == [installed.PYARROW]
     assert extras["audio"] == list(installed.AUDIO_PACKAGES.values())
     assert extras["report"] == [REQUIREMENT]
     assert installed.TRANSFORMER_ENGINE in extras["gpu"]

@@ -163,7 +163,7 @@ def test_the_first_shard_may_be_without_members(text: str, tmp_path: Path) -> No
 
 
 _FILES = "write `kind: files` and `sources: [PATH]` in place of"
-_SCRIPT = "write its records as JSON lines, which name images by their paths, for `kind: files`"
+_TABLE = "write `kind: files` and `sources: [PATH]` for Parquet or Arrow; make JSON lines of others"
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ _SCRIPT = "write its records as JSON lines, which name images by their paths, fo
         ("x.jsonl", b'{"messages": []}\n', "shards-not-tar", "is a file of JSON", _FILES),
         ("x.jsonl.gz", b"\x1f\x8b..", "shards-compressed", "is compressed", "unpack them"),
         ("x.data", b' [{"a": 1}]', "shards-not-tar", "is a file of JSON", _FILES),
-        ("x.parquet", b"PAR1\x15", "shards-not-tar", "is a table", _SCRIPT),
-        ("x.tar", b"PAR1\x15", "shards-not-tar", "is a table", _SCRIPT),
-        ("x.csv", b"a,b\n", "shards-not-tar", "is a table", _SCRIPT),
+        ("x.parquet", b"PAR1\x15", "shards-not-tar", "is a table", _TABLE),
+        ("x.tar", b"PAR1\x15", "shards-not-tar", "is a table", _TABLE),
+        ("x.csv", b"a,b\n", "shards-not-tar", "is a table", _TABLE),
         ("x.zip", b"PK\x03\x04", "shards-not-tar", "is a zip file", "unpack it, and pack"),
         ("x.tar", b"\x1f\x8b\x08", "shards-compressed", "is compressed", "unpack them"),
         ("x.tar.zst", b"?", "shards-compressed", "is compressed", "unpack them"),
@@ -201,7 +201,7 @@ def test_a_file_of_another_format_is_called_what_it_is(
         ("hf://datasets/a/b/*.tar", "`hf download --repo-type dataset`, and write `shards: "
          "FOLDER/*.tar`"),
         ("https://host/x.tar", "`curl -O`, and write `shards: FOLDER/x.tar`"),
-        ("hf://datasets/a/b/x.parquet", f"--repo-type dataset`, and {_SCRIPT}"),
+        ("hf://datasets/a/b/x.parquet", f"--repo-type dataset`, and {_TABLE}"),
         ("pipe:aws s3 cp s3://a/x.tar -", "every host sees, and write `shards: FOLDER/*.tar`"),
     ],
 )  # fmt: skip

@@ -11,16 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from tests.support.shards import clip_bytes, image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 from tests.unit.test_shard_samples import VIT, opened
 
+from mimo_launch.checks.sources import sources_are_there
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.index.columns import BAD
+from mimo_launch.data.index import indexer
+from mimo_launch.data.index.columns import BAD, Bad, ShardRows
+from mimo_launch.data.index.indexer import tasks_of
+from mimo_launch.data.index.kept_parts import KeptParts
 from mimo_launch.data.sample_order import global_order, steps_of
 from mimo_launch.data.shard_samples import ShardSamples
-from mimo_launch.data.sources import json_files
+from mimo_launch.data.sources import json_files, tables
+from mimo_launch.data.sources.file_formats import split_files
 from mimo_launch.spec.spec import Spec
 
 Chat = tuple[list[dict[str, Any]], list[bytes]]
@@ -85,10 +92,51 @@ def as_list(folder: Path, given: list[Chat]) -> Path:
     return folder / "x.json"
 
 
+def rows(given: list[Chat]) -> list[dict[str, Any]]:
+    """As the Hub holds them: images as bytes with a name, messages as structs."""
+    return [
+        {"messages": said, "images": [{"bytes": each, "path": "x.png"} for each in images]}
+        for said, images in given
+    ]
+
+
+def as_parquet(folder: Path, given: list[Chat]) -> Path:
+    table = pyarrow.Table.from_pylist(rows(given))
+    (folder / "data").mkdir()
+    half = len(given) // 2
+    for n, part in enumerate((table.slice(0, half), table.slice(half))):
+        path = folder / "data" / f"train-{n:05d}-of-00002.parquet"
+        pyarrow.parquet.write_table(part, path, row_group_size=5)
+    return folder
+
+
+def as_saved(folder: Path, given: list[Chat], made: str = "x.arrow") -> Path:
+    """As `save_to_disk` writes it: streams, their names in a file, and caches beside."""
+    table = pyarrow.Table.from_pylist(rows(given))
+    saved = folder / "saved"
+    saved.mkdir()
+    for name in (made, "cache-1.arrow"):
+        with (saved / name).open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as out:
+            out.write_table(table, max_chunksize=7)
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": made}]}))
+    (saved / "dataset_info.json").write_text("{}")
+    return saved
+
+
+def as_arrow(folder: Path, given: list[Chat]) -> Path:
+    table = pyarrow.Table.from_pylist(rows(given))
+    with pyarrow.ipc.new_file(str(folder / "x.arrow"), table.schema) as out:
+        out.write_table(table)
+    return folder
+
+
 FORMATS: dict[str, Callable[[Path, list[Chat]], Path]] = {
     "tar": as_tar,
     "lines": as_lines,
     "list": as_list,
+    "parquet": as_parquet,
+    "saved": as_saved,
+    "arrow": as_arrow,
 }
 
 
@@ -330,7 +378,58 @@ def test_a_file_that_changed_after_indexing_is_bad_not_wrong(pictures: Path) -> 
         found.images("train", 0, "vision")
 
 
-@pytest.mark.parametrize("name", ["lines", "list"])
+def test_rows_of_tables_are_read_as_published(tmp_path: Path) -> None:
+    """FineVision's and The Cauldron's columns, and messages as older `datasets` save them."""
+    image = {"bytes": image_bytes(8, 12), "path": None}
+    pair = {"user": "What is it?", "assistant": "A bus.", "source": "vqa"}
+    columns = {
+        "fine": {
+            "images": [image],
+            "texts": [pair, pair],
+            "source": "vqa",
+            "relevance_ratings": [5, 4],
+            "relevance_min": 4,
+        },
+        "cauldron": {"images": [image, image], "texts": [pair]},
+        "struct": {
+            "image": image,
+            "conversations": {"from": ["human", "gpt"], "value": ["<image>What?", "A bus."]},
+        },
+    }
+    for n, (name, row) in enumerate(columns.items()):
+        path = tmp_path / f"{name}.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row] * (n + 1)), path)
+        found = opened(files_spec(tmp_path, str(path)))
+        assert (found.num_samples("train"), bad_of(found)) == (n + 1, {})
+        assert len(found.images("train", n, "vision")) == (2 if name == "cauldron" else 1)
+        assert found.name("train", n) == f"{name}.parquet row {n}"
+
+
+def test_damage_of_a_table_is_a_bad_sample_with_its_rows(tmp_path: Path) -> None:
+    good = rows(chats(20))
+    good[3]["messages"] = []
+    good[7]["images"] = [{"bytes": None, "path": "../x.png"}]
+    path = tmp_path / "x.parquet"
+    table = pyarrow.Table.from_pylist(good)
+    pyarrow.parquet.write_table(table, path, row_group_size=5, compression="none")
+    group = pyarrow.parquet.read_metadata(path).row_group(2)
+    data = bytearray(path.read_bytes())
+    at = group.column(0).dictionary_page_offset or group.column(0).data_page_offset
+    data[at : at + 40] = b"\xff" * 40
+    path.write_bytes(data)
+    found = opened(files_spec(tmp_path, str(path)))
+    assert found.num_samples("train") == 13
+    whys = bad_of(found)
+    assert list(whys) == ["row 3", "row 7", "rows 10 to 14"]
+    assert "lies outside of" in whys["row 7"]
+    path.write_bytes(data[: len(data) // 2])
+    as_lines(tmp_path, chats(2))
+    found = opened(files_spec(tmp_path, str(path), str(tmp_path / "x.jsonl")))
+    assert found.num_samples("train") == 2
+    assert "the rest of the file cannot be read" in bad_of(found)[""]
+
+
+@pytest.mark.parametrize("name", ["lines", "list", "parquet", "saved"])
 def test_a_large_file_is_indexed_in_parts_as_in_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,10 +439,92 @@ def test_a_large_file_is_indexed_in_parts_as_in_one(
     for each in whole.folder.iterdir():
         each.unlink()
     monkeypatch.setattr(json_files, "PART", 1000)
+    monkeypatch.setattr(tables, "PART", 1000)
     monkeypatch.setattr(json_files, "_BLOCK", 64)
     parts = opened(made).splits["train"].index
     assert BAD in {each.name for each in parts.folder.iterdir()}
     for key, column in parts.columns.items():
         assert np.array_equal(column, columns[key]), key
-    (file,) = {each.path for each in opened(made).splits["train"]._shards}
-    assert file.stat().st_size > 3000
+    assert len(tasks_of(split_files(made.data, "train"))) > 3
+
+
+def test_an_index_that_was_killed_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts are kept, unless the file has changed."""
+    path = as_lines(tmp_path, chats(40))
+    made = files_spec(tmp_path, str(path))
+    monkeypatch.setattr(json_files, "PART", 1000)
+    monkeypatch.setattr(indexer, "SMALL", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    right, seen = indexer.index_part, list[int]()
+
+    def killed(*given: Any) -> Any:
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        seen.append(given[-1].first)
+        return right(*given)
+
+    monkeypatch.setattr(indexer, "index_part", killed)
+    with pytest.raises(KeyboardInterrupt):
+        opened(made)
+    first, seen = seen, []
+    with pytest.raises(KeyboardInterrupt):
+        opened(made)
+    assert first[0] == 0
+    assert not {*first} & {*seen}
+    monkeypatch.setattr(indexer, "index_part", right)
+    found = opened(made)
+    assert found.num_samples("train") == 40
+    assert everything(found) == everything(
+        opened(files_spec(tmp_path, str(path), index=str(tmp_path / "fresh")))
+    )
+    folder = found.splits["train"].index.folder
+    assert sorted(each.suffix for each in folder.parent.iterdir()) == ["", ".lock"]
+
+
+def test_parts_of_another_file_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptParts(tmp_path / "x.parts", {"shards": [1]})
+    rows = ShardRows(0)
+    kept.keep(0, rows.index([Bad("x", "line 1", "why")]))
+    again = KeptParts(tmp_path / "x.parts", {"shards": [1]}).load(0)
+    assert again is not None
+    assert again.bad == (Bad("x", "line 1", "why"),)
+    assert KeptParts(tmp_path / "x.parts", {"shards": [2]}).load(0) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "why"),
+    [
+        ("notes.txt", "source-not-read", "holds no tar archive, JSON or table"),
+        ("x.jsonl.gz", "source-not-read", "is compressed"),
+        ("empty", "source-not-read", "files that end in .tar, .jsonl"),
+        ("splits", "source-not-read", "splits/test, "),
+        ("hub", "source-not-read", "hub/test-*, "),
+        ("none.jsonl", "shards-not-found", "paths are relative to"),
+        ("s3://a/b.jsonl", "shards-not-found", "samples are read from anywhere in a file"),
+        ({"path": "x.jsonl", "media": "x.jsonl"}, "source-not-read", "by paths in a folder"),
+        ({"path": "x.jsonl", "media": "none"}, "shards-not-found", "paths are relative to"),
+        ("x.jsonl", None, ""),
+    ],
+)
+def test_faulty_sources_are_found_before_a_run(
+    source: Any, code: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    as_lines(tmp_path, chats(3))
+    (tmp_path / "notes.txt").write_text("hello there")
+    (tmp_path / "x.jsonl.gz").write_bytes(b"\x1f\x8b..")
+    for name in ("empty", "hub"):
+        (tmp_path / name).mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "hub" / f"{name}-00000-of-00001.jsonl").touch()
+        (tmp_path / "splits" / name).mkdir(parents=True)
+        (tmp_path / "splits" / name / "state.json").write_text('{"_data_files": []}')
+    (tmp_path / "splits" / "dataset_dict.json").write_text("{}")
+    made = files_spec(tmp_path, source)
+    found = list(sources_are_there(made, made.data))
+    assert [each.code for each in found] == ([] if code is None else [code])
+    assert all(why in str(each.why) for each in found)

@@ -148,6 +148,7 @@ RULES: tuple[Rule, ...] = (
     DataRule(UserData, packages.shard_packages_installed),
     DataRule(WebdatasetData, shards.shards_are_there, needs=_PACKAGES),
     DataRule(FilesData, sources.sources_are_there, needs=_PACKAGES),
+    DataRule(FilesData, sources.table_package_installed, needs=_SHARDS),
     DataRule(UserData, vocabulary.tokenizer_is_usable),
     DataRule(
         UserData,

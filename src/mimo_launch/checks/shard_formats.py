@@ -12,7 +12,6 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_AS_TAR = "write its records as JSON lines, which name images by their paths, for `kind: files`"
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://|(pipe):", re.IGNORECASE)
 # Commands that copy files to this host, by the scheme of an address.
 _COPIES = {
@@ -38,7 +37,10 @@ _LINES = OtherFormat(
     "is a file of JSON, such as one record a line",
     "write `kind: files` and `sources: [PATH]` in place of `kind: webdataset` and `shards`",
 )
-_TABLE = OtherFormat("is a table, such as one record a row", _AS_TAR)
+_TABLE = OtherFormat(
+    "is a table, such as one record a row",
+    "write `kind: files` and `sources: [PATH]` for Parquet or Arrow; make JSON lines of others",
+)
 _ZIP = OtherFormat(
     "is a zip file", "unpack it, and pack its files with `tar --sort=name -cf 000.tar -C FOLDER .`"
 )

@@ -11,8 +11,16 @@ from pathlib import Path
 from mimo_launch.checks.rule import Findings
 from mimo_launch.checks.shard_formats import known_format
 from mimo_launch.checks.shards import MOST_OPENED, files_of
-from mimo_launch.data.sources.file_formats import IN_FOLDERS, NoFormat, format_of, source_files
+from mimo_launch.data.sources.file_formats import (
+    IN_FOLDERS,
+    NoFormat,
+    format_of,
+    is_table,
+    source_files,
+    splits_in,
+)
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.diag.installed import PYARROW, is_installed
 from mimo_launch.spec.spec import FilesData, Spec
 from mimo_launch.spec.user_data import Source, patterns_of
 
@@ -56,7 +64,26 @@ def _source(path: YamlPath, source: Source) -> Findings:
                 )
     if not there:
         return
-    files = source_files(source)
+    for pattern in patterns_of(source.path):
+        if splits := splits_in(Path(pattern)):
+            names = ", ".join(splits)
+            yield _not_read(
+                (*path, "path"),
+                f"`{pattern}` holds several splits",
+                f"one is trained on, and another may be held out: {names}",
+                f"write `path: {splits[-1]}`",
+            )
+            return
+    try:
+        files = source_files(source)
+    except NoFormat as error:
+        yield _not_read(
+            (*path, "path"),
+            f"`{source.path}` cannot be read",
+            str(error),
+            "save the data set again, or name its files",
+        )
+        return
     if not files:
         ends = ", ".join(IN_FOLDERS)
         yield _not_read(
@@ -75,6 +102,24 @@ def _source(path: YamlPath, source: Source) -> Findings:
                 f"{shard.path} is no file of records",
                 f"{shard.path.name} {other.what}" if other else str(error),
                 other.instead if other else "name tar shards, or JSON with a record in each line",
+            )
+            return
+
+
+def table_package_installed(spec: Spec, data: FilesData) -> Findings:
+    """Parquet and Arrow files are read by an optional package."""
+    del spec
+    if is_installed("pyarrow"):
+        return
+    for path, source in _sources(data):
+        table = next((f.path for f in source_files(source)[:MOST_OPENED] if is_table(f.path)), None)
+        if table is not None:
+            yield Diagnostic(
+                code="missing-package",
+                headline="`pyarrow` is not installed",
+                path=(*path, "path"),
+                why=f"{table} is read with it",
+                help=f"pip install '{PYARROW}'",
             )
             return
 

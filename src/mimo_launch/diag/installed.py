@@ -20,6 +20,7 @@ SHARD_PACKAGES = {
 }
 AUDIO_PACKAGES = {"soundfile": "soundfile>=0.12", "soxr": "soxr>=0.4"}
 AV = "av>=14"
+PYARROW = "pyarrow>=17"
 TRANSFORMER_ENGINE = "transformer-engine[pytorch]>=2.20"
 
 

@@ -225,7 +225,7 @@ class Source(Strict):
 
     path: LocalPath | Paths = Field(
         description="A file, a folder, a pattern with `*` or `{000..009}`, or a list of these: tar "
-        "shards, JSON lines or lists. A file counts as often as it is written.",
+        "shards, JSON lines or lists, Parquet, Arrow. A file counts as often as it is written.",
         examples=["data/llava.jsonl"],
     )
     media: LocalPath | Paths | None = Field(
@@ -249,7 +249,7 @@ Sources = Annotated[tuple[AnySource, ...], Field(strict=False, min_length=1)]
 
 
 class FilesData(UserData):
-    """Your files as they are: tar shards, or JSON lines with images beside them."""
+    """Your files as they are: tar shards, JSON with images beside it, Parquet, `datasets`."""
 
     kind: Literal["files"]
     sources: Sources = Field(description="Files to train on.", examples=[["data/llava.jsonl"]])

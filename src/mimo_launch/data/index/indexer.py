@@ -261,6 +261,11 @@ def tasks_of(shards: Sequence[NamedShard]) -> list[Task]:
     return found
 
 
+def is_small(tasks: Sequence[Task]) -> bool:
+    """Return whether files are so small that one process reads them in no time."""
+    return sum(path.stat().st_size for path in {each.shard.path for each in tasks}) < SMALL
+
+
 def indexed_parts(indexer: SampleIndexer, tasks: Sequence[Task]) -> Iterator[ShardIndex]:
     """Yield the index of each part in order, made by one process per processor.
 
@@ -268,9 +273,7 @@ def indexed_parts(indexer: SampleIndexer, tasks: Sequence[Task]) -> Iterator[Sha
     """
     given = [(each.number, each.shard, each.part) for each in tasks]
     workers = min(len(tasks), len(os.sched_getaffinity(0)))
-    paths = {each.shard.path for each in tasks}
-    small = sum(path.stat().st_size for path in paths) < SMALL
-    if workers <= 1 or small or multiprocessing.current_process().daemon:
+    if workers <= 1 or is_small(tasks) or multiprocessing.current_process().daemon:
         yield from (index_part(indexer, *each) for each in given)
         return
     # Not "fork": this process may have threads.

@@ -27,12 +27,14 @@ from mimo_launch.data.index.columns import (
     Columns,
     ColumnWriter,
     DamagedIndex,
+    ShardIndex,
     count_ignored,
     open_columns,
     read_meta,
     write_bad,
 )
-from mimo_launch.data.index.indexer import SampleIndexer, indexed_parts, tasks_of
+from mimo_launch.data.index.indexer import SampleIndexer, Task, indexed_parts, is_small, tasks_of
+from mimo_launch.data.index.kept_parts import KeptParts
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.sources.file_formats import split_files
@@ -195,13 +197,16 @@ def _make(
     made.mkdir()
     suffixes: dict[str, int] = {}
     samples, bad, ignored = 0, [], Counter[str]()
+    kept: KeptParts | None = None
     try:
         writer = ColumnWriter(made)
         try:
             tasks = tasks_of(shards)
+            if not is_small(tasks):
+                kept = KeptParts(folder.with_suffix(".parts"), identity)
             progress = replace(progress, shards=len(tasks))
             say(progress)
-            for done, found in enumerate(indexed_parts(indexer, tasks), start=1):
+            for done, found in enumerate(_parts(indexer, tasks, kept), start=1):
                 numbers = [suffixes.setdefault(each, len(suffixes)) for each in found.suffixes]
                 members = found.columns["member_suffix"]
                 renumbered = np.array(numbers, dtype=members.dtype)[members]
@@ -213,6 +218,8 @@ def _make(
             write_bad(made, bad)
             meta = {"suffixes": list(suffixes), "num_bad": len(bad), "ignored": ignored}
             writer.finish({"identity": identity, **meta})
+            if kept is not None:
+                kept.remove()
         finally:
             writer.close()
         # Remove an old index; keep a newer one that another process made.
@@ -228,6 +235,24 @@ def _make(
                 raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _parts(
+    indexer: SampleIndexer, tasks: Sequence[Task], kept: KeptParts | None
+) -> Iterator[ShardIndex]:
+    """Yield the index of each part in order: one that was kept, or a new one, which is kept."""
+    if kept is None:
+        yield from indexed_parts(indexer, tasks)
+        return
+    found = [kept.load(number) is not None for number in range(len(tasks))]
+    new = indexed_parts(indexer, [t for t, there in zip(tasks, found, strict=True) if not there])
+    for number, there in enumerate(found):
+        part = kept.load(number) if there else next(new)
+        if part is None:
+            raise OSError("a part of the index was removed while it was read")
+        if not there:
+            kept.keep(number, part)
+        yield part
 
 
 def _beside(folder: Path) -> Path:

@@ -6,6 +6,8 @@ Relies on: `shard_names` for patterns; a module per format.
 Leaves: records to the formats.
 """
 
+import json
+import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 from mimo_launch.data.sources.json_files import JsonLines, JsonList
 from mimo_launch.data.sources.shard_names import NamedShard, named_shards
 from mimo_launch.data.sources.source_file import SourceFile
+from mimo_launch.data.sources.tables import ArrowTable, ParquetTable
 from mimo_launch.data.sources.tar_files import TarFile
 from mimo_launch.spec.spec import FilesData, UserData, WebdatasetData
 from mimo_launch.spec.user_data import Source, patterns_of
@@ -26,7 +29,14 @@ if TYPE_CHECKING:
 
 # The suffixes of files of records in a folder; a list of JSON must be named, because folders of
 # data sets have settings in such files.
-IN_FOLDERS = (".tar", ".jsonl", ".ndjson")
+IN_FOLDERS = (".tar", ".jsonl", ".ndjson", ".parquet", ".arrow")
+# What `Dataset.save_to_disk` writes beside the files of a data set.
+_STATE = "state.json"
+_TABLES: dict[bytes, Callable[[NamedShard], SourceFile]] = {
+    b"PAR1": ParquetTable,
+    b"ARROW1": ArrowTable,
+    b"\xff\xff\xff\xff": ArrowTable,
+}
 
 
 class NoFormat(ValueError):
@@ -55,11 +65,49 @@ def source_files(source: Source, number: int = 0) -> list[NamedShard]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the files of records of a folder, or a path that is none."""
+    """Yield the files of records of a folder, or a path that is none. Raises: OSError."""
     if not path.is_dir():
         yield path
         return
-    yield from (each for each in sorted(path.iterdir()) if each.suffix in IN_FOLDERS)
+    if (path / _STATE).is_file():
+        yield from _saved(path)
+        return
+    for folder in (path, path / "data"):  # As on the Hugging Face Hub.
+        found = sorted(each for each in folder.glob("*") if each.suffix in IN_FOLDERS)
+        if found:
+            yield from found
+            return
+
+
+def _saved(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder of `datasets`. Raises: NoFormat, OSError."""
+    try:
+        named = json.loads((folder / _STATE).read_text(encoding="utf-8"))["_data_files"]
+        names = [str(each["filename"]) for each in named]
+    except (ValueError, KeyError, TypeError) as error:
+        raise NoFormat(f"{folder / _STATE} does not name the files of a data set") from error
+    for name in names:
+        if "/" in name or name.startswith("."):
+            raise NoFormat(f"{folder / _STATE} names {name[:80]}, which is no file beside it")
+        yield folder / name
+
+
+def splits_in(path: Path) -> list[str]:
+    """Return the parts of a source to name, if a folder holds several splits of a data set."""
+    if (path / "dataset_dict.json").is_file():
+        return sorted(str(each.parent) for each in path.glob(f"*/{_STATE}"))
+    if not path.is_dir() or (path / _STATE).is_file():
+        return []
+    split = re.compile(r"(.+)-\d{5}-of-\d{5}")
+    found = [(each, split.match(each.name)) for each in _files(path)]
+    names = sorted({str(each.parent / f"{name[1]}-*") for each, name in found if name})
+    return names if len(names) > 1 else []
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a file is one of those that pyarrow reads. Raises: OSError."""
+    with path.open("rb") as file:
+        return file.read(6).startswith(tuple(_TABLES))
 
 
 def in_set(data: UserData, name: str, shards: Sequence[NamedShard]) -> list[bool]:
@@ -88,9 +136,12 @@ def format_of(path: Path) -> Callable[[NamedShard], SourceFile]:
         return JsonLines
     if begin.startswith(b"["):
         return JsonList
+    for start, table in _TABLES.items():
+        if head.startswith(start):
+            return table
     try:
         if head.strip(b"\0"):
             tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
     except tarfile.HeaderError as error:
-        raise NoFormat(f"{path} holds no tar archive and no JSON") from error
+        raise NoFormat(f"{path} holds no tar archive, JSON or table") from error
     return lambda shard: TarFile(shard.path)

@@ -98,8 +98,10 @@ def shaped(record: Any) -> ShapedRecord:
     waiting = {kind: list(_of_keys(rest, kind)) for kind in _KEYS}
     found = {kind: list[Medium]() for kind in _KEYS}
     for key, value in rest.items():
-        if isinstance(value, list) and any(_has_parts(each) for each in value):
-            rest[key] = [_shaped_turn(each, waiting, found) for each in value]
+        turns = _as_list(value)
+        if isinstance(turns, list) and any(map(_has_parts, turns)):
+            turns = [_shaped_turn(each, waiting, found) for each in turns]
+        rest[key] = turns
     if isinstance(pairs := rest.get(PAIRS), list) and any(map(_is_pair, pairs)):
         rest[PAIRS] = _as_messages(pairs, waiting)
         rest["markers"] = False
@@ -176,6 +178,16 @@ def _of_struct(kind: str, value: Mapping[str, Any]) -> Iterator[Medium]:
         if value.get(key):
             yield from _media(kind, value[key])
             return
+
+
+def _as_list(value: Any) -> Any:
+    """Return messages as a list, if they are lists of roles and texts, as old `datasets` do it."""
+    if not isinstance(value, dict) or {"role", "from", "user"}.isdisjoint(value):
+        return value
+    columns = list(value.values())
+    if not all(isinstance(each, list) for each in columns) or len({*map(len, columns)}) != 1:
+        return value
+    return [dict(zip(value, turn, strict=True)) for turn in zip(*columns, strict=True)]
 
 
 def _has_parts(turn: Any) -> bool:
