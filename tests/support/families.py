@@ -78,7 +78,8 @@ def exact_experts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 _OFTEN = ("llama", "qwen2", "qwen3", "mistral")
 _UNTOUCHED = (
     "gemma", "phi3", "seed_oss", "olmo2", "olmo3", "exaone4", "granite", "ernie4_5", "helium",
-    "cwm", "ministral", "youtu", "ministral3",
+    "cwm", "ministral", "youtu", "ministral3", "internlm3", "iquestcoder", "vaultgemma",
+    "hyperclovax",
     "smollm3",
 )  # fmt: skip
 _DECODERS = {
@@ -114,6 +115,10 @@ _MOE_LAYOUTS: dict[str, tuple[dict[str, dict[str, Any]], set[str]]] = {
         {"one rank": {}, "tp2 pp2": EP2_SP, **plain(("tp4", "cp2", "pp2", "colocated dp2"))},
         {"one rank", "tp2 pp2"},
     ),
+    "mellum": ({"cp2": EP2, "tp2": {}}, {"cp2"}),
+    "exaone_moe": ({"tp2 pp2": EP2_SP, "one rank": {}}, {"tp2 pp2"}),
+    "solar_open": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
+    "sarvam_mla": ({"tp2": EP2, "cp2": {}}, {"tp2"}),
     "olmoe": ({"one rank": {}, "tp2": EP2, "cp2": EP2}, {"cp2"}),
     "flex_olmo": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
     "minimax_m2": ({"one rank": {}, "tp2 pp2": EP2_SP, "tp4": {}}, {"tp2 pp2"}),

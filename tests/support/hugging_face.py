@@ -241,6 +241,33 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "logits_scaling": 4.0, "attention_multiplier": 0.25, "attention_bias": True,
         },
     ),
+    **{
+        kind: ({"norm_eps": 1e-3, "head_dim": 12}, {"rms_norm_eps": 1e-3, "head_dim": 12, **more})
+        for kind, more in (("internlm3", {"pad_token_id": None}), ("iquestcoder", {}))
+    },
+    "vaultgemma": (
+        {
+            "norm_eps": 1e-2, "head_dim": 12, "tied": True, "activation": "gelu_tanh",
+            "sliding_window": {"size": 5, "full": [1]}, "norm_offset": True,
+            "embedding_scale": 32**0.5, "query_pre_attn_scalar": 20, "attention_softcap": 2.0,
+            "logit_softcap": 3.0,
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "tie_word_embeddings": True,
+            "sliding_window": 5, "query_pre_attn_scalar": 20, "pad_token_id": None,
+            "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0,
+        },
+    ),
+    "hyperclovax": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "residual_scale": 0.22, "embedding_scale": 12.0,
+            "logit_scale": 0.25, "post_norms": True,
+        },
+        {
+            "rms_norm_eps": 1e-3, "residual_multiplier": 0.22, "embedding_multiplier": 12.0,
+            "logits_scaling": 0.25,
+        },
+    ),
     # The same.
     "gemma3_text": (
         {
@@ -374,6 +401,70 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
+    "mellum": (
+        {
+            "norm_eps": 1e-2, "head_dim": 12, "qk_norm": True, "rope_theta": 500.0,
+            "sliding_window": {"size": 5, "full": [1], "rope_theta": 20.0},
+            "moe": {
+                "experts": 6, "top_k": 3, "width": 20, "first_dense": 1, "aux_loss": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20, "mlp_layer_types": ["dense", "sparse"],
+            "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+            },
+        },
+    ),
+    "exaone_moe": (
+        {
+            "norm_eps": 1e-2, "head_dim": None, "qk_norm": True, "nope": {"layers": [1]},
+            "sliding_window": {"size": 5, "full": [1]},
+            "moe": {
+                "experts": 6, "top_k": 3, "width": 20, "score": "sigmoid", "scale": 2.5,
+                "shared": 40, "first_dense": 1, "aux_loss": 0.0, "bias_update_rate": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "moe_intermediate_size": 20, "num_experts": 6,
+            "num_experts_per_tok": 3, "num_shared_experts": 2, "pad_token_id": None,
+            "eos_token_id": 2, "sliding_window": 5, "sliding_window_pattern": 2,
+        },
+    ),
+    "solar_open": (
+        {
+            "norm_eps": 1e-2, "head_dim": 12, "mlp": None, "rope_theta": 500.0, "qkv_bias": True,
+            "moe": {
+                "experts": 4, "top_k": 3, "width": 20, "score": "sigmoid", "scale": 2.5,
+                "shared": 20, "aux_loss": 0.0, "bias_update_rate": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "moe_intermediate_size": 20,
+            "n_routed_experts": 4, "num_experts_per_tok": 3, "routed_scaling_factor": 2.5,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "sarvam_mla": (
+        {
+            "norm_eps": 1e-2, "rope_theta": 500.0, "head_dim": 10, "kv_heads": 4,
+            "mla": {"kv_rank": 12, "q_rank": None, "rope_head_dim": 4, "v_head_dim": 6},
+            "moe": {
+                "experts": 6, "top_k": 3, "width": 20, "score": "sigmoid", "scale": 2.5,
+                "shared": 20, "first_dense": 1, "aux_loss": 0.0, "bias_update_rate": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "num_key_value_heads": 4, "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4, "v_head_dim": 6, "kv_lora_rank": 12, "pad_token_id": None,
+            "moe_intermediate_size": 20, "n_routed_experts": 6, "num_experts_per_tok": 3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     # The first layer attends in windows, the second one to whole sequences.
     "gpt_oss": (
         {
@@ -472,9 +563,10 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     """Return a model in which no weight is a constant, as `randomise` does to ours."""
     transformers = theirs()
     config = transformers.CONFIG_MAPPING[kind]
-    name = config.__name__.removesuffix("Config").removesuffix("Text")
-    model = getattr(transformers, f"{name}ForCausalLM")
-    made = model(config(**(SIZES | (KINDS | MOE_KINDS)[kind][1] | settings)))
+    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    made = getattr(transformers, names[kind])(
+        config(**(SIZES | (KINDS | MOE_KINDS)[kind][1] | settings))
+    )
     return shaken(made, dtype, lambda name: float("norm" in name))
 
 
@@ -525,6 +617,7 @@ def widen(model: nn.Module) -> None:
             module.register_forward_pre_hook(exact, with_kwargs=True)
         if type(module).__name__ in (
             "GemmaRMSNorm",
+            "VaultGemmaRMSNorm",
             "Gemma2RMSNorm",
             "Gemma3RMSNorm",
             "Qwen3NextRMSNorm",

@@ -251,6 +251,35 @@ DENSE_LAYERS = {
     )
 }
 
+# Or a list of all layers, by their MLPs.
+_MLPS, _PLAIN, _MIXTURE, _NUMBER = "mlp_layer_types", "dense", "sparse", "first_k_dense_replace"
+DENSE_LATER = where(
+    _MLPS,
+    "with experts before an MLP",
+    lambda config: (types := config.get(_MLPS) or []) != sorted(types),
+)
+
+
+def _listed(model: Any) -> Config:
+    dense = model.layers if model.moe is None else model.moe.first_dense
+    return {_MLPS: [_PLAIN if i < dense else _MIXTURE for i in range(model.layers)]}
+
+
+DENSE_LIST = {
+    "layers": Computed(
+        lambda config: number(config, "num_hidden_layers"),
+        lambda model: {"num_hidden_layers": model.layers, **_listed(model)},
+        f"`num_hidden_layers`; `{_MLPS}` says how many come before experts",
+    )
+}
+
+
+def with_dense_first(config: Config, default: int) -> Config:
+    """Return a configuration with the number of the first layers, which have no experts."""
+    types = config.get(_MLPS)
+    dense = types.count(_PLAIN) if isinstance(types, list) else config.get(_NUMBER, default)
+    return {**config, _NUMBER: dense}
+
 
 def count(default: int | None = None) -> Computed:
     """Return the entry of the number of experts."""

@@ -171,6 +171,21 @@ _YOUTU: Config = {
     "num_hidden_layers": 32, _HEADS: 16, "kv_lora_rank": 512, _TURNING: 64, "v_head_dim": 128,
     _STILL: 128, "tie_word_embeddings": True,
 }  # fmt: skip
+_SARVAM: Config = _DEFAULTS | {
+    "vocab_size": 262144, "hidden_size": 4096, "intermediate_size": 16384,
+    "num_hidden_layers": 32, _HEADS: 64, "n_routed_experts": 128, _Q_RANK: None, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+SARVAM_MLA = replace(
+    DEEPSEEK_V3,
+    model_type="sarvam_mla",
+    architecture="DeepseekV3ForCausalLM",
+    published=(),
+    defaults=_SARVAM,
+    prepared=_with(_SARVAM),
+    rank=2,
+    notes="A DeepSeek-V3 with queries of whole width.",
+)
 YOUTU = replace(
     DEEPSEEK_V3,
     model_type="youtu",
@@ -184,7 +199,6 @@ YOUTU = replace(
     rank=2,
     notes="A DeepSeek-V3 without experts.",
 )
-_TYPES, _DENSE, _SPARSE = "mlp_layer_types", "dense", "sparse"
 _LITE: Config = {
     "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240,
     "moe_intermediate_size": 1536, "num_hidden_layers": 47, _HEADS: 20, "n_shared_experts": 1,
@@ -194,38 +208,15 @@ _LITE: Config = {
 }  # fmt: skip
 
 
-def _lite(config: Config) -> Config:
-    """Return a configuration with the number of its first layers, which have no experts."""
-    said = _with(_LITE)(config)
-    types = said.get(_TYPES)
-    dense = types.count(_DENSE) if isinstance(types, list) else 1
-    return said | {"first_k_dense_replace": dense}
-
-
-def _mixed(config: Config) -> bool:
-    types = config.get(_TYPES) or []
-    return types != sorted(types)
-
-
-def _types(model: Any) -> Config:
-    dense = model.layers if model.moe is None else model.moe.first_dense
-    return {_TYPES: [_DENSE if i < dense else _SPARSE for i in range(model.layers)]}
-
-
 GLM4_MOE_LITE = replace(
     DEEPSEEK_V3,
     model_type="glm4_moe_lite",
     architecture="Glm4MoeLiteForCausalLM",
     published=("zai-org/GLM-4.7-Flash",),
-    settings=DEEPSEEK_V3.settings.but({"layers": Computed(
-        lambda config: number(config, "num_hidden_layers"),
-        lambda model: {"num_hidden_layers": model.layers, **_types(model)},
-        f"`num_hidden_layers`; `{_TYPES}` says how many come before experts",
-    )}),
-    refused=DEEPSEEK_V3.refused
-    + refusals(where(_TYPES, "with experts before an MLP", _mixed)),
+    settings=DEEPSEEK_V3.settings.but(decoders.DENSE_LIST),
+    refused=DEEPSEEK_V3.refused + refusals(decoders.DENSE_LATER),
     defaults=_LITE,
-    prepared=_lite,
+    prepared=lambda config: decoders.with_dense_first(_with(_LITE)(config), 1),
     rank=2,
     notes="A DeepSeek-V3 with another list of layers. With `mtp` in `model`, the layers that "
     "[predict further tokens](further-tokens.md#folders) are read and written, too.",

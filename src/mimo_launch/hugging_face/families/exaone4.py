@@ -1,19 +1,23 @@
-"""EXAONE 4: norms after layers; layers without windows have no rotary positions.
+"""EXAONE 4: norms after layers; layers without windows have no rotary positions; with experts.
 
-Source: `transformers` 5.24, models/exaone4; arXiv:2507.11407.
+Source: `transformers` 5.24, models/exaone4 and models/exaone_moe; arXiv:2507.11407.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from mimo_launch.hugging_face import decoders
-from mimo_launch.hugging_face.decoders import FULL, WindowKeys, in_turn
+from mimo_launch.hugging_face.decoders import FULL, LAYERS, WindowKeys, in_turn
 from mimo_launch.hugging_face.families.olmo import TENSORS
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.refusals import refusals
 from mimo_launch.hugging_face.settings import Computed, defaults_of
+from mimo_launch.hugging_face.tensors import Place, in_layers
 from mimo_launch.spec.layers import Nope
 
 _WINDOWS, _EVERY = WindowKeys(by_layer=True), "sliding_window_pattern"
+_WIDTH = "moe_intermediate_size"
 
 
 def _slides(config: Config) -> bool:
@@ -32,6 +36,7 @@ def _nope(config: Config) -> dict[str, Any] | None:
     return defaults_of(Nope) | {"layers": found} if found else None
 
 
+_NOPE = Computed(_nope, words="layers without windows, if others have some")
 EXAONE4 = Family(
     model_type="exaone4",
     kind="decoder",
@@ -43,7 +48,7 @@ EXAONE4 = Family(
         qk_norm=True,
         pre_norms=False,
         post_norms=True,
-        nope=Computed(_nope, words="layers without windows, if others have some"),
+        nope=_NOPE,
     ),
     tensors=TENSORS,
     refused=decoders.not_computed(_WINDOWS),
@@ -54,4 +59,53 @@ EXAONE4 = Family(
     prepared=_prepared,
     notes="Norms follow attention and MLP. Every fourth layer has neither windows nor rotary "
     "positions; if no layer has windows, all rotate.",
+)  # fmt: skip
+
+
+def _of_experts(config: Config) -> Config:
+    """Return a configuration with the names of a DeepSeek-V3 for experts."""
+    shared = {"n_shared_experts": config.get("num_shared_experts", 1)}
+    return decoders.with_dense_first(_prepared(config), 1) | shared
+
+
+_MOE = decoders.GROUPED.settings.but(
+    {
+        "experts": "num_experts",
+        "shared": Computed(
+            lambda config: number(config, "n_shared_experts") * number(config, _WIDTH),
+            lambda moe: {"num_shared_experts": moe.shared // moe.width},
+            f"`num_shared_experts` x `{_WIDTH}`",
+        ),
+    }
+)
+EXAONE_MOE = Family(
+    model_type="exaone_moe",
+    kind="decoder",
+    architecture="ExaoneMoeForCausalLM",
+    published=("LGAI-EXAONE/K-EXAONE-236B-A23B",),
+    settings=decoders.decoder(
+        decoders.sizes(kv_heads=32),
+        _WINDOWS,
+        qk_norm=True,
+        nope=_NOPE,
+        moe=replace(decoders.GROUPED, settings=_MOE),
+    ).but(decoders.DENSE_LIST),
+    tensors=decoders.GROUPED_TENSORS
+    | in_layers(
+        LAYERS,
+        {
+            "mlp.router.expert_bias": Place(
+                "mlp.e_score_correction_bias", at_least_fp32=True
+            )
+        },
+    ),
+    refused=decoders.not_computed(_WINDOWS) + refusals(decoders.DENSE_LATER),
+    defaults=EXAONE4.defaults
+    | {
+        "num_experts": 64, "num_experts_per_tok": 8, _WIDTH: 1024, "routed_scaling_factor": 2.5,
+        "n_group": 1, "topk_group": 1,
+    },
+    prepared=_of_experts,
+    notes="Norms come before attention and experts, which are chosen as in DeepSeek-V3. Layers "
+    "are as in EXAONE 4.",
 )  # fmt: skip

@@ -1,10 +1,11 @@
 """Gemma 1 to 3: scaled embeddings; since 2 capped scores, norms on both sides, windows; 3 sees.
 
-Sources: `transformers` 5.24, models/gemma; 5.23, models/gemma2 and models/gemma3;
-arXiv:2403.08295, arXiv:2408.00118, arXiv:2503.19786.
+Sources: `transformers` 5.24, models/gemma and models/vaultgemma; 5.23, models/gemma2 and
+models/gemma3; arXiv:2403.08295, arXiv:2408.00118, arXiv:2503.19786.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isqrt, prod
 from typing import Any
 
@@ -123,6 +124,20 @@ GEMMA2 = Family(
     defaults={**_COMMON, "vocab_size": 256000, _SCORE_CAP: 50.0, _LOGIT_CAP: 30.0},
     prepared=lambda config: in_turn(config, every=2),
     notes="Every second layer has a window.",
+)
+VAULTGEMMA = replace(
+    GEMMA2,
+    model_type="vaultgemma",
+    architecture="VaultGemmaForCausalLM",
+    published=("google/vaultgemma-1b",),
+    settings=decoders.decoder(
+        _BLOCK,
+        _WINDOWS,
+        **(_PARTS | {"post_norms": False}),
+        **_cap("attention_softcap", _SCORE_CAP),
+    ),
+    tensors=decoders.TENSORS | in_layers(LAYERS, {"mlp_norm": "pre_feedforward_layernorm"}),
+    notes="A Gemma 2 without norms after attention and MLP. Every second layer has a window.",
 )
 # Every sixth layer attends to whole sequences.
 _PATTERN = 6

@@ -61,6 +61,32 @@ GLM4 = _dense(
     published="zai-org/GLM-4-9B-0414",
     notes="A `glm` with norms on both sides of attention and MLP.",
 )
+_SOLAR = decoders.sizes(kv_heads=8, head_size=128)
+del _SOLAR["mlp"]
+SOLAR_OPEN = Family(
+    model_type="solar_open",
+    kind="decoder",
+    architecture="SolarOpenForCausalLM",
+    published=("upstage/Solar-Open-100B",),
+    settings=decoders.decoder(
+        _SOLAR,
+        qkv_bias=(BIAS, False),
+        moe=decoders.GROUPED,
+        **rotary.rope(rotary.factor_as_written),
+        rotary_factor=rotary.rotary_factor(1.0),
+    ),
+    tensors=decoders.GROUPED_TENSORS,
+    refused=refusals(one_of(BIAS, (True, False), False)) + REFUSED,
+    defaults={
+        "vocab_size": 196608, "hidden_size": 4096, "num_hidden_layers": 48,
+        "num_attention_heads": 64, "rms_norm_eps": 1e-5, "moe_intermediate_size": 1280,
+        "num_experts_per_tok": 8, "n_shared_experts": 1, "n_routed_experts": 128,
+        "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0,
+        "rope_theta": 1e6,
+    },
+    rank=2,
+    notes="Experts of a GLM-4.5 in all layers; `mlp` has no effect and is free.",
+)  # fmt: skip
 GLM4_MOE = Family(
     model_type="glm4_moe",
     kind="decoder",

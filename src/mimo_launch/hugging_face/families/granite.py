@@ -1,15 +1,18 @@
-"""Granite: a Llama with factors on embeddings, scores, layers and logits.
+"""Granite and HyperCLOVA X: a Llama with factors on embeddings, scores, layers and logits.
 
-Source: `transformers` 5.24, models/granite.
+Source: `transformers` 5.24, models/granite and models/hyperclovax.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from mimo_launch.hugging_face import decoders
+from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import one_of, refusals
 from mimo_launch.hugging_face.settings import Computed, Settings
+from mimo_launch.hugging_face.tensors import in_layers
 
 _BLOCK = decoders.sizes()
 _BIAS = "attention_bias"
@@ -29,7 +32,7 @@ def _factor(ours: str, key: str) -> dict[str, Computed]:
 
 def _scalar(config: Config) -> float | None:
     """Return the number whose square root divides scores."""
-    factor = number(config, _SCORES, 1.0)
+    factor = number(config, _SCORES)
     head = Settings({"head_dim": _BLOCK["head_dim"]}).keys(config)["head_dim"]
     return None if factor == head**-0.5 else factor**-2
 
@@ -43,6 +46,13 @@ def _scores(model: Any) -> Config:
     return {_SCORES: (model.query_pre_attn_scalar or model.head_size) ** -0.5}
 
 
+_PARTS: dict[str, Any] = {
+    "qkv_bias": (_BIAS, False),
+    "output_bias": (_BIAS, False),
+    **_factor("residual_scale", "residual_multiplier"),
+    **_factor("embedding_scale", "embedding_multiplier"),
+    "query_pre_attn_scalar": Computed(_scalar, _scores, f"`{_SCORES}` to the power of -2"),
+}
 GRANITE = Family(
     model_type="granite",
     kind="decoder",
@@ -50,13 +60,7 @@ GRANITE = Family(
     published=("ibm-granite/granite-3.3-8b-instruct", "ibm-granite/granite-4.0-1b-base"),
     settings=decoders.decoder(
         _BLOCK,
-        qkv_bias=(_BIAS, False),
-        output_bias=(_BIAS, False),
-        **_factor("residual_scale", "residual_multiplier"),
-        **_factor("embedding_scale", "embedding_multiplier"),
-        query_pre_attn_scalar=Computed(
-            _scalar, _scores, f"`{_SCORES}` to the power of -2; 1"
-        ),
+        **_PARTS,
         logit_scale=Computed(
             _logit_scale,
             lambda model: {_LOGITS: 1 / (model.logit_scale or 1.0)},
@@ -68,8 +72,36 @@ GRANITE = Family(
     + refusals(one_of(_BIAS, (True, False), False)),
     defaults={
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
-        "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_attention_heads": 32, _SCORES: 1.0,
     },
     rank=1,
     notes="A Llama with factors.",
 )  # fmt: skip
+_POST_NORMS = "use_post_norm"
+
+
+def _clova(config: Config) -> Config:
+    """Return a configuration with the usual factor on scores, if it has none."""
+    head = Settings({"head_dim": _BLOCK["head_dim"]}).keys(config)["head_dim"]
+    return config if config.get(_SCORES) is not None else {**config, _SCORES: head**-0.5}
+
+
+HYPERCLOVAX = replace(
+    GRANITE,
+    model_type="hyperclovax",
+    architecture="HyperCLOVAXForCausalLM",
+    published=("naver-hyperclovax/HyperCLOVAX-SEED-Think-14B",),
+    settings=decoders.decoder(
+        _BLOCK,
+        **_PARTS,
+        post_norms=(_POST_NORMS, True),
+        # It multiplies, unlike that of a Granite.
+        **_factor("logit_scale", _LOGITS),
+    ),
+    tensors=decoders.TENSORS
+    | in_layers(LAYERS, {"post_attention_norm": "post_norm1", "post_mlp_norm": "post_norm2"}),
+    defaults={key: each for key, each in GRANITE.defaults.items() if key != _SCORES},
+    prepared=_clova,
+    rank=2,
+    notes="A Granite with norms also after attention and MLP. `logits_scaling` multiplies.",
+)

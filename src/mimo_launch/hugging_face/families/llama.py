@@ -1,7 +1,7 @@
 """Llama, with which all others are compared, and decoders that differ from it in settings alone.
 
-Sources: `transformers` 5.23, models/llama; 5.24, models/seed_oss, models/ernie4_5, models/helium
-and models/cwm.
+Sources: `transformers` 5.23, models/llama; 5.24, models/seed_oss, models/ernie4_5, models/helium,
+models/internlm3, models/iquestcoder and models/cwm.
 """
 
 from mimo_launch.hugging_face import decoders
@@ -81,6 +81,39 @@ HELIUM = Family(
     },
     rank=2,
     notes="Neighbours in a head rotate together. The base of rotary positions is 1e5 if left out.",
+)  # fmt: skip
+_TERSE = {
+    "vocab_size": 128512, "hidden_size": 4096, "intermediate_size": 10240,
+    "num_hidden_layers": 48, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+INTERNLM3 = Family(
+    model_type="internlm3",
+    kind="decoder",
+    architecture="LlamaForCausalLM",
+    published=("internlm/internlm3-8b-instruct",),
+    settings=decoders.decoder(decoders.sizes(kv_heads=2, head_size=128)),
+    tensors=decoders.TENSORS,
+    # Older names of `attention_bias` and `mlp_bias`, of which it has both or neither.
+    refused=refusals(only("qkv_bias", False), only("bias", False)) + decoders.not_computed(),
+    defaults=_TERSE,
+    rank=3,
+    notes="A Llama under another name.",
+)
+IQUESTCODER = Family(
+    model_type="iquestcoder",
+    kind="decoder",
+    architecture="LlamaForCausalLM",
+    settings=decoders.decoder(decoders.sizes(kv_heads=8, head_size=128)),
+    tensors=decoders.TENSORS,
+    refused=refusals(only("clip_qkv", None), only("use_sliding_window", False))
+    + decoders.not_computed(),
+    defaults=_TERSE
+    | {
+        "vocab_size": 76800, "hidden_size": 5120, "intermediate_size": 27648,
+        "num_hidden_layers": 80, "num_attention_heads": 40,
+    },
+    rank=3,
+    notes="A Llama under another name.",
 )  # fmt: skip
 _WINDOWS, _EVERY = WindowKeys(size=8192, by_layer=True), 4
 _ROPE: Config = {
