@@ -230,3 +230,23 @@ def test_sources_are_links_read_backwards(made):
             ((source, target) for source, linked in enumerate(links) for target in linked),
             key=lambda pair: pair[::-1],
         )
+
+
+def test_layouts_share_how_a_step_is_shared_out_only_where_it_is_the_same():
+    """A search looks at hundreds of layouts, and most of them deal samples out alike."""
+    rows, made = skewed(24, 3), []
+    grids = [
+        (dp, language, tp) for dp, language in ((4, 1), (4, 2), (2, 1), (3, 2)) for tp in (1, 2)
+    ]
+    for (dp, language, tp), microbatches, first in product(grids, (2, 4), (0, 4)):
+        boxes = {"vision": box(0, dp=dp), "language": box(first, dp=language, tp=tp)}
+        size = 24 // (language * microbatches)
+        for at_once in (1, 2):
+            steps = {"microbatches": microbatches, "encoder_microbatches": at_once}
+            made.append(spec(boxes, mbs=size, **steps))
+    layouts = list(map(build_layout, made))
+    once = step_of(rows)
+    for layout in layouts:
+        vision = layout["vision"]
+        assert owners(layout, once, vision) == owners(layout, step_of(rows), vision)
+    assert len(once.shares) < len(layouts)

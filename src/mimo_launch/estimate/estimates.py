@@ -139,7 +139,7 @@ class Estimator:
     @cached_property
     def simulated(self) -> tuple[tuple[SimulatedStep, int], ...]:
         """The steps that stand for the run, simulated, and how many are like each."""
-        meetings, known = self._meetings, dict[Hashable, StageTimes]()
+        meetings = self._meetings
         numbers: Counter[Hashable] = Counter()
         steps: dict[Hashable, StepWork] = {}
         chosen = self.only[0] if self.only else self.expected.sampled
@@ -149,7 +149,7 @@ class Estimator:
             steps.setdefault(key, step)
         found = []
         for key, step in steps.items():
-            model = CostModel(self.spec, self.layout, step, self.constants, known)
+            model = CostModel(self.spec, self.layout, step, self.constants, self._known)
             each = SimulatedStep(model, self.classes, meetings, self.programs)
             found.append((each, numbers[key]))
         return tuple(found)
@@ -158,7 +158,12 @@ class Estimator:
     def model(self) -> CostModel:
         """The times of the first of these steps, without its simulation."""
         first = (self.only[0] if self.only else self.expected.sampled)[0]
-        return CostModel(self.spec, self.layout, self._work_of(first), self.constants)
+        return CostModel(self.spec, self.layout, self._work_of(first), self.constants, self._known)
+
+    @cached_property
+    def _known(self) -> dict[Hashable, StageTimes]:
+        """The times of stages with work that is known (see `CostModel`)."""
+        return {}
 
     @cached_property
     def typical(self) -> SimulatedStep:

@@ -42,17 +42,13 @@ class SampleMap:
         self, replica: int, num_replicas: int, group: int, group_size: int
     ) -> tuple[int, ...]:
         """Return the samples of one group that one encoder replica gets by the even cut."""
-        per_language = group_size * self.microbatch_size
+        size = self.microbatch_size
+        per_language, of_language = group_size * size, self.microbatches * size
         share = self.replicas * per_language // num_replicas
         samples = []
         for position in range(replica * share, (replica + 1) * share):
             language, inside = divmod(position, per_language)
-            microbatch, item = divmod(inside, self.microbatch_size)
-            samples.append(
-                (language * self.microbatches + group * group_size + microbatch)
-                * self.microbatch_size
-                + item
-            )
+            samples.append(language * of_language + group * per_language + inside)
         return tuple(samples)
 
     def locate(self, sample: int) -> tuple[int, int, int]:

@@ -8,10 +8,11 @@ A *row* is one embedding vector after the projector; a sample has one placeholde
 of an encoder, in the same order.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
+from typing import Any
 
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.tiles import Shown
@@ -174,6 +175,8 @@ class StepData:
     samples: Sequence[SampleData]
     before_damage: Sequence[SampleData] | None = None
     heldout: bool = False
+    # How samples are shared out, for all layouts that do it alike: see `step_views`.
+    shares: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def indexed(self) -> Sequence[SampleData]:

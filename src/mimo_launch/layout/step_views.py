@@ -44,7 +44,6 @@ class StepViews:
     layout: Layout
     data: StepData
     _encoders: dict[tuple[str, int, int], EncoderView] = field(default_factory=dict, init=False)
-    _islands: dict[tuple[str, int], tuple[Shares, ...]] = field(default_factory=dict, init=False)
 
     def encoder(self, name: str, replica: int, group: int) -> EncoderView:
         """Return the samples that one encoder replica encodes for one group, as a view."""
@@ -128,10 +127,12 @@ class StepViews:
         if inside == 1:
             return even_share(self.layout, module, replica, group)
         island, place = divmod(replica, inside)
-        key = (module.name, island)
-        if key not in self._islands:
-            self._islands[key] = shared_out(self.layout, self.data, module, island)
-        return self._islands[key][group][place]
+        how = self.layout.samples, module.group_size, module.in_phases
+        key, known = (module.name, island, inside, *how), self.data.shares
+        if key not in known:
+            known[key] = shared_out(self.layout, self.data, module, island)
+        shares: tuple[Shares, ...] = known[key]
+        return shares[group][place]
 
 
 @dataclass(frozen=True, slots=True)

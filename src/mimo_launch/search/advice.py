@@ -69,11 +69,12 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A layout in sight; `more` are settings outside of its point."""
+    """A layout in sight; `more` are settings outside of its point, `job` estimates its plan."""
 
     point: Point
     more: Settings
     change: Change
+    job: Estimator
     is_lighter: bool
 
 
@@ -107,7 +108,7 @@ class Search:
         many = max(1.0, layers / _LAYERS_PER_PLAN)
         fits = _needed(estimates) <= gpu_memory
         limit = memory_limit(estimates, gpu_memory)
-        return cls(base, estimates, limit, most / many, fits, Bounds(base))
+        return cls(base, estimates, limit, most / many, fits, Bounds())
 
     @property
     def compared(self) -> int:
@@ -158,7 +159,7 @@ class Search:
         if change is None:
             return None
         if _text(change) not in self.seen and is_legal(change.spec, files=False):
-            self._plan(change)
+            self._plan(change, self._job(change))
         found = self.seen.get(_text(change))
         return found if found is not None and found.estimates.step_seconds <= most else None
 
@@ -220,12 +221,13 @@ class Search:
             return
         self._in_sight.add(text)
         costed = self.bounds.costed
-        seconds = self.bounds.seconds(change.spec)
+        job = self._job(change)
+        seconds = self.bounds.seconds(job)
         self.left -= _BOUND + _STAGE * (self.bounds.costed - costed)
         if seconds >= self._most(change.spec):
             return
         change = replace(change, kind=kind_between(spec, change.spec))
-        seen = _Seen(point, more, change, is_lighter)
+        seen = _Seen(point, more, change, job, is_lighter)
         heappush(self._queue, (seconds, next(self._numbers), seen))
 
     def _most(self, spec: Spec) -> float:
@@ -249,7 +251,7 @@ class Search:
             bound, _, seen = heappop(self._queue)
             if bound >= (1 - LEAST_SETTING) * least and not alone:
                 break
-            planned = self._plan(seen.change) if self._may_fit(seen.change.spec) else None
+            planned = self._plan(seen.change, seen.job) if self._may_fit(seen.job) else None
             if planned is None:
                 if not seen.is_lighter:
                     lighter_ones = lighter(self.base.spec, seen.point)
@@ -259,9 +261,12 @@ class Search:
                 if not alone:
                     self._grow(seen.point, seen.more)
 
-    def _may_fit(self, spec: Spec) -> bool:
+    def _job(self, change: Change) -> Estimator:
+        return replace(self.base, plan=Plan.of(change.spec), spec=change.spec)
+
+    def _may_fit(self, job: Estimator) -> bool:
         costed = self.bounds.costed
-        needed = self.bounds.bytes(spec)
+        needed = self.bounds.bytes(job)
         self.left -= _STAGE * (self.bounds.costed - costed)
         return needed <= self.limit
 
@@ -280,22 +285,19 @@ class Search:
     def _best(self) -> list[Planned]:
         return _fastest(self.found)
 
-    def _plan(self, change: Change) -> Planned | None:
+    def _plan(self, change: Change, job: Estimator) -> Planned | None:
         """Plan a legal change; return it if it fits and takes not too long to plan."""
-        base = self.base
-        plan = Plan.of(change.spec)
-        cost = _cost(plan.layout)
+        cost = _cost(job.layout)
         if cost > self.left * MOST_AT_ONCE:
             return None
         text = _text(change)
         self.seen[text] = None
         self.tried[change.kind] += 1
         self.left -= cost / 2
-        estimator = replace(base, plan=plan, spec=change.spec)
-        if any(estimator.memory(each).total > self.limit for each in estimator.classes):
+        if any(job.memory(each).total > self.limit for each in job.classes):
             return None
         self.left -= cost / 2
-        self.seen[text] = planned = Planned(change, estimator.estimates())
+        self.seen[text] = planned = Planned(change, job.estimates())
         self.found.append(planned)
         return planned
 

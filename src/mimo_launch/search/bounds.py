@@ -11,7 +11,7 @@ leave out are transfers, reductions and ranks that wait for others in the middle
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ from mimo_launch.estimate.memory import StageMemory, stage_memory
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
-from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Model, Spec
 
@@ -30,28 +29,25 @@ Made = TypeVar("Made")
 
 @dataclass
 class Bounds:
-    """Bounds for layouts of the models of `base`; stages that were costed are kept.
+    """Bounds for layouts of the same models and data; stages that were costed are kept.
 
     `costed` counts the stages that were not kept yet: they take nearly all of the time.
     """
 
-    base: Estimator
     costed: int = 0
     _made: dict[Hashable, Any] = field(default_factory=dict)
 
-    def seconds(self, spec: Spec) -> float:
+    def seconds(self, estimator: Estimator) -> float:
         """Return what a step of a legal spec takes at least."""
-        estimator = replace(self.base, plan=Plan.of(spec), spec=spec)
 
         def cost(module: ModuleLayout, stage: Stage) -> StageCost:
             return estimator.model.stage(module, stage)
 
         return _seconds(estimator.layout, self._of_stages(estimator, cost))
 
-    def bytes(self, spec: Spec) -> int:
+    def bytes(self, estimator: Estimator) -> int:
         """Return what the fullest rank of a legal spec holds at least."""
-        estimator = replace(self.base, plan=Plan.of(spec), spec=spec)
-        layout = estimator.layout
+        spec, layout = estimator.spec, estimator.layout
 
         def held(module: ModuleLayout, stage: Stage) -> StageMemory:
             work = min(estimator.model.work[module.name], key=lambda each: each.held)
