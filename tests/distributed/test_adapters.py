@@ -109,7 +109,7 @@ def scaled_twice() -> None:
 def sum_counts_once_for_each_rank() -> None:
     """The update of a map that ends a region is added after the sum over tp."""
 
-    def forward(self: Any, x_Nf: Any) -> Any:
+    def forward(self: Any, x_Nf: Any, *_: Any) -> Any:
         out = self.context.leave(F.linear(x_Nf, self.weight))
         return out if self.adapter is None else out + self.adapter(x_Nf)
 

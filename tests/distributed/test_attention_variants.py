@@ -25,7 +25,8 @@ from tests.support.planted_norms import normed_after
 from tests.support.planted_sinks import EXPERTS, sunk
 from tests.support.planted_sliding import sliding
 from tests.support.proof import failures, verdicts
-from tests.support.specs import BEHIND_VISION
+from tests.support.specs import BEHIND_VISION, box
+from tests.support.specs import spec as made
 from tests.support.whole_models import deviation, found_logits
 
 from mimo_launch.layers.pointwise import clamped_swiglu
@@ -33,6 +34,7 @@ from mimo_launch.layers.score_attention import queries_at_once
 from mimo_launch.spec.layers import Nope, QueryScaling, SlidingWindow
 from mimo_launch.spec.spec import DecoderModel, Spec
 from mimo_launch.verify.oracle_blocks import Load, RecordText
+from mimo_launch.verify.oracle_dropout import Weights
 from mimo_launch.verify.oracle_language import _attention as attention
 from mimo_launch.verify.oracle_layers import frequencies, text_angles
 
@@ -303,10 +305,10 @@ def test_chunks_and_layers_without_positions_are_those_of_llama_4(
         allowed = mask(config, inputs_embeds=x, attention_mask=None, cache=None)
         turn = torch.polar(torch.ones_like(angle), angle)[None]
         wanted, _ = theirs(x, turn, allowed)
-        weights = {
-            f"a.{name.replace('_proj', '')}": each for name, each in theirs.named_parameters()
-        }
-        found = attention(weights, x[0], "a", model, text, layer)
+        weights = Weights(made({"language": box()}))
+        for name, each in theirs.named_parameters():
+            weights[f"language.{name.replace('_proj', '')}"] = each
+        found = attention(weights, x[0], "language", model, text, layer)
         torch.testing.assert_close(found, wanted[0], rtol=1e-12, atol=1e-12)
 
 

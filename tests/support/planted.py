@@ -221,7 +221,7 @@ def exit_sums_gradients() -> None:
 def bias_added_before_the_sum() -> None:
     """A row-parallel bias is added on every tp rank before the outputs are summed."""
 
-    def adding(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def adding(self: Any, x: torch.Tensor, *_: Any) -> torch.Tensor:
         return self.context.leave(torch.nn.functional.linear(x, self.weight, self.bias))
 
     linear.RowLinear.forward = adding

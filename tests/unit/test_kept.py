@@ -20,6 +20,7 @@ from mimo_launch.kinds.layer import Ends, Rotary
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import HeldAtEnds, Passes
 from mimo_launch.layers import score_attention
+from mimo_launch.layers.dropout import Dropout, states
 from mimo_launch.layers.image_contexts import (
     AttentionContext,
     image_context,
@@ -306,13 +307,18 @@ def test_a_layer_without_rotary_positions_keeps_what_the_table_says(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_capped_scores_exist_as_often_as_the_table_says(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("drops", [False, True])
+def test_scores_exist_as_often_as_the_table_says(dtype: torch.dtype, drops: bool) -> None:
     heads, seq = 8, 512
     q, k, v = (torch.randn(1, heads, seq, 16, dtype=dtype, requires_grad=True) for _ in range(3))
     seen = torch.ones(seq, seq, dtype=torch.bool).tril()
 
+    tokens, layer = states(0, 0, torch.arange(seq))[None], Dropout(0.2, torch.compile)
+
     def attend(*tensors: torch.Tensor) -> torch.Tensor:
-        return score_attention.attend_by_scores(*tensors, seen, scale=None, cap=3.0, sinks_h=None)
+        drop = partial(layer.scores, queries_BS=tokens, keys_BM=tokens, first=0)
+        how: dict[str, Any] = {"cap": None, "drop": drop} if drops else {"cap": 3.0}
+        return score_attention.attend_by_scores(*tensors, seen, scale=None, sinks_h=None, **how)
 
     with MemoryPeak(q, k, v) as forward:
         out = recomputed(attend, q, k, v)
@@ -320,6 +326,8 @@ def test_capped_scores_exist_as_often_as_the_table_says(dtype: torch.dtype) -> N
     with MemoryPeak(q, k, v, out, grad) as backward:
         out.backward(grad)
     tables = saved_activations.CAPPED_FORWARD, saved_activations.CAPPED_BACKWARD
+    if drops:
+        tables = saved_activations.DROPPED_FORWARD, saved_activations.DROPPED_BACKWARD
     for table, peak in zip(tables, (forward, backward), strict=True):
         assert peak.largest == pytest.approx(table.scores * heads * seq * seq * 4, rel=0.1)
 

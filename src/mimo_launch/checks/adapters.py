@@ -1,6 +1,7 @@
-"""Checks of adapters: what can have one, and which maps its targets name.
+"""Checks of adapters and dropout: what can have them, and which maps the targets name.
 
-Decides: that every target must name a map that the module has, and where an adapter may start.
+Decides: that every target must name a map that the module has, where an adapter may start, and
+which modules drop numbers.
 Relies on: `kinds` for the maps of each layer, `hugging_face` for folders of peft.
 Leaves: values that are wrong by themselves to `spec`.
 """
@@ -17,8 +18,9 @@ from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import Adapter
 from mimo_launch.spec.adapters import AdapterSpec, adapter_in
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import saved_spec
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import AudioModel, LanguageModel, Spec, VitModel
 from mimo_launch.spec.wording import did_you_mean, flow
 
 # The words of other programs for all maps of a layer.
@@ -53,6 +55,42 @@ def adapter_has_place(spec: Spec, name: str) -> Findings:
             why="an adapter trains, and the weights of a module with an adapter are frozen anyway",
             help="write `frozen: false`",
             related=(Related((*path, "adapter"), "adapter"),),
+        )
+
+
+def dropout_has_place(spec: Spec, name: str) -> Findings:
+    """Language, and encoders of images and clips drop numbers; only language those of attention."""
+    module = spec.modules[name]
+    if not module.drops:
+        return
+    of_adapter = module.adapter is not None and module.adapter.dropout > 0
+    key = "dropout" if module.dropout else "attention_dropout"
+    path = (*(("adapter", "dropout") if of_adapter and not module.dropout else (key,)),)
+    if not isinstance(module.model, LanguageModel | VitModel | AudioModel):
+        yield Diagnostic(
+            code="dropout-cannot",
+            headline=f"`{name}` cannot drop numbers",
+            path=("modules", name, *path),
+            why=f"the tokens of a model of kind {module.model.kind} have no numbers that are the "
+            "same on every layout",
+            help=f"delete `{path[-1]}`",
+        )
+    elif module.backend != "torch":
+        yield Diagnostic(
+            code="dropout-cannot",
+            headline=f"`{name}` cannot drop numbers",
+            path=("modules", name, *path),
+            why="layers of Transformer Engine draw other numbers on every rank",
+            help=f"write `backend: torch`, or delete `{path[-1]}`",
+            related=(Related(("modules", name, "backend"), f"backend: {module.backend}"),),
+        )
+    elif module.attention_dropout and name != LANGUAGE:
+        yield Diagnostic(
+            code="dropout-cannot",
+            headline=f"`{name}` cannot drop weights of attention",
+            path=("modules", name, "attention_dropout"),
+            why="attention inside images never holds its weights",
+            help=f"write `dropout: {module.attention_dropout}` for what layers add, or delete it",
         )
 
 

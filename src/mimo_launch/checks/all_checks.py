@@ -189,6 +189,7 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(training_settings.losses_have_no_projector),
     ModuleRule(training_settings.frozen_layers_exist),
     ModuleRule(adapters.adapter_has_place, needs=_ROLE),
+    ModuleRule(adapters.dropout_has_place, needs=(*_ROLE, "adapter-cannot")),
     ModuleRule(adapters.start_is_an_adapter),
     ModuleRule(adapters.start_keeps_its_adapter),
     ModuleRule(adapters.targets_are_maps, needs=(*_ROLE, "adapter-cannot", *_HEADS)),

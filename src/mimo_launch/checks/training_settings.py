@@ -45,7 +45,8 @@ def frozen_weights_left_out(spec: Spec) -> Findings:
     """`frozen_weights: false` needs frozen weights that `init_from` holds (a warning)."""
     if spec.saving is None or spec.saving.frozen_weights:
         return
-    frozen = [name for name, module in spec.modules.items() if not module.body_trains]
+    modules = spec.modules.items()
+    frozen = [name for name, own in modules if not own.body_trains or own.frozen_layers]
     if any(spec.modules[name].init_from for name in frozen):
         return
     names = ", ".join(f"`{name}`" for name in frozen)

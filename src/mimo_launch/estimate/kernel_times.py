@@ -34,6 +34,8 @@ from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 _FORWARD, _BACKWARD = 1.25, 1.75
 # A cast to 8 bits reads a tensor, and writes it in two orders.
 _CAST = 2 + 1 + 1
+# Bytes of a score, its weight, the numbers drawn for it and what stays, written and read.
+_SCORES = 64
 _MEGA = 1e6
 
 
@@ -103,6 +105,7 @@ class StageKernels:
         alike = _alike(kind, numbers, self._share, adapter_of(self._written))
         for number, times, held in alike:
             total += sum(self._products(held), self._between(number)).times(times)
+            total += self._dropped(number, held).times(times)
         if kind.is_custom:
             ends = ends_of(self.spec, self.module.name, is_first=False, is_last=False)
             flops = sum(f.linear for f in kind.forward_flops(numbers, ends, self.work).values())
@@ -217,6 +220,28 @@ class StageKernels:
             # A Gated DeltaNet runs its recurrence again.
             total += Seconds(forward, backward + forward * (layer is LayerKind.DELTANET))
         return total
+
+    def _dropped(self, number: int, held: Iterable[Parameter]) -> Seconds:
+        """Return the seconds of the passes that drop numbers of a layer, or weights of attention.
+
+        Attention by scores writes and reads those of all pairs, later tokens included.
+        """
+        own, numbers, pairs = self._written, 0.0, 0.0
+        if own.dropout:
+            numbers += 2 * self._tokens * self._width
+        if own.adapter is not None and own.adapter.dropout:
+            # Of both matrices of an update, the first has the width of an input.
+            sizes = (each.shape[1] for each in held if each.role == "adapter")
+            numbers += self._tokens * sum(size for size in sizes if size != own.adapter.rank)
+        heads = self._kind.layer_widths(number).scored and own.attention_dropout
+        if heads and isinstance(self._kind, CausalKind):
+            pairs = 2 * self._kind.pairs(number, self.work) * self._kind.model.heads / self._parts
+        move = 2 * numbers * self._number
+        forward = self._pass(move, numbers * self._number) if numbers else 0.0
+        return Seconds(
+            forward + (self._pass(_SCORES * pairs, _SCORES * pairs) if pairs else 0.0),
+            forward + (2 * self._pass(_SCORES * pairs, _SCORES * pairs) if pairs else 0.0),
+        )
 
     def _mask(self, number: int) -> str:
         """Return which kernels of attention a layer takes, as `layers.attention` does."""

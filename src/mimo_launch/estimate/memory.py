@@ -18,12 +18,15 @@ from mimo_launch.kinds.adapters import adapter_of, narrow_width
 from mimo_launch.kinds.layer import Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import (
+    DROPPED_BACKWARD,
+    DROPPED_FORWARD,
     MOST_SCORES,
     RECOMPUTED,
     RECOMPUTED_DEPTH,
     HeldAtEnds,
     Passes,
     Saved,
+    Temporary,
 )
 from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.kinds.vocabulary import ends_of
@@ -177,6 +180,7 @@ class _Activations:
         compiled = own.compile
         if compiled == "auto":
             compiled = not spec.train.numbers.is_exact or own.backend != "torch"
+        self.drops_attention = own.attention_dropout > 0
         self.passes = Passes(
             are_compiled=compiled,
             bytes=self.bytes,
@@ -243,8 +247,21 @@ class _Activations:
         """Return the temporary bytes of a forward at its peak."""
         ends = self.loss_forward() + self.tiles()
         alone = self.layers.keys() - set(self.path.layers)
-        layers = ((self.kind.temporary_activations(each).forward, each) for each in alone)
+        layers = ((self._temporary(each).forward, each) for each in alone)
         return max([ends, *(self._sum(alive, each) for alive, each in layers)])
+
+    def _temporary(self, number: int) -> Temporary:
+        """Return the tensors of a layer that are alive together; scores, too, if some drop."""
+        found = self.kind.temporary_activations(number)
+        if not self.drops_attention or not self.kind.layer_widths(number).scored:
+            return found
+        forward, backward = (
+            tuple(each for each in tensors if not each.scores)
+            for tensors in (found.forward, found.backward)
+        )
+        return Temporary(
+            forward=(DROPPED_FORWARD, *forward), backward=(*backward, DROPPED_BACKWARD)
+        )
 
     def backward(self) -> int:
         """Return the temporary bytes of a backward through the layers at its peak."""
@@ -267,7 +284,7 @@ class _Activations:
         return replace(self.passes, weights_train=self.own.layer_trains(number))
 
     def _layer_backward(self, number: int) -> int:
-        total = self._sum(self.kind.temporary_activations(number).backward, number)
+        total = self._sum(self._temporary(number).backward, number)
         if self.recomputes:
             total += self.of_layer(number)
             total -= self._sum(self._of_layer(number), number)

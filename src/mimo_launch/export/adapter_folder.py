@@ -155,6 +155,7 @@ def _config(spec: Spec, ranks: Mapping[str, tuple[int, float]]) -> dict[str, Any
     rank, factor = next(iter(ranks.values()))
     others = {tail: each for tail, each in ranks.items() if each != (rank, factor)}
     base = source_of(spec, LANGUAGE)
+    adapters = [module.adapter for module in spec.modules.values()]
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM" if len(spec.modules) == 1 else None,
@@ -164,7 +165,7 @@ def _config(spec: Spec, ranks: Mapping[str, tuple[int, float]]) -> dict[str, Any
         "rank_pattern": {tail: own for tail, (own, _) in others.items()},
         "alpha_pattern": {tail: own * by for tail, (own, by) in others.items()},
         "target_modules": sorted(ranks),
-        "lora_dropout": 0.0,
+        "lora_dropout": next((own.dropout for own in adapters if own), 0.0),
         "bias": "none",
         "inference_mode": True,
     }

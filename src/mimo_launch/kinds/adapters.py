@@ -24,7 +24,8 @@ def adapter_of(module: ModuleSpec) -> Adapter | None:
     """Return the adapter of a module, as seen from a block."""
     if module.adapter is None:
         return None
-    return Adapter(module.adapter.rank, module.adapter.scale, frozenset(module.adapter.targets))
+    own = module.adapter
+    return Adapter(own.rank, own.scale, frozenset(own.targets), own.dropout)
 
 
 def is_adapter(name: str) -> bool:
@@ -47,6 +48,7 @@ class AdapterShape(LayerShape):
 
     rank: int
     scale: float
+    dropout: float
     downs: tuple[Weight, ...]
     ups: tuple[Weight, ...]
 
@@ -68,7 +70,7 @@ def column_adapter(
         return None
     downs = tuple(_down(adapter, f"{name}.", width, terms="region") for name, _ in own)
     ups = tuple(_up(adapter, f"{name}.", weight) for name, weight in own)
-    return AdapterShape(adapter.rank, adapter.scale, downs, ups)
+    return AdapterShape(adapter.rank, adapter.scale, adapter.dropout, downs, ups)
 
 
 def row_adapter(adapter: Adapter | None, name: str, weight: Weight) -> AdapterShape | None:
@@ -77,7 +79,7 @@ def row_adapter(adapter: Adapter | None, name: str, weight: Weight) -> AdapterSh
         return None
     down = _down(adapter, f"{name}.", weight.shape[1], axis=1)
     up = _up(adapter, f"{name}.", weight, terms="region")
-    return AdapterShape(adapter.rank, adapter.scale, (down,), (up,))
+    return AdapterShape(adapter.rank, adapter.scale, adapter.dropout, (down,), (up,))
 
 
 def whole_adapter(adapter: Adapter | None, weight: Weight) -> AdapterShape | None:
@@ -85,7 +87,7 @@ def whole_adapter(adapter: Adapter | None, weight: Weight) -> AdapterShape | Non
     if adapter is None or not adapter.takes():
         return None
     down, up = _down(adapter, "", weight.shape[1]), _up(adapter, "", weight)
-    return AdapterShape(adapter.rank, adapter.scale, (down,), (up,))
+    return AdapterShape(adapter.rank, adapter.scale, adapter.dropout, (down,), (up,))
 
 
 def _down(

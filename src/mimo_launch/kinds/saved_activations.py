@@ -172,6 +172,9 @@ GATED_TEMPORARY = Temporary(
 # If scores are capped, the backward holds scores, their weights and the gradients of both.
 CAPPED_FORWARD = Saved(name="scores of a block of queries", scores=3)
 CAPPED_BACKWARD = Saved(name="scores of a block of queries, and gradients", scores=4)
+# If weights of attention are dropped: each has two numbers of 8 bytes in turn.
+DROPPED_FORWARD = Saved(name="scores of a block of queries, and numbers drawn", scores=6)
+DROPPED_BACKWARD = Saved(name="scores, numbers drawn and gradients", scores=6)
 # In addition, if passes are not compiled: the product of SwiGLU has two factors.
 SILU = Saved(name="SiLU of gate", inner=1)
 # In addition, if passes are not compiled, with a gate of attention.

@@ -111,12 +111,13 @@ class Adapter:
     """The adapter of a module as seen from a layer: which maps have an update, and its size.
 
     `path` holds the names of the layers around this one, in its block. An update has matrices of
-    width `rank` and is multiplied by `scale`.
+    width `rank`, is multiplied by `scale`, and drops a share of its inputs.
     """
 
     rank: int
     scale: float
     targets: frozenset[str]
+    dropout: float = 0.0
     path: frozenset[str] = frozenset()
 
     def inside(self, name: str) -> "Adapter":

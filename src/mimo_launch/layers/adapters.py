@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.kinds.adapters import DOWN, UP, AdapterShape
+from mimo_launch.layers.dropout import dropout
+from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
@@ -25,11 +27,21 @@ class LowRank(ShapedLayer[AdapterShape]):
     up: Tensor | None
     shared_up: Tensor | None
 
-    def forward(self, x_N: Tensor, sizes: Mapping[str, int] | None = None) -> Tensor:
+    def __init__(self, context: ParallelContext, shape: AdapterShape) -> None:
+        super().__init__(context, shape)
+        self.drop = dropout(shape.dropout, context.fused)
+
+    def forward(
+        self, x_N: Tensor, sizes: Mapping[str, int] | None = None, tokens_N: Tensor | None = None
+    ) -> Tensor:
         """Return what is added to the outputs of all maps, [N, f].
 
         `sizes` has the outputs of each map by the start of its names; None: there is one map.
+        `tokens_N` are the states from which dropout draws; None: it drops nothing.
         """
+        if self.drop is not None and tokens_N is not None:
+            down = self.segments["down"][0]
+            x_N = self.drop(x_N, tokens_N, down.start if down.axis == 1 else 0)
         narrow = torch.split(F.linear(x_N, self.down), self.shape.rank, dim=1)
         names = (each.name.removesuffix(DOWN) for each in self.shape.downs)
         x_by_map, ups = dict(zip(names, narrow, strict=True)), self._ups()

@@ -9,12 +9,15 @@ Legend: N tokens of this rank, M tokens that they attend to, D width, h heads an
 of this rank, K head size.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
 from mimo_launch.kinds.block_shapes import AttentionShape
+from mimo_launch.layers.dropout import Draws, dropout
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.latent_attention import LatentInputs
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
@@ -22,7 +25,7 @@ from mimo_launch.layers.norms import Norm, Sinks, WideNorm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import rotated, sigmoid_gated
 from mimo_launch.layers.recompute import recomputed
-from mimo_launch.layers.score_attention import attend_by_scores, queries_at_once
+from mimo_launch.layers.score_attention import Drop, attend_by_scores, queries_at_once
 from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
 from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
@@ -44,23 +47,27 @@ class Attention(ShapedLayer[AttentionShape]):
         self.score_cap = shape.score_cap
         self.heads = len(context.part(shape.heads))
         self.kv_heads = max(1, shape.kv_heads // context.tp.size)
+        self.drop_scores = dropout(context.attention_dropout, context.fused)
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return attention over the tokens, [n, D] -> [n, D]."""
-        q, k, v, *gates = self._projected(x_nD) if self.latent is None else self.latent(x_nD)
+        draws = attention_context.draws
+        q, k, v, *gates = (
+            self._projected(x_nD, draws) if self.latent is None else self.latent(x_nD, draws)
+        )
         if isinstance(attention_context, SequenceContext):
             heads = self._causal(q, k, v, attention_context)
         else:
             heads = self._per_image(q, k, v, attention_context)
         for gate in gates:
             heads = self.context.fused(sigmoid_gated, heads, gate)
-        out: Tensor = self.output(heads)
+        out: Tensor = self.output(heads, draws)
         return out
 
-    def _projected(self, x_nD: Tensor) -> tuple[Tensor, ...]:
+    def _projected(self, x_nD: Tensor, draws: Draws | None) -> tuple[Tensor, ...]:
         """Return queries, keys, values and any gates of this rank's heads, [N, h or g, K]."""
         x_ND = self.context.enter(x_nD)
-        fused, parts = self.inputs(x_ND), self.shape.query_parts
+        fused, parts = self.inputs(x_ND, draws), self.shape.query_parts
         queries = self.heads * parts
         shape = fused.shape[0], queries + 2 * self.kv_heads, self.shape.head_size
         q, k, v = fused.view(shape).split([queries, self.kv_heads, self.kv_heads], dim=1)
@@ -94,7 +101,9 @@ class Attention(ShapedLayer[AttentionShape]):
             in_order(x, sequences.batch, cp) for x in self._gather_kv(k.flatten(0, 1), v_NgK)
         )
         needs_list = sequences.needs_mask or self.sinks is not None
-        takes_list = needs_list and self.score_cap is None and not sequences.masks
+        drops, draws = self.drop_scores is not None, sequences.draws
+        by_scores = self.score_cap is not None or (drops and draws is not None)
+        takes_list = needs_list and not by_scores and not sequences.masks
         if takes_list and takes_lists(q_NhK):
             out = inside_documents(
                 q,
@@ -113,10 +122,10 @@ class Attention(ShapedLayer[AttentionShape]):
         ends = (
             [seq] if cp == 1 else [(n + 1) * seq // (2 * cp) for n in (index, 2 * cp - 1 - index)]
         )
-        outs = []
+        outs, numbers_BS = [], None
         for number, (part, end) in enumerate(zip(q.chunk(len(ends), dim=2), ends, strict=True)):
             mask = sequences.masks[number] if sequences.masks else None
-            if self.score_cap is None:
+            if not by_scores:
                 outs.append(self._up_to(end, part, k_all, v_all, sequences, mask))
                 continue
             most, first = queries_at_once(sequences.batch, end), 0
@@ -124,7 +133,11 @@ class Attention(ShapedLayer[AttentionShape]):
                 last = first + block.shape[2]
                 rows = None if mask is None else mask[:, :, first:last]
                 place = end - part.shape[2] + last
-                outs.append(recomputed(self._up_to, place, block, k_all, v_all, sequences, rows))
+                if drops and draws is not None:
+                    held = draws.tokens.view(sequences.batch, -1).chunk(len(ends), dim=1)[number]
+                    numbers_BS = held[:, first:last]
+                seen = place, block, k_all, v_all, sequences, rows, numbers_BS
+                outs.append(recomputed(self._up_to, *seen))
                 first = last
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
         return out.transpose(1, 2).reshape(q_NhK.shape[0], -1)
@@ -137,32 +150,55 @@ class Attention(ShapedLayer[AttentionShape]):
         v: Tensor,
         sequences: SequenceContext,
         mask: Tensor | None,
+        numbers_BS: Tensor | None = None,
     ) -> Tensor:
         """Return attention of queries that end with token `end` - 1, [B, heads, S, K] each.
 
-        Keys, values and a mask cover whole sequences.
+        Keys, values and a mask cover whole sequences. Queries with `numbers_BS` drop weights.
         """
         if mask is not None:
-            return self._attend(q, k, v, mask)
+            return self._attend(q, k, v, mask, drop=self._drops(numbers_BS, sequences, 0, end=None))
         needs_mask = sequences.needs_mask or self.sinks is not None or self.score_cap is not None
-        if self.context.cp.size == 1 and not needs_mask:
+        if self.context.cp.size == 1 and not needs_mask and numbers_BS is None:
             return self._attend(q, k, v, None)
         size, reach = q.shape[2], sequences.reach
         first = 0 if reach is None else max(0, end - size + 1 - reach)
         allowed = sequences.lower_right(size, end)[..., first:]
-        return self._attend(q, k[:, :, first:end], v[:, :, first:end], allowed)
+        drop = self._drops(numbers_BS, sequences, first, end=end)
+        return self._attend(q, k[:, :, first:end], v[:, :, first:end], allowed, drop=drop)
+
+    def _drops(
+        self, numbers_BS: Tensor | None, sequences: SequenceContext, first: int, *, end: int | None
+    ) -> Drop | None:
+        """Return what drops weights of queries, for keys `first:end` of whole sequences."""
+        if self.drop_scores is None or numbers_BS is None or sequences.draws is None:
+            return None
+        every = sequences.draws.every
+        if every is None:
+            raise ValueError("dropout of attention needs the numbers of whole sequences")
+        head = self.context.part(self.shape.heads).start
+        keys = every[:, first:end]
+        return partial(self.drop_scores.scores, queries_BS=numbers_BS, keys_BM=keys, first=head)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, *, causal: bool = True
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        allowed: Tensor | None,
+        *,
+        causal: bool = True,
+        drop: Drop | None = None,
     ) -> Tensor:
         """Return attention by an explicit mask, or causal by position; [B, heads, S, K] each.
 
-        Sinks and capped scores need a mask.
+        Sinks, capped scores and dropout need a mask.
         """
-        if allowed is not None and (self.sinks is not None or self.score_cap is not None):
+        by_scores = self.sinks is not None or self.score_cap is not None or drop is not None
+        if allowed is not None and by_scores:
             sinks_h = None if self.sinks is None else self.sinks()
             return attend_by_scores(
-                q, k, v, allowed, scale=self.scale, cap=self.score_cap, sinks_h=sinks_h
+                q, k, v, allowed, scale=self.scale, cap=self.score_cap, sinks_h=sinks_h, drop=drop
             )
         return F.scaled_dot_product_attention(
             q,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
+from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.rotary_angles import ROPE2D_THETA, angles, cos_and_sin
 from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.spec.spec import RopeScaling
@@ -52,7 +53,7 @@ class ImageContext:
     images, with keys from `first_key` on. `cos` and `sin` [N, K] rotate this rank's N tokens in
     models with rotary positions. With an `order` (of windows, or of images with tokens in two
     lists), all of these but the angles refer to lists in that order. If attention is causal inside
-    images, `numbers` [N] number each token in its image.
+    images, `numbers` [N] number each token in its image. From `draws` layers draw what they drop.
     """
 
     same: tuple[int, int] | None
@@ -68,6 +69,7 @@ class ImageContext:
     sin: Tensor | None = None
     order: TokenOrder | None = None
     numbers: Tensor | None = None
+    draws: Draws | None = None
 
     @property
     def is_causal(self) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.kinds.block_shapes import LatentShape
+from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.linear import ColumnLinear, WholeLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.shaped_layer import ShapedLayer
@@ -30,20 +31,20 @@ class LatentInputs(ShapedLayer[LatentShape]):
     queries: ColumnLinear
     keys: ColumnLinear
 
-    def forward(self, x_nD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x_nD: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of this rank's heads; keys share their rotating part."""
         sizes, rotating = self.shape.sizes, self.shape.sizes.rope_head_dim
         q_nC = x_nD
         if self.q_down is not None and self.q_norm is not None:
-            q_nC = self.q_norm(self.q_down(x_nD))
-        kv_nC, shared_nR = torch.split(self.kv_down(x_nD), [sizes.kv_rank, rotating], dim=1)
+            q_nC = self.q_norm(self.q_down(x_nD, draws))
+        kv_nC, shared_nR = torch.split(self.kv_down(x_nD, draws), [sizes.kv_rank, rotating], dim=1)
         narrow = self.context.enter(torch.cat([q_nC, self.kv_norm(kv_nC), shared_nR], dim=1))
         q_NC, kv_NC, shared_NR = torch.split(
             narrow, [self.shape.query_width, sizes.kv_rank, rotating], dim=1
         )
         plain = self.shape.head_size - rotating
-        q_NhK = self.queries(q_NC).view(len(narrow), -1, self.shape.head_size)
-        kv_NhF = self.keys(kv_NC).view(len(narrow), -1, plain + sizes.v_head_dim)
+        q_NhK = self.queries(q_NC, draws).view(len(narrow), -1, self.shape.head_size)
+        kv_NhF = self.keys(kv_NC, draws).view(len(narrow), -1, plain + sizes.v_head_dim)
         keys, v_NhV = torch.split(kv_NhF, [plain, sizes.v_head_dim], dim=2)
         queries, turning = torch.split(q_NhK, [plain, rotating], dim=2)
         shared = self._in_halves(shared_NR).unsqueeze(1).expand(-1, q_NhK.shape[1], -1)

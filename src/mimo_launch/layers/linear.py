@@ -23,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from mimo_launch.comm.torch_internals import FsdpParameter, add_product_, fsdp_parameters
 from mimo_launch.kinds.shapes import ColumnShape, OneShape, RowShape, WholeShape
 from mimo_launch.layers.adapters import LowRank
+from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
@@ -108,7 +109,7 @@ class ColumnLinear(ShapedLayer[ColumnShape]):
     adapter: LowRank | None
     weight_gradients: GradAccumulator | None = None
 
-    def forward(self, x_ND: Tensor) -> Tensor:
+    def forward(self, x_ND: Tensor, draws: Draws | None = None) -> Tensor:
         """Return this rank's features of all outputs, concatenated."""
         out = linear(x_ND, self.weight, self._whole_bias(), self.weight_gradients)
         if self.shared_weight is not None:
@@ -118,7 +119,7 @@ class ColumnLinear(ShapedLayer[ColumnShape]):
             return out
         maps = (*self.segments["weight"], *self.segments.get("shared_weight", ()))
         sizes = {each.name.removesuffix("weight"): each.local_shape[0] for each in maps}
-        update: Tensor = self.adapter(x_ND, sizes)
+        update: Tensor = self.adapter(x_ND, sizes, draws and draws.tokens)
         return out + update
 
     def _whole_bias(self) -> Tensor | None:
@@ -143,12 +144,12 @@ class RowLinear(ShapedLayer[RowShape]):
     adapter: LowRank | None
     weight_gradients: GradAccumulator | None = None
 
-    def forward(self, x_Nf: Tensor) -> Tensor:
+    def forward(self, x_Nf: Tensor, draws: Draws | None = None) -> Tensor:
         """Return the summed output; the bias is added once, after the sum."""
         alone = self.context.tp.size == 1
         out = linear(x_Nf, self.weight, self.bias if alone else None, self.weight_gradients)
         if self.adapter is not None:
-            out = out + self.adapter(x_Nf)
+            out = out + self.adapter(x_Nf, None, draws and draws.tokens)
         if alone:
             return out
         out = self.context.leave(out)
@@ -171,7 +172,10 @@ class WholeLinear(ShapedLayer[WholeShape]):
 
     adapter: LowRank | None
 
-    def forward(self, x_n: Tensor) -> Tensor:
+    def forward(self, x_n: Tensor, draws: Draws | None = None) -> Tensor:
         """Return the map of each token."""
         out = F.linear(x_n, self.weight, self.bias)
-        return out if self.adapter is None else out + self.adapter(x_n)
+        if self.adapter is None:
+            return out
+        update: Tensor = self.adapter(x_n, None, draws and draws.own)
+        return out + update

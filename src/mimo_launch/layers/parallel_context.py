@@ -57,7 +57,9 @@ class ParallelContext:
     (`owner`). `backend` provides the blocks. The experts of a layer are distributed over `ep`, and
     each is split over `expert_tp`. `replicas` (dp x cp) are the ranks that hold the same layers and
     different tokens; `copies` hold the same part of the weights. `fp8`: blocks multiply in 8 bits.
-    `adapter` says which maps of a layer have an update beside them.
+    `adapter` says which maps of a layer have an update beside them. Blocks drop `dropout` of what
+    they add to the stream, and `attention_dropout` of the weights of attention; `draws` is the seed
+    if anything is dropped.
     """
 
     tp: Group = SINGLE
@@ -75,6 +77,9 @@ class ParallelContext:
     replicas: Group = SINGLE
     copies: Group = SINGLE
     adapter: Adapter | None = None
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    draws: int | None = None
 
     def inside(self, name: str) -> "ParallelContext":
         """Return the context of a layer inside another; only adapters tell them apart."""

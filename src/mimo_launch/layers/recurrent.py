@@ -70,12 +70,12 @@ class RecurrentMixer(ShapedLayer[RecurrentShape]):
 
     def forward(self, x_nD: Tensor, sequences: SequenceContext) -> Tensor:
         """Return the mixed tokens, [n, D] -> [n, D]; documents do not affect each other."""
-        fused = self.inputs(self.context.enter(x_nD))
+        fused = self.inputs(self.context.enter(x_nD), sequences.draws)
         inner, shared = self.heads * self.sizes.head_dim, self.groups * self.sizes.state
         widths = [inner, inner, *[self.heads] * len(self.shape.facts.steps), shared, shared]
         z, x, *steps, b, c = torch.split(fused, widths, dim=1)
         y_Nf = self._along_sequences((x, b, c), tuple(steps), sequences)
-        out: Tensor = self.output(self.norm(y_Nf, z))
+        out: Tensor = self.output(self.norm(y_Nf, z), sequences.draws)
         return out
 
     def _along_sequences(

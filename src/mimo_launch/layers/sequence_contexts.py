@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.kinds.layer import Rotary
+from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.pointwise import grown, rotated, rotated_interleaved
 from mimo_launch.layers.rotary_angles import angles, cos_and_sin
 from mimo_launch.layers.router import RoutingContext
@@ -43,7 +44,7 @@ class SequenceContext:
     itself included; None: to all. `routing` is for the balance of experts. If some tokens attend to
     later ones, `masks` are added to the scores, one for each chunk of a sequence that this rank
     holds, over all positions of the sequence: [B, 1, queries, S]. Queries are multiplied by
-    `factors`, [S] or [B, S], if there are any.
+    `factors`, [S] or [B, S], if there are any. From `draws` layers draw what they drop.
     """
 
     batch: int
@@ -55,6 +56,7 @@ class SequenceContext:
     reach: int | None = None
     masks: tuple[Tensor, ...] = ()
     factors: Tensor | None = None
+    draws: Draws | None = None
 
     @property
     def needs_mask(self) -> bool:

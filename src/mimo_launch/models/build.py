@@ -19,6 +19,7 @@ from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
+from mimo_launch.layers.dropout import name_dropouts
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext, torch_type
 from mimo_launch.layers.parameter_segments import (
@@ -169,6 +170,9 @@ def _context(spec: Spec, module: ModuleLayout, grids: GridSet) -> ParallelContex
         expert_tp=expert_tp,
         replicas=replicas,
         copies=copies,
+        dropout=written.dropout,
+        attention_dropout=written.attention_dropout,
+        draws=spec.train.seed if written.drops else None,
     )
 
 
@@ -178,7 +182,9 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
     Raises: CustomClassError for a user's class that cannot be used.
     """
     adapted = replace(context, adapter=adapter_of(spec.modules[stage.module]))
-    return _maker(spec, stage.module).build(spec, stage, adapted)
+    network = _maker(spec, stage.module).build(spec, stage, adapted)
+    name_dropouts(stage.module, network)
+    return network
 
 
 def _maker(spec: Spec, module: str) -> type[StageClass]:

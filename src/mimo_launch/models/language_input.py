@@ -18,6 +18,7 @@ from torch import Tensor
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.data.packing import has_ahead, labels_ahead, tokens_ahead
 from mimo_launch.kinds.language import LanguageKind
+from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.router import AuxLoss, RoutingContext
 from mimo_launch.layers.sequence_contexts import Documents, zigzag_positions
@@ -26,6 +27,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.stage_interface import StepInputs
 from mimo_launch.models.text_positions import axis_positions
+from mimo_launch.models.token_numbers import text_draws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ class LanguageInput:
     places of the rows that generators read, on the last stage only. routing: for the balance of
     experts, if any. images [B, all positions]: the image of each token, -1 for text, if the tokens
     of an image attend to each other. ahead: the text of each depth of multi-token prediction, in
-    training.
+    training. draws: for dropout.
     """
 
     num_sequences: int
@@ -88,6 +90,7 @@ class LanguageInput:
     images: Tensor | None = None
     routing: RoutingContext | None = None
     ahead: tuple[TextAhead, ...] = ()
+    draws: Draws | None = None
 
 
 def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
@@ -123,6 +126,7 @@ def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
         wanted=forward.wanted,
         routing=routing,
         ahead=tuple(ahead),
+        draws=text_draws(view, samples.data, held, forward.context),
     )
 
 

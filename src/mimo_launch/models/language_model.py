@@ -143,6 +143,7 @@ class LanguageStage(ModelStage):
                 cos=turned[sight.rotary].cos,
                 sin=turned[sight.rotary].sin,
                 factors=query_factors(sight.growth, documents, held, seq, dtype),
+                draws=batch.draws,
             )
             for sight in sights
         }

@@ -17,6 +17,7 @@ from torch import Tensor
 from mimo_launch.comm.autograd_collectives import gather_rows, split_rows
 from mimo_launch.kinds.block_shapes import MlpShape, MoeShape
 from mimo_launch.kinds.layer import even_cut
+from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_experts, to_experts
 from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
@@ -38,12 +39,12 @@ class Mlp(ShapedLayer[MlpShape]):
         super().__init__(context, shape)
         self.between = GATED[shape.gate] if shape.gate else ACTIVATIONS[shape.activation]
 
-    def forward(self, x_nD: Tensor) -> Tensor:
+    def forward(self, x_nD: Tensor, draws: Draws | None = None) -> Tensor:
         """Return the MLP of every token."""
-        hidden = self.inputs(self.context.enter(x_nD))
+        hidden = self.inputs(self.context.enter(x_nD), draws)
         # Reuse the name: without a backward, this frees the input before the next product.
         hidden = self.context.fused(self.between, hidden)
-        out: Tensor = self.output(hidden)
+        out: Tensor = self.output(hidden, draws)
         return out
 
 
@@ -68,7 +69,7 @@ class MoeMlp(ShapedLayer[MoeShape]):
         choice = self.router(own_nD, tokens, None if routing is None else routing.loss)
         planned = PlannedDispatch(self.context, choice.experts, self.shape.moe.experts)
         # While the host waits for the sizes of the dispatch, the device computes this.
-        shared = None if self.shared is None else self.shared(x_nD)
+        shared = None if self.shared is None else self.shared(x_nD, attention_context.draws)
         if shared is not None and self.shared_gate is not None:
             shared = self.shared_gate(x_nD, shared)
         routed = self._answers(own_nD, choice, planned.dispatch())

@@ -43,6 +43,7 @@ from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.models.patches import Image, Patches, Reader, own_tokens, pack, reader
 from mimo_launch.models.row_places import RowPlaces
+from mimo_launch.models.token_numbers import list_draws
 from mimo_launch.models.transformer_block import blocks
 from mimo_launch.spec.spec import Model, Spec
 
@@ -137,6 +138,12 @@ class ListForward:
         return range(first * number, (first + 1) * number)
 
     @property
+    def held_extra_tokens(self) -> range:
+        """The extra tokens of this cp rank."""
+        number = shards_of_cp_rank(self.module) * self.view.extra_tokens
+        return range(self.context.cp.index * number, (self.context.cp.index + 1) * number)
+
+    @property
     def arrived(self) -> dict[str, Any]:
         """The fields of `RowsInput`."""
         return {"rows": self.rows, "row_places": self.row_places}
@@ -200,10 +207,14 @@ class ListInput:
     @classmethod
     def of(cls, forward: ListForward, **more: Any) -> Self:
         """Return the input of a forward; `more` is what a kind adds."""
+        mask, context = forward.mask(), forward.context
+        if context.draws is not None and not forward.samples.data.heldout:
+            draws = list_draws(forward.view, forward.held, forward.held_extra_tokens, context)
+            mask = replace(mask, draws=draws)
         return cls(
-            mask=forward.mask(),
-            sizes=forward.view.owned(forward.context.cp.index),
-            own=own_tokens(forward.held, forward.context),
+            mask=mask,
+            sizes=forward.view.owned(context.cp.index),
+            own=own_tokens(forward.held, context),
             extra_tokens=forward.view.extra_tokens,
             **more,
         )

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mimo_launch.kinds.block_shapes import BlockShape, DepthShape, MixedShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.layers.attention import Attention
+from mimo_launch.layers.dropout import Draws, Dropout, dropout
 from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.norms import LayerScale, Norm
@@ -60,14 +61,20 @@ class Block(Layer[BlockShape]):
     mlp_scale: LayerScale | None
     mlp: Mlp | MoeMlp
 
+    def __init__(self, context: ParallelContext, shape: BlockShape) -> None:
+        super().__init__(context, shape)
+        self.drop_attention = dropout(context.dropout, context.fused)
+        self.drop_mlp = dropout(context.dropout, context.fused)
+
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+        draws = attention_context.draws
         normed = x_nD if self.attention_norm is None else self.attention_norm(x_nD)
         attended = self.attention(normed, attention_context)
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
         if self.attention_scale is not None:
             attended = self.attention_scale(attended)
-        attended = self._scaled(attended)
+        attended = self._added(attended, self.drop_attention, draws)
         if self.mlp_norm is None:
             x_nD = normed = x_nD + attended
         else:
@@ -75,17 +82,19 @@ class Block(Layer[BlockShape]):
         change = (
             self.mlp(normed, attention_context)
             if isinstance(self.mlp, MoeMlp)
-            else self.mlp(normed)
+            else self.mlp(normed, draws)
         )
         if self.post_mlp_norm is not None:
             change = self.post_mlp_norm(change)
         if self.mlp_scale is not None:
             change = self.mlp_scale(change)
-        out: Tensor = x_nD + self._scaled(change)
+        out: Tensor = x_nD + self._added(change, self.drop_mlp, draws)
         return out
 
-    def _scaled(self, change_nD: Tensor) -> Tensor:
-        """Return what a layer adds to the stream, times the factor of the model, if it has one."""
+    def _added(self, change_nD: Tensor, drop: Dropout | None, draws: Draws | None) -> Tensor:
+        """Return what a layer adds to the stream: less what it drops, times the model's factor."""
+        if drop is not None and draws is not None:
+            change_nD = drop(change_nD, draws.own)
         factor = self.shape.residual_scale
         return change_nD if factor is None else change_nD * factor
 
@@ -95,11 +104,16 @@ class HybridLayer(Layer[MixedShape]):
 
     norm: Norm
 
+    def __init__(self, context: ParallelContext, shape: MixedShape) -> None:
+        super().__init__(context, shape)
+        self.drop = dropout(context.dropout, context.fused)
+
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         mixer, normed = self.get_submodule(self.shape.name), self.norm(x_nD)
-        mixed: Tensor = (
-            mixer(normed) if isinstance(mixer, Mlp) else mixer(normed, attention_context)
-        )
+        draws = attention_context.draws
+        mixed: Tensor = mixer(normed, draws if isinstance(mixer, Mlp) else attention_context)
+        if self.drop is not None and draws is not None:
+            mixed = self.drop(mixed, draws.own)
         return x_nD + mixed
 
 
@@ -127,7 +141,7 @@ class MtpDepth(ShapedLayer[DepthShape]):
         both = torch.cat([self.token_norm(token_nD), self.hidden_norm(x_nD)], dim=1)
         # Each tp rank multiplies its part of the input features.
         mine = self.context.enter(both)[:, self.part.start : self.part.stop]
-        out: Tensor = self.norm(self.block(self.project(mine), sequences))
+        out: Tensor = self.norm(self.block(self.project(mine, sequences.draws), sequences))
         return out
 
 

@@ -183,7 +183,8 @@ class VisionStage(ModelStage):
             return {False: mask}
         if packed.windows is None:
             raise ValueError("every stage of an encoder with windows needs them")
-        return {False: mask, True: replace(packed.windows, cos=mask.cos, sin=mask.sin)}
+        inside = replace(packed.windows, cos=mask.cos, sin=mask.sin, draws=mask.draws)
+        return {False: mask, True: inside}
 
     def embed(self, packed: ImagesInput) -> Tensor:
         """Return the tokens [n, D] before the first layer."""

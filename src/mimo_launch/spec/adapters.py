@@ -24,6 +24,11 @@ class AdapterSpec(Strict):
     rslora: bool = Field(
         False, description="Multiply by `alpha / sqrt(rank)` (arXiv:2312.03732) instead."
     )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0,
+        description="Share of the inputs of updates that each training step drops, the same on "
+        "every layout. Maps that share an input drop the same numbers.",
+    )
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         ("attention", "mlp"),
         description="Maps with an update: parts of a layer (`attention`, `mlp`), or names of maps "

@@ -194,6 +194,18 @@ class ModuleSpec(Strict):
         "stay as they are, except a projector's with `frozen: except_projector`.",
         examples=["{rank: 16, targets: [attention, mlp]}"],
     )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0,
+        description="Share of what attention and the MLP of a layer add to the stream that each "
+        "training step drops, the same on every layout.",
+        examples=[0.1],
+    )
+    attention_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0,
+        description="Of `language`: share of the weights of attention that each training step "
+        "drops. Attention then keeps its scores for some queries at a time, and is slower.",
+        examples=[0.1],
+    )
     sharding: ShardingName = Field(
         "optimizer",
         description="`optimizer`: weights stay gathered through a step, and gradients take one "
@@ -242,6 +254,12 @@ class ModuleSpec(Strict):
         ModuleOptimizer(),
         description="Overrides of the common optimizer settings.",
     )
+
+    @property
+    def drops(self) -> bool:
+        """Whether a step drops anything."""
+        of_adapter = 0.0 if self.adapter is None else self.adapter.dropout
+        return any((self.dropout, self.attention_dropout, of_adapter))
 
     @property
     def body_trains(self) -> bool:

@@ -31,7 +31,9 @@ from mimo_launch.spec.wording import expected, flow, listing
 # Longer values are renamed, not repeated.
 _MOST_SHOWN = 80
 # Names of keys that mean another thing in each section.
-_SHARED = ("kind", "every", "name", "samples", "activation", "decay", "loss_weight", "experts")
+_SHARED = (
+    "kind", "every", "name", "samples", "activation", "decay", "loss_weight", "experts", "dropout",
+)  # fmt: skip
 
 
 class Renamed(NamedTuple):

@@ -139,6 +139,14 @@ class Oracle:
         self, split: Split, index: int, load: Load, step: int
     ) -> dict[str, tuple[Tensor, int]]:
         """Return each loss of a record, summed over its terms, and the number of its terms."""
+        if split == "train":
+            with self.weights.drawing(step, index):
+                return self._losses_of(split, index, load, step)
+        return self._losses_of(split, index, load, step)
+
+    def _losses_of(
+        self, split: Split, index: int, load: Load, step: int
+    ) -> dict[str, tuple[Tensor, int]]:
         tokens, targets = (torch.from_numpy(x) for x in self.dataset.text(split, index))
         x_SD = self.stream(split, index, tokens, load)
         found = {LANGUAGE: self._cross_entropy(x_SD, targets)}
@@ -256,6 +264,7 @@ class Oracle:
                     added = deep.setdefault(layer, torch.zeros_like(x_SD)).clone()
                     added[is_row] = rows
                     deep[layer] = added
+        self.weights.name_tokens(list(range(len(tokens))))
         model, text = self.model, self._text(split, index, load)
         if isinstance(model, HybridModel):
             x_SD = hybrid_layers(self.weights, x_SD, model, text, deep)
@@ -321,10 +330,11 @@ class Oracle:
             if encoder in self.custom:
                 return [self.custom[encoder].rows(self.weights, image) for image in images]
             spans = self.dataset.describe(split, index).spans.get(encoder, ())
-            return [
-                encode(self.weights, encoder, model, image, span.shown)
-                for image, span in zip(images, spans, strict=True)
-            ]
+            found, first = [], 0
+            for image, span in zip(images, spans, strict=True):
+                found.append(encode(self.weights, encoder, model, image, span.shown, first=first))
+                first += len(image) if kind_of(model).tokens.tiles is not None else 1
+            return found
         read = [self._rows_of_images(split, index, source) for source in sources]
         return [
             connect(self.weights, encoder, model, dict(zip(sources, rows, strict=True)))

@@ -20,7 +20,8 @@ from torch import Tensor
 from mimo_launch.spec.encoders import EncoderBlocks, ProjectorActivation, TransformerEncoder
 from mimo_launch.spec.layers import Moe
 from mimo_launch.spec.spec import VitModel
-from mimo_launch.verify.oracle_layers import Weights, attend, layer_norm, linear, rms_norm, turned
+from mimo_launch.verify.oracle_dropout import Weights
+from mimo_launch.verify.oracle_layers import attend, layer_norm, linear, rms_norm, turned
 
 Gate = Callable[[Tensor, Tensor], Tensor]
 
@@ -157,7 +158,7 @@ def mixture(
     return out
 
 
-def mlp(weights: Mapping[str, Tensor], name: str, x_SD: Tensor, gate: Gate = swiglu) -> Tensor:
+def mlp(weights: Weights, name: str, x_SD: Tensor, gate: Gate = swiglu) -> Tensor:
     """Return the output of MLP `name`; without a gate its activation is squared ReLU."""
     inner = linear(weights, x_SD, f"{name}.up")
     if f"{name}.gate.weight" in weights:
@@ -207,7 +208,8 @@ def block(
             0, torch.tensor(group), attend(scale * q[group], k[group], v[group])
         )
     added = linear(weights, attended, f"{layer}.attention.o")
-    x_ND = x_ND + (added * weights[f"{layer}.attention_scale.weight"] if scaled else added)
+    added = added * weights[f"{layer}.attention_scale.weight"] if scaled else added
+    x_ND = x_ND + weights.added(added, f"{layer}.drop_attention")
     y = norm(weights, x_ND, f"{layer}.mlp_norm", eps)
     inner = linear(weights, y, f"{layer}.mlp.up")
     if activation == "swiglu":
@@ -216,7 +218,8 @@ def block(
     else:
         inner = activated(inner, activation)
     added = linear(weights, inner, f"{layer}.mlp.down")
-    return x_ND + (added * weights[f"{layer}.mlp_scale.weight"] if scaled else added)
+    added = added * weights[f"{layer}.mlp_scale.weight"] if scaled else added
+    return x_ND + weights.added(added, f"{layer}.drop_mlp")
 
 
 def project(

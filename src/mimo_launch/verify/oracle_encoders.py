@@ -22,8 +22,8 @@ from mimo_launch.spec.encoders import ConnectorModel
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, Model, VitModel
 from mimo_launch.verify.oracle_blocks import NORMS, activated, block, blocks, project
+from mimo_launch.verify.oracle_dropout import EXTRA, IMAGE, Weights
 from mimo_launch.verify.oracle_layers import (
-    Weights,
     frequencies,
     image_angles,
     layer_norm,
@@ -33,20 +33,28 @@ from mimo_launch.verify.oracle_layers import (
 
 
 def encode(
-    weights: Weights, encoder: str, model: Model, array: np.ndarray, shown: Shown = None
+    weights: Weights,
+    encoder: str,
+    model: Model,
+    array: np.ndarray,
+    shown: Shown = None,
+    *,
+    first: int = 0,
 ) -> Tensor:
     """Return the rows [r, L] of one image or clip; `shown` says how tiles show an image.
 
-    Raises: TypeError for another model.
+    It is image `first` of its record, or its first tile is. Raises: TypeError for another model.
     """
     if isinstance(model, VitModel) and model.tiles is not None:
-        return _encode_tiles(weights, encoder, model, array, shown)
+        return _encode_tiles(weights, encoder, model, array, shown, first)
     if model.kind not in ENCODERS:
         raise TypeError(f"no oracle for encoder {encoder} of kind {model.kind}")
-    return ENCODERS[model.kind](weights, encoder, model, array)
+    return ENCODERS[model.kind](weights, encoder, model, array, first)
 
 
-def _encode_clip(weights: Weights, encoder: str, model: AudioModel, clip: np.ndarray) -> Tensor:
+def _encode_clip(
+    weights: Weights, encoder: str, model: AudioModel, clip: np.ndarray, first: int
+) -> Tensor:
     """Return the rows of a whole log-mel clip: [mels, frames] -> [r, L]."""
     x_DF = torch.from_numpy(clip).double()
     for name, stride in (("conv1", 1), ("conv2", 2)):
@@ -55,24 +63,32 @@ def _encode_clip(weights: Weights, encoder: str, model: AudioModel, clip: np.nda
     # The convolution sees a frame of silence after the last token, but it makes no token.
     x_ND = x_DF.T[: clip.shape[1] // FRAMES_PER_TOKEN]
     x_ND = x_ND + weights[f"{encoder}.positions.weight"][: len(x_ND)]
+    tokens = range(len(x_ND) // model.stack * model.stack)
+    loose = range(EXTRA, EXTRA + len(x_ND) - len(tokens))
+    weights.name_tokens([IMAGE * first + place for place in (*tokens, *loose)])
     x_ND = blocks(weights, x_ND, encoder, model)
     # Consecutive tokens become a row; the last tokens make none if they do not fill one.
     starts = range(0, len(x_ND) - model.stack + 1, model.stack)
-    tokens = [x_ND[i : i + model.stack] for i in starts]
+    stacks = [x_ND[i : i + model.stack] for i in starts]
     name = f"{encoder}.norm"
     if model.pooling == "mean":
-        means = torch.stack([each.sum(dim=0) / model.stack for each in tokens])
+        means = torch.stack([each.sum(dim=0) / model.stack for each in stacks])
         return project(weights, layer_norm(weights, means, name, 1e-5), encoder, model)
-    joined = [layer_norm(weights, each, name, 1e-5).flatten() for each in tokens]
+    joined = [layer_norm(weights, each, name, 1e-5).flatten() for each in stacks]
     return project(weights, torch.stack(joined), encoder, model)
 
 
-def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.ndarray) -> Tensor:
+def _encode_image(
+    weights: Weights, encoder: str, model: VitModel, image: np.ndarray, first: int
+) -> Tensor:
     """Return the rows of an image: [channels, height, width] -> [r, L].
 
     Rows of other layers are appended to the rows of the last layer: [r, layers * L].
     """
     x_ND, (height, width) = _embedded(weights, encoder, model, image)
+    learned = range(EXTRA, EXTRA + len(x_ND) - height * width)
+    patches = _in_squares(height, width, model.shuffle)
+    weights.name_tokens([IMAGE * first + place for place in (*learned, *patches)])
     turn = None
     if model.turns_patches:
         turn = _angles(model, height, width)
@@ -104,6 +120,16 @@ def _encode_image(weights: Weights, encoder: str, model: VitModel, image: np.nda
     return torch.cat(rows, dim=1)
 
 
+def _in_squares(height: int, width: int, side: int) -> list[int]:
+    """Return the number of each patch, row after row, if those of a square come together."""
+    across, size = width // side, side * side
+    return [
+        (y // side * across + x // side) * size + y % side * side + x % side
+        for y in range(height)
+        for x in range(width)
+    ]
+
+
 def _angles(model: VitModel, height: int, width: int) -> Tensor:
     """Return the angles of 2-D RoPE of each patch, [N, K/2]."""
     size = model.hidden // model.heads
@@ -120,13 +146,16 @@ def _angles(model: VitModel, height: int, width: int) -> Tensor:
 
 
 def _encode_tiles(
-    weights: Weights, encoder: str, model: VitModel, array: np.ndarray, shown: Shown
+    weights: Weights, encoder: str, model: VitModel, array: np.ndarray, shown: Shown, first: int
 ) -> Tensor:
     """Return the rows of an image in tiles: [tiles, channels, height, width] -> [r, L]."""
     if model.image is None or model.tiles is None:
         raise TypeError(f"no tiles for encoder {encoder}")
     (tall, wide), most = model.image, model.tiles.most
-    whole, *tiles = (_encode_image(weights, encoder, model, each) for each in array)
+    whole, *tiles = (
+        _encode_image(weights, encoder, model, each, first + place)
+        for place, each in enumerate(array)
+    )
     end = weights[f"{encoder}.projector.newline.weight"][None]
     if shown is None:
         return torch.cat([whole, end])

@@ -21,10 +21,10 @@ from mimo_launch.data.random_draws import Noise
 from mimo_launch.spec.encoders import FlowModel
 from mimo_launch.spec.spec import Model, TalkerModel
 from mimo_launch.verify.oracle_blocks import Load, RecordText, blocks
+from mimo_launch.verify.oracle_dropout import Weights
 from mimo_launch.verify.oracle_encoders import patches_of, sincos
 from mimo_launch.verify.oracle_language import decoder_layers
 from mimo_launch.verify.oracle_layers import (
-    Weights,
     frequencies,
     layer_norm,
     linear,

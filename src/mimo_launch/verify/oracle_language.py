@@ -21,8 +21,8 @@ from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import DecoderModel, LanguageModel
 from mimo_launch.verify.oracle_blocks import GATES, RecordText, mixture, mlp
+from mimo_launch.verify.oracle_dropout import Weights
 from mimo_launch.verify.oracle_layers import (
-    Weights,
     attend,
     attention_factor,
     hidden_from,
@@ -72,7 +72,7 @@ def decoder_block(
     change = _attention(weights, y, f"{layer}.attention", model, text, number)
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_attention_norm")
-    x_SD = x_SD + factor * change
+    x_SD = x_SD + factor * weights.added(change, f"{layer}.drop_attention")
     y = norm(x_SD, f"{layer}.mlp_norm") if has_norms else x_SD
     if kind.moe is not None and kind.has_experts(number):
         change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, gate)
@@ -80,7 +80,7 @@ def decoder_block(
         change = mlp(weights, f"{layer}.mlp", y, gate)
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_mlp_norm")
-    return x_SD + factor * change
+    return x_SD + factor * weights.added(change, f"{layer}.drop_mlp")
 
 
 def _norm_of(weights: Weights, model: CausalModel) -> Norm:
@@ -155,7 +155,7 @@ def hybrid_layers(
             change = mixture(weights, f"{layer}.moe", model.moe, y, text, gate)
         else:
             change = mlp(weights, f"{layer}.mlp", y, gate)
-        x_SD = x_SD + change
+        x_SD = x_SD + weights.added(change, f"{layer}.drop")
         if number in deep:
             x_SD = x_SD + deep[number]
     return x_SD
@@ -168,11 +168,14 @@ def hybrid_block(
     norm = _norm_of(weights, model)
     gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
     y = norm(x_SD, f"{name}.attention_norm")
-    x_SD = x_SD + _attention(weights, y, f"{name}.attention", model, text)
+    change = _attention(weights, y, f"{name}.attention", model, text)
+    x_SD = x_SD + weights.added(change, f"{name}.drop_attention")
     y = norm(x_SD, f"{name}.mlp_norm")
     if "E" in model.pattern and model.moe is not None:
-        return x_SD + mixture(weights, f"{name}.mlp", model.moe, y, text, gate)
-    return x_SD + mlp(weights, f"{name}.mlp", y, gate)
+        change = mixture(weights, f"{name}.mlp", model.moe, y, text, gate)
+    else:
+        change = mlp(weights, f"{name}.mlp", y, gate)
+    return x_SD + weights.added(change, f"{name}.drop_mlp")
 
 
 def _attention(
@@ -226,7 +229,8 @@ def _attention(
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
     scale = (size or q.shape[-1]) ** -0.5
     hidden = hidden_from(text.documents, text.images, window, chunked=chunked)
-    attended = attend(q * scale, k, v, hidden, cap=cap, sinks_H=sinks)
+    drop = partial(weights.attended, layer=name)
+    attended = attend(q * scale, k, v, hidden, cap=cap, sinks_H=sinks, drop=drop)
     for gate in gates:
         attended = attended / (1 + (-gate.flatten(1)).exp())
     return linear(weights, attended, f"{name}.o")

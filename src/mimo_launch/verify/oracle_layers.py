@@ -10,7 +10,7 @@ Legend: S tokens of a record, T tokens of a sample (of all its records), H heads
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +18,15 @@ from torch import Tensor
 
 from mimo_launch.spec.layers import QueryScaling
 from mimo_launch.spec.spec import RopeScaling
+from mimo_launch.verify.oracle_dropout import Weights
 
-Weights = Mapping[str, Tensor]
 Size = tuple[int, int]
 
 
 def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
     """Return a linear layer, with a bias where it has one."""
-    return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+    out = F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+    return out + weights.change(x, name)
 
 
 def layer_norm(weights: Weights, x: Tensor, name: str, eps: float) -> Tensor:
@@ -81,11 +82,12 @@ def attend(
     *,
     cap: float | None = None,
     sinks_H: Tensor | None = None,
+    drop: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Attend to all tokens that are not `hidden` (see `hidden_from`), with queries already scaled.
 
     `cap` caps scores (`capped`). The exponentials of `sinks_H` are added to the denominator of the
-    softmax.
+    softmax; `drop` drops weights of the others.
     """
     scores = capped(torch.einsum("shk,thk->hst", q_SHK, k_SHK), cap)
     if hidden is not None:
@@ -94,6 +96,8 @@ def attend(
     if sinks_H is not None:
         begin = sinks_H.exp()[:, None, None]
         weights = scores.exp() / (begin + scores.exp().sum(dim=-1, keepdim=True))
+    if drop is not None:
+        weights = drop(weights)
     return torch.einsum("hst,thk->shk", weights, v_SHK).flatten(1)
 
 

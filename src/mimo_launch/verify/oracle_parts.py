@@ -32,6 +32,7 @@ from mimo_launch.models.patches import Patches, Reader, pack, reader
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.module import FrozenLayers
 from mimo_launch.spec.spec import Spec
+from mimo_launch.verify.oracle_dropout import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Parts:
     `decays` says of the parameters of users' own classes whether they decay.
     """
 
-    weights: "Weights"
+    weights: Weights
     networks: dict[str, "OneRankEncoder"]
     decays: dict[str, bool]
 
@@ -90,23 +91,6 @@ def _learns(spec: Spec, module: str, name: str) -> bool:
     in_layer = re.match(rf"{module}\.layers\.(\d+)\.", name)
     number = int(in_layer[1]) if in_layer else 0 if name in before else own.model.layers
     return not int(first) <= number <= int(last or first)
-
-
-class Weights(dict[str, Tensor]):
-    """Full weights by name; one with a low-rank update is read with the update added."""
-
-    def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        self.adapters = {n: module.adapter for n, module in spec.modules.items() if module.adapter}
-
-    def __getitem__(self, name: str) -> Tensor:
-        weight, start = super().__getitem__(name), name.removesuffix("weight")
-        if f"{start}lora_a.weight" not in self:
-            return weight
-        adapter = self.adapters[name.partition(".")[0]]
-        down, up = (super(Weights, self).__getitem__(f"{start}lora_{x}.weight") for x in "ab")
-        root = adapter.rank**0.5 if adapter.rslora else adapter.rank
-        return weight + (adapter.alpha or 2 * adapter.rank) / root * up @ down
 
 
 class OneRankEncoder:

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.spec.hybrid import DeltaNetSizes, MambaSizes
-from mimo_launch.verify.oracle_layers import Weights, linear, rms_norm
+from mimo_launch.verify.oracle_dropout import Weights
+from mimo_launch.verify.oracle_layers import linear, rms_norm
 
 
 def mamba(
