@@ -19,6 +19,7 @@ from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
     Event,
+    PlanCompared,
     RunFinished,
     RunResumed,
     RunStarted,
@@ -60,11 +61,20 @@ def test_the_page_has_every_field_and_shows_a_step_as_it_is_written() -> None:
         as_record(step(1, imbalance=even, usage=USAGE)),
         as_record(EvalFinished(step=1, eval_loss=0.5, digit_accuracy=None, samples=8)),
         as_record(RunResumed(step=1, resumed_from="checkpoints/step-00000001", changes=())),
+        as_record(
+            PlanCompared(
+                step=1,
+                estimated_step_s=0.5,
+                measured_step_s=0.5,
+                estimated_memory=1,
+                measured_memory=1,
+            )
+        ),
     ]
     assert [list(line) for line in lines] == [list(each) for each in written]
     assert lines[0]["imbalance"]["vision"].keys() == written[0]["imbalance"]["vision"].keys()
     named = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    kinds = (StepFinished, Usage, EvalFinished, RunResumed)
+    kinds = (StepFinished, Usage, EvalFinished, RunResumed, PlanCompared)
     fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
     fields.remove("usage")  # Its fields are beside the others.
     assert sorted(named) == sorted(fields)
