@@ -223,7 +223,7 @@ def _of_sizes(kind: str) -> dict[str, dict[str, Any]]:
     # The tower of a Gemma 3 takes images of one size.
     if kind != "gemma3":
         found |= {f"tp2; images of {side}": {"side": side} for side in (2, 6, 10)}
-    if kind in ("ministral3", "mistral3", "pixtral"):
+    if kind in ("lighton_ocr", "ministral3", "mistral3", "pixtral"):
         layout = "tp2" if kind == "mistral3" else "one rank"
         found[f"{layout}; images of any size"] = {"side": None}
     return found

@@ -115,6 +115,14 @@ KINDS = {
         {"model_type": "pixtral", "hidden_act": "silu"},
         {"tie_word_embeddings": False},
     ),
+    "lighton_ocr": Kind(
+        "LightOnOcr",
+        {**_PIXTRAL, **_MERGER},
+        {"model_type": "qwen3", "head_dim": 8, "rms_norm_eps": 1e-4, "tie_word_embeddings": True},
+        {"head_dim": 8, "norm_eps": 1e-4, "qk_norm": True, "tied": True},
+        {"model_type": "pixtral", "hidden_act": "silu"},
+        {"tie_word_embeddings": True},
+    ),
     "ministral3": Kind(
         "Mistral3",
         {**_PIXTRAL, **_MERGER},
@@ -213,7 +221,7 @@ def logits_of(model: Any, made: Spec) -> Tensor:
     rows = []
     for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
         name = type(model).__name__
-        if name.startswith(("Mistral3", "Llava")):
+        if name.startswith(("Mistral3", "Llava", "LightOn")):
             rows.append(model(input_ids=tokens[None], **_of_any_size(model, made, sample)).logits)
             continue
         pixels = images_of(made, sample).to(model.dtype)

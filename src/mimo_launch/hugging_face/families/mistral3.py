@@ -1,10 +1,12 @@
 """Mistral 3: the tower of Pixtral, a map of neighbouring patches, a projector, and a decoder.
 
-Source: `transformers` 5.23, models/mistral3.
+Sources: `transformers` 5.23, models/mistral3; 5.24, models/lighton_ocr.
 """
 
+from dataclasses import replace
+
 from mimo_launch.hugging_face.decoders import NORM_EPS
-from mimo_launch.hugging_face.families import llava, mistral, pixtral
+from mimo_launch.hugging_face.families import llava, mistral, pixtral, qwen
 from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.refusals import refusals, where
 from mimo_launch.hugging_face.tensors import Place, layers_at
@@ -17,6 +19,7 @@ from mimo_launch.hugging_face.wholes import ONE_LAYER, TowerAndDecoder, tied_by_
 
 _PROJECTOR, _BIAS = "multi_modal_projector.", "multimodal_projector_bias"
 _TEXT = (mistral.MISTRAL, mistral.MINISTRAL3)
+_MERGE = "spatial_merge_size"
 
 
 def _norm_eps(config: Config) -> float:
@@ -42,7 +45,7 @@ MISTRAL3 = TowerAndDecoder(
     feature_layer=-1,
     fixed={
         "final_norm": False,
-        "shuffle": lambda config: number(config, "spatial_merge_size", 2),
+        "shuffle": lambda config: number(config, _MERGE, 2),
         "pooling": "linear",
         "projector": "mlp",
         "projector_mlp": None,
@@ -65,7 +68,7 @@ MISTRAL3 = TowerAndDecoder(
     tied=tied_by_default(False),
     token="image_token_index",
     settings={
-        "spatial_merge_size": lambda vision: vision.shuffle,
+        _MERGE: lambda vision: vision.shuffle,
         "projector_hidden_act": theirs_of_projector,
         _BIAS: lambda vision: vision.projector_bias,
         "vision_feature_layer": -1,
@@ -74,4 +77,26 @@ MISTRAL3 = TowerAndDecoder(
     "each after the norm of the projector. Between the lines of an image comes the token "
     "`image_break_token`, after its last row `image_end_token`, as in the processor of the model; "
     "both are text. Without `tie_word_embeddings` the output layer is not the embedding.",
+)
+_ENCODER, _PROJECTION = "vision_encoder.", "vision_projection."
+LIGHTON_OCR = replace(
+    MISTRAL3,
+    model_type="lighton_ocr",
+    architecture="LightOnOcrForConditionalGeneration",
+    published=("lightonai/LightOnOCR-1B-1025",),
+    text=(qwen.QWEN3,),
+    tower_names=(
+        (f"model.{_ENCODER}", ""),
+        (_ENCODER, ""),
+        (f"model.{_PROJECTION}", _PROJECTOR),
+        (_PROJECTION, _PROJECTOR),
+    ),
+    text_names=llava.TEXT_NAMES[2:],
+    feature_layer=None,
+    fixed={**MISTRAL3.fixed, "projector_activation": "gelu", "projector_bias": False},
+    refusals=refusals(),
+    tied=tied_by_default(True),
+    token="image_token_id",
+    settings={_MERGE: lambda vision: vision.shuffle},
+    notes="A Mistral 3 with a Qwen3. No tokens come between the lines of an image or after it.",
 )
