@@ -70,3 +70,14 @@ def test_ranks_to_show_that_are_none_are_a_usage_error(
 ) -> None:
     assert run(["train", SPEC, "--console-ranks", ranks]) == 2
     assert "--console-ranks" in capsys.readouterr().err
+
+
+def test_a_finished_run_of_epochs_says_to_raise_these(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two epochs of 12 samples in steps of 8; `steps: 4` of the file are more."""
+    add_checkpoint(folder, 3)
+    assert run(["train", SPEC, "--set=train.epochs=2", "--set=data.samples=12"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "3 steps are done\n  to continue, raise train.epochs;" in out

@@ -125,11 +125,11 @@ def test_each_command_that_is_not_here_is_told(words: str) -> None:
         ("train S --training.steps 3", write(f"{SET} train.steps=3")),
         ("train S --warmup_ratio 0.03", write(f"{SET} optimizer.schedule.warmup=3%")),
         ("train S --micro-batch-size 4", write(f"{SET} schedule.microbatches=4")),
-        ("train S --epochs 2", write(f"{SET} train.steps=1250")),
+        ("train S --num-epochs 2", write(f"{SET} train.epochs=2")),
         ("train S --micro-batch-size 4 --global-batch-size 64",
          write(f"{SET} schedule.microbatches=8 --set batch.global=64")),
         ("train S --epochs 2 --global-batch-size 64 --warmup-ratio 0.1",
-         write(f"{SET} train.steps=625 --set batch.global=64 --set optimizer.schedule.warmup=10%")),
+         write(f"{SET} train.epochs=2 --set batch.global=64 --set optimizer.schedule.warmup=10%")),
         ("train S --warmup-ratio 0.03 --steps 1000",
          write("train S --set optimizer.schedule.warmup=3% --steps 1000")),
         ("train S --per-device-train-batch-size 2 --gradient-accumulation-steps 8",
@@ -142,8 +142,8 @@ def test_each_command_that_is_not_here_is_told(words: str) -> None:
         ("plan S --gpu h100", "`--set nodes.gpu=h100-80gb` is meant, and another key: add"),
         ("plan S --dry-run", write("plan S")),
         ("train S --seed 3 --freeze_vit false", write(f"{SET} train.seed=3") + " (without"),
-        ("train S --max_steps 3 --epochs 2", "`max_steps=3` means `train.steps=3` and `epochs=2` "
-         "means `train.steps=1250`: write one of them"),
+        ("train S --max_steps 3 --train_iters 2", "`max_steps=3` means `train.steps=3` and "
+         "`train_iters=2` means `train.steps=2`: write one of them"),
         ("train S --load r --no_load_optim", "`--set init_from=r`; nothing here is sure to mean "
          "`no_load_optim`"),
         ("train S --fp16 true", write(f"{SET} train.precision=bf16") + " (fp16 needs loss"),

@@ -231,6 +231,13 @@ RULES: tuple[Rule, ...] = (
     SpecRule(packages.log_packages_installed),
 )
 
+# Rules about the number of steps, which epochs have once their samples are counted.
+STEP_RULES = tuple(
+    rule
+    for rule in RULES
+    if rule.run in (training_settings.schedule_fits_steps, training_settings.warmup_ends)
+)
+
 # Rules about sizes alone, which a proposed grid must keep, too.
 _SIZES = (
     ranks.grid_fills_ranks,

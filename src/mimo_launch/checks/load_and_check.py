@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mimo_launch.checks.all_checks import check
+from mimo_launch.checks.epochs import counted
 from mimo_launch.checks.memory import memory_findings
 from mimo_launch.checks.packages import backends_are_here
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, SpecSource
@@ -91,6 +92,9 @@ def _checked(
         found += of_rules
     if spec is not None and runs_here:
         found += tuple(backends_are_here(spec))
+    if spec is not None and not has_errors(found):
+        spec, of_epochs = counted(spec)
+        found += of_epochs
     unfit, plan = None, None
     if spec is not None and not has_errors(found) and memory is not None:
         plan = Plan.of(spec)

@@ -60,10 +60,10 @@ def frozen_weights_left_out(spec: Spec) -> Findings:
 
 
 def schedule_fits_steps(spec: Spec) -> Findings:
-    """Warm-up and decay of wsd fit into the run."""
+    """Warm-up and decay of wsd fit into the run, if its steps are known."""
     schedule, steps = spec.optimizer.schedule, spec.train.steps
     warmup, decay = schedule.warmup_steps(steps), schedule.decay_steps(steps)
-    if schedule.kind != "wsd" or warmup + decay <= steps:
+    if schedule.kind != "wsd" or warmup + decay <= steps or not spec.train.are_steps_known:
         return
     fixed = isinstance(schedule.warmup, int) and isinstance(schedule.decay, int)
     yield Diagnostic(
@@ -81,7 +81,9 @@ def schedule_fits_steps(spec: Spec) -> Findings:
 
 
 def warmup_ends(spec: Spec) -> Findings:
-    """Warm-up ends before the run does (a warning)."""
+    """Warm-up ends before the run does (a warning), if its steps are known."""
+    if not spec.train.are_steps_known:
+        return
     steps, common = spec.train.steps, spec.optimizer.schedule.warmup
     warmups: Iterator[tuple[YamlPath, int | str | None]] = (
         (("modules", name, "optimizer", "warmup"), module.optimizer.warmup)

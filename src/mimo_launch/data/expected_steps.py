@@ -148,6 +148,11 @@ def _expected(key: _Key) -> ExpectedSteps:
     return _guess(key.spec) if records is None else _steps_of(key.spec, records)
 
 
+def records_of(spec: Spec) -> "Records | None":
+    """Return the records of a spec from the best source there is; None for a guess."""
+    return _records(_Key.of(spec))
+
+
 @lru_cache(maxsize=2)
 def _records(key: _Key) -> "Records | None":
     """Return the records of a spec from the best source there is; None for a guess."""

@@ -23,15 +23,20 @@ MOST, MOST_PACKED, MOST_DRAWN = 2**20, 2**17, 2**12
 
 
 class Records(Protocol):
-    """The records of an epoch; `number` of them, of which a plan looks at `most`.
+    """The records of an epoch, `in_all`; a plan orders `number` of them, and looks at `most`.
 
     `basis` says in words where they come from.
     """
 
     source: Source
     basis: str
+    in_all: int
     number: int
     most: int
+
+    def __hash__(self) -> int:
+        """Return a hash by identity: a process looks at data once."""
+        return id(self)
 
     def length(self, index: int) -> int:
         """Return the number of tokens of a record."""
@@ -54,7 +59,8 @@ class DrawnRecords(Records):
 
     def __init__(self, dataset: Dataset) -> None:
         # Records are independent of each other: a plan need not put more than these in order.
-        self.number = min(MOST, dataset.num_samples("train"))
+        self.in_all = dataset.num_samples("train")
+        self.number = min(MOST, self.in_all)
         self._dataset = dataset
         self._known: dict[int, SampleData] = {}
 
@@ -87,13 +93,15 @@ class ColumnRecords(Records):
         self,
         source: Source,
         basis: str,
-        number: int,
+        in_all: int,
         tokens: Int64s,
         rows_of: Callable[[str], Int64s],
         describe: Callable[[int], SampleData],
     ) -> None:
-        """Take the columns: `tokens`, and `rows_of` a module. `number` is that of an epoch."""
-        self.source, self.basis, self.number, self.most = source, basis, number, MOST
+        """Take the columns: `tokens`, and `rows_of` a module; `in_all` records are an epoch."""
+        self.source, self.basis, self.in_all, self.most = source, basis, in_all, MOST
+        # Those of an index are in order as they are; others need not all be ordered.
+        self.number = in_all if len(tokens) == in_all else min(MOST, in_all)
         self._tokens, self._rows_of, self._describe = tokens, rows_of, describe
 
     def length(self, index: int) -> int:
@@ -114,10 +122,7 @@ class ColumnRecords(Records):
 
 
 def records_like(source: Source, basis: str, given: Sequence[SampleData], number: int) -> Records:
-    """Return an epoch of records like the given ones, each as often as the others.
-
-    `number` is how many they stand for; a plan need not put more than `MOST` in order.
-    """
+    """Return an epoch of `number` records like the given ones, each as often as the others."""
 
     def column(of: Callable[[SampleData], int]) -> Int64s:
         return np.array([of(record) for record in given], dtype=np.int64)
@@ -125,7 +130,7 @@ def records_like(source: Source, basis: str, given: Sequence[SampleData], number
     return ColumnRecords(
         source,
         basis,
-        min(MOST, number),
+        number,
         column(lambda record: record.num_tokens),
         lambda module: column(lambda record: record.rows(module)),
         given.__getitem__,

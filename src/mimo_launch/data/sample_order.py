@@ -156,6 +156,15 @@ class PackedOrder:
         """Return the place of the step after the one that starts at `first`."""
         return self._walk(first)[1]
 
+    def place_after(self, records: int) -> int:
+        """Return the place after so many records; inside a chunk, after that part of its packs."""
+        epoch, inside = divmod(records, self._records.num_samples)
+        chunk, rest = divmod(inside, self._size)
+        if not rest:
+            return records
+        here = min(self._size, self._records.num_samples - chunk * self._size)
+        return records - rest + -(-rest * len(self._packs(epoch, chunk)) // here)
+
     def _walk(self, place: int) -> tuple[tuple[Sample, ...], int]:
         if place < 0:
             raise ValueError(f"there is no sample {place}")

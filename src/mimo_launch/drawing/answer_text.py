@@ -125,6 +125,10 @@ def facts_of(report: Report) -> dict[str, str]:
         f"{answer.tokens_per_second_per_gpu:,.0f} per GPU, "
         f"MFU {100 * answer.mfu:.{1 if answer.mfu >= 0.001 else 4}f}%",
     }
+    if header.epochs is not None:
+        epochs = f"{header.epochs:g} epoch{'s' * (header.epochs != 1)}"
+        seconds = seconds_text(header.steps * answer.step_seconds)
+        facts["run"] = f"{header.steps:,} steps for {epochs}: {seconds}"
     if answer.tokens is None or answer.days is None:
         facts["speed"] += " (--tokens 1T: in how many days)"
     else:

@@ -157,6 +157,8 @@ def _header(estimator: Estimator, step: StepData) -> Header:
         name=spec.name,
         world_size=plan.layout.world_size,
         plan_hash=plan.identity,
+        steps=spec.train.steps,
+        epochs=spec.train.epochs,
         global_batch=samples.global_batch,
         microbatches=samples.microbatches,
         microbatch_size=samples.microbatch_size,

@@ -25,6 +25,7 @@ Ranks = tuple[int, ...]
 class Header:
     """The step as a whole; `nominal_rows` are the rows of one sample, by encoder or generator.
 
+    `steps` is the length of the run, which follows from `epochs` if the spec counts these.
     `nominal` says which samples: `mean`, of a step of the run, or `largest`. `source` and `basis`
     say where their sizes come from; `padding` is the share of positions without a token,
     `padding_if_packed` that of the same data with `packing: true`, if it could be set.
@@ -33,6 +34,8 @@ class Header:
     name: str
     world_size: int
     plan_hash: str
+    steps: int
+    epochs: float | None
     global_batch: int
     microbatches: int
     microbatch_size: int

@@ -84,7 +84,16 @@ class BatchSpec(Strict):
 class TrainSpec(Strict):
     """Length and numerics of the run."""
 
-    steps: Count = Field(100, description="Optimizer steps.")
+    steps: Count = Field(
+        100,
+        description="Optimizer steps; beside `epochs`, the most of them.",
+    )
+    epochs: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = Field(
+        None,
+        description="Times that the samples are taken, in place of `steps`: the run ends with the "
+        "step that takes the last of them.",
+        examples=[3],
+    )
     seed: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = Field(
         0, description="Seed of weights and data order."
     )
@@ -112,6 +121,11 @@ class TrainSpec(Strict):
         description="Go on from a checkpoint although the samples of the shards have changed "
         "since; some samples of that epoch may come twice or not at all.",
     )
+
+    @property
+    def are_steps_known(self) -> bool:
+        """Whether `steps` is the length of the run, and not a default beside `epochs`."""
+        return self.epochs is None or "steps" in self.model_fields_set
 
     @property
     def numbers(self) -> Precision:

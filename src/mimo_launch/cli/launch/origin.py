@@ -143,5 +143,12 @@ def checked_spec(
         show_findings(checked, console)
     if checked.spec is None:
         raise typer.Exit(2)
-    ready_shards(checked.spec, console, speaks=origin.speaks)
-    return checked.spec, origin
+    spec = checked.spec
+    ready_shards(spec, console, speaks=origin.speaks)
+    if spec.train.epochs is not None:
+        counted = check(origin.world_size, runs_here=True)  # The index counts all samples.
+        if counted.spec is None or not counted.spec.train.are_steps_known:
+            show_findings(counted, console)
+            raise typer.Exit(2)
+        spec = counted.spec
+    return spec, origin

@@ -204,7 +204,9 @@ def _nothing_to_run(request: "Start", console: Console) -> int | None:
     if saved is not None and has_ended(request.spec, saved.step, saved.best):
         is_early = saved.step < request.spec.train.steps
         more = f", {no_better(saved.best)}" if is_early and saved.best is not None else ""
-        key = "eval.stop_after" if is_early else "train.steps"
+        counts_epochs = request.spec.train.epochs is not None
+        key = "train.epochs" if counts_epochs else "train.steps"
+        key = "eval.stop_after" if is_early else key
         request.say(f"{request.run} is finished: {saved.step} steps are done{more}")
         request.say(f"  to continue, raise {key}; to start anew, give --no-resume")
         return 0

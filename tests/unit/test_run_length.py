@@ -1,0 +1,99 @@
+"""Epochs become steps: those that take each sample so often, packed or not, known or looked at."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.shards import shard_data, tokenizer_folder, write_shards
+from tests.support.specs import box, spec
+
+from mimo_launch.checks.epochs import counted
+from mimo_launch.checks.load_and_check import check_text
+from mimo_launch.cli.shared.console import Console
+from mimo_launch.cli.shared.readiness import ready_shards
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.run_length import with_steps
+from mimo_launch.data.sample_order import global_order, records_of
+from mimo_launch.spec.load import dump_spec, spec_from_data
+from mimo_launch.spec.spec import Spec
+
+DIGITS = {"kind": "digits", "samples": 100}
+
+
+def asked(train: dict[str, Any], **data: Any) -> Spec:
+    language = box(0, model={"vocab": 64})
+    return spec({"language": language}, mbs=16, seq=48, data={**DIGITS, **data}, train=train)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps"), [(1, 7), (2, 13), (1.5, 10), (0.01, 1), (0.1, 1), (3.2, 20)]
+)
+def test_the_last_step_takes_the_last_sample(epochs: float, steps: int) -> None:
+    assert with_steps(asked({"epochs": epochs})).train.steps == steps
+
+
+def taken(made: Spec, steps: int) -> list[int]:
+    """Return how often each sample has been taken after some steps."""
+    dataset = build_dataset(made)
+    order, place, times = global_order(made, dataset), 0, [0] * dataset.num_samples("train")
+    for _ in range(steps):
+        for sample in order.take(place):
+            for record in records_of(sample):
+                times[record] += 1
+        place = order.after(place)
+    return times
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_packs_are_counted_as_a_run_takes_them(epochs: int) -> None:
+    """Of more than one chunk: every sample so often, and one step before some are missing."""
+    made = with_steps(asked({"epochs": epochs, "seed": 4}, packing=True, samples=5000))
+    assert made.train.steps < epochs * 5000 // 16
+    assert min(taken(made, made.train.steps)) == epochs
+    assert min(taken(made, made.train.steps - 1)) < epochs
+
+
+def test_half_an_epoch_of_packs_is_half_of_the_samples() -> None:
+    made = with_steps(asked({"epochs": 0.5}, packing=True, samples=5000))
+    assert sum(taken(made, made.train.steps)) == pytest.approx(2500, abs=16 * 5)
+
+
+def test_steps_that_are_written_end_the_run_if_they_are_fewer() -> None:
+    assert with_steps(asked({"epochs": 2, "steps": 5})).train.steps == 5
+    made = with_steps(asked({"epochs": 2, "steps": 500}))
+    assert made.train.steps == 13
+    # A spec that a run has written down means the same when it is read again.
+    assert with_steps(spec_from_data(dump_spec(made))).train.steps == 13
+
+
+def test_warmup_and_decay_are_judged_by_the_steps_of_the_epochs() -> None:
+    schedule = {"kind": "wsd", "warmup": 8, "decay": 6}
+    data = dump_spec(asked({})) | {"optimizer": {"schedule": schedule}, "train": {"epochs": 2}}
+    text = json.dumps(data)
+    assert [each.code for each in check_text(text).diagnostics] == ["wsd-longer-than-run"]
+    assert check_text(text, overrides=["train.epochs=3"]).diagnostics == ()
+
+
+def test_an_index_counts_what_a_look_estimates(tmp_path: Path) -> None:
+    write_shards(tmp_path, samples=60, bad=6, shards=2)
+    data = shard_data(tmp_path, tokenizer_folder(tmp_path / "tokenizer"), too_long="drop")
+    language = box(0, model={"vocab": 400})
+    made = spec({"language": language}, mbs=4, seq=128, data=data, train={"epochs": 3})
+    looked = with_steps(made).train.steps
+    ready_shards(made, Console(), speaks=False)
+    number = build_dataset(made).num_samples("train")
+    assert with_steps(made).train.steps == -(-3 * number // 4)
+    assert looked == pytest.approx(3 * number / 4, rel=0.2)
+
+
+def test_epochs_of_files_that_are_not_here_go_by_what_is_expected(tmp_path: Path) -> None:
+    tokenizer_folder(tmp_path / "tokenizer")
+    data = shard_data(tmp_path / "none", tmp_path / "tokenizer")
+    language = box(0, model={"vocab": 400})
+    asked = {"mbs": 4, "seq": 128, "train": {"epochs": 3}}
+    made = spec({"language": language}, data=data, **asked)
+    same, [told] = counted(made)
+    assert (same.train.steps, told.code, told.is_error) == (100, "epochs-not-counted", False)
+    data["expect"] = {"samples": 3_000_000, "text": 50}
+    assert with_steps(spec({"language": language}, data=data, **asked)).train.steps == 2_250_000
