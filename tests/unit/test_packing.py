@@ -13,7 +13,7 @@ from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.packing import best_fit, joined_documents
+from mimo_launch.data.packing import Int64s, best_fit, joined_documents
 from mimo_launch.data.sample_order import (
     GlobalOrder,
     PackedOrder,
@@ -59,7 +59,11 @@ def lengths_of(num: int, seed: int) -> list[int]:
 
 def order_of(num: int, batch: int, chunk: int, seed: int = 0) -> tuple[SampleOrder, list[int]]:
     lengths = lengths_of(num, seed)
-    return PackedOrder(GlobalOrder(num, batch, seed), lengths.__getitem__, 12, chunk), lengths
+
+    def of(ids: Int64s) -> Int64s:
+        return np.array(lengths)[ids]
+
+    return PackedOrder(GlobalOrder(num, batch, seed), of, 12, chunk), lengths
 
 
 @settings(deadline=None)
@@ -91,13 +95,13 @@ def test_a_run_goes_on_from_any_place_without_packing_what_was_before():
         place = order.after(place)
     asked: Counter[int] = Counter()
 
-    def length(index: int) -> int:
-        asked[index] += 1
-        return lengths[index]
+    def of(ids: Int64s) -> Int64s:
+        asked.update(ids.tolist())
+        return np.array(lengths)[ids]
 
     for step in (59, 31, 8):
         asked.clear()
-        again = PackedOrder(GlobalOrder(500, 7, 0), length, 12, 50)
+        again = PackedOrder(GlobalOrder(500, 7, 0), of, 12, 50)
         assert again.take(places[step]) == steps[step]
         assert asked.total() <= 2 * 50
     with pytest.raises(ValueError, match="no sample -1"):
@@ -106,7 +110,7 @@ def test_a_run_goes_on_from_any_place_without_packing_what_was_before():
 
 def test_the_place_behind_the_last_pack_of_a_chunk_counts_the_records_of_the_chunk():
     """Four records a pack, two packs a chunk: a run that ends there has taken whole chunks."""
-    order = PackedOrder(GlobalOrder(16, 2, 0), lambda index: 3, 12, chunk=8)
+    order = PackedOrder(GlobalOrder(16, 2, 0), lambda ids: 0 * ids + 3, 12, chunk=8)
     assert (order.after(0), order.after(8), order.after(16)) == (8, 16, 24)
     assert (order.after(1), order.after(9)) == (9, 17)
 
@@ -128,7 +132,7 @@ def test_packs_differ_from_epoch_to_epoch_and_by_seed_and_are_in_no_order_of_len
 def test_packs_are_shuffled_anew_in_every_epoch_and_every_chunk():
     """Records of a whole sequence, so that packs are records: their order is the shuffle alone."""
     records = GlobalOrder(60, 20, 0)
-    order = PackedOrder(records, lambda index: 12, 12, chunk=20)
+    order = PackedOrder(records, lambda ids: 0 * ids + 12, 12, chunk=20)
     shuffles = []
     for epoch, chunk in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0)):
         first = 20 * chunk

@@ -147,7 +147,7 @@ def _plain_order(spec: Spec, records: Records) -> KnownOrder:
 def _packed_order(spec: Spec, records: Records) -> KnownOrder:
     """Return the order of the first steps, a pack each sample."""
     in_order = GlobalOrder(records.number, spec.batch.global_, spec.train.seed)
-    order = PackedOrder(in_order, records.length, spec.batch.seq)
+    order = PackedOrder(in_order, records.tokens, spec.batch.seq)
     most = min(records.most, MOST_PACKED, _MOST_EPOCHS * records.number)
     ids, ends = list[int](), [0]
     place = 0

@@ -37,7 +37,8 @@ def best_fit(lengths: Sequence[int], seq: int) -> list[list[int]]:
     # Packs by the room that is left in them, and the sorted values of that room.
     by_room: dict[int, list[int]] = {}
     rooms: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    # Equal lengths stay in order, also in reverse.
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         length = lengths[index]
         if length > seq:
             raise ValueError(f"a record of {length} tokens does not fit in {seq}")

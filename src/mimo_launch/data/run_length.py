@@ -59,7 +59,7 @@ def _steps(records: "Records", epochs: float, batch: int, seed: int, seq: int | 
     number, times = records.in_all, Fraction(1)
     if records.source not in (Source.DRAWN, Source.INDEX) and number > _LOOKED_AT:
         number, times = _LOOKED_AT, Fraction(number, _LOOKED_AT)
-    order = PackedOrder(GlobalOrder(number, batch, seed), records.length, seq)
+    order = PackedOrder(GlobalOrder(number, batch, seed), records.tokens, seq)
     place, steps, end = 0, 0, order.place_after(ceil(wanted / times))
     while place < end:
         place, steps = order.after(place), steps + 1

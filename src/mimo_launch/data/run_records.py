@@ -38,9 +38,6 @@ class Records(Protocol):
         """Return a hash by identity: a process looks at data once."""
         return id(self)
 
-    def length(self, index: int) -> int:
-        """Return the number of tokens of a record."""
-
     def tokens(self, ids: Int64s) -> Int64s:
         """Return the number of tokens of each of these records."""
 
@@ -63,10 +60,6 @@ class DrawnRecords(Records):
         self.number = min(MOST, self.in_all)
         self._dataset = dataset
         self._known: dict[int, SampleData] = {}
-
-    def length(self, index: int) -> int:
-        """Return the number of tokens of a record."""
-        return self.describe(index).num_tokens
 
     def tokens(self, ids: Int64s) -> Int64s:
         """Return the number of tokens of each of these records."""
@@ -103,10 +96,6 @@ class ColumnRecords(Records):
         # Those of an index are in order as they are; others need not all be ordered.
         self.number = in_all if len(tokens) == in_all else min(MOST, in_all)
         self._tokens, self._rows_of, self._describe = tokens, rows_of, describe
-
-    def length(self, index: int) -> int:
-        """Return the number of tokens of a record."""
-        return int(self._tokens[index % len(self._tokens)])
 
     def tokens(self, ids: Int64s) -> Int64s:
         """Return the number of tokens of each of these records."""

@@ -7,14 +7,14 @@ Leaves: sharing a step's samples among replicas to the layout.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import Dataset
-from mimo_launch.data.packing import best_fit
+from mimo_launch.data.packing import Int64s, best_fit
 from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
 from mimo_launch.layout.step_data import StepData, packed
 from mimo_launch.spec.sections import HeldOut
@@ -44,7 +44,11 @@ def global_order(spec: Spec, dataset: Dataset) -> SampleOrder:
     records = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
     if not spec.data.packing:
         return records
-    return PackedOrder(records, partial(dataset.length, "train"), spec.batch.seq)
+
+    def lengths(ids: Int64s) -> Int64s:
+        return np.array([dataset.length("train", index) for index in ids.tolist()])
+
+    return PackedOrder(records, lengths, spec.batch.seq)
 
 
 def steps_of(order: SampleOrder, num_steps: int) -> list[tuple[Sample, ...]]:
@@ -130,17 +134,21 @@ class PackedOrder:
     """
 
     def __init__(
-        self, records: GlobalOrder, length: Callable[[int], int], seq: int, chunk: int = CHUNK
+        self,
+        records: GlobalOrder,
+        lengths: Callable[[Int64s], Int64s],
+        seq: int,
+        chunk: int = CHUNK,
     ) -> None:
         """Set up the order.
 
         Args:
             records: The order of records; its `global_batch` counts packs here.
-            length: Returns the number of tokens of a record.
+            lengths: Returns the number of tokens of each of some records.
             seq: Maximum number of tokens of a pack.
             chunk: Number of records that are packed together.
         """
-        self._records, self._length, self._seq, self._size = records, length, seq, chunk
+        self._records, self._lengths, self._seq, self._size = records, lengths, seq, chunk
         # The current step and the next one may lie in chunks of two epochs.
         self._packs = lru_cache(maxsize=4)(self._make_packs)
 
@@ -183,10 +191,10 @@ class PackedOrder:
 
     def _make_packs(self, epoch: int, chunk: int) -> list[tuple[int, ...]]:
         first = chunk * self._size
-        ids = self._records.epoch(epoch)[first : first + self._size].tolist()
-        packs = best_fit([self._length(index) for index in ids], self._seq)
+        found = self._records.epoch(epoch)[first : first + self._size]
+        packs, ids = best_fit(self._lengths(found).tolist(), self._seq), found.tolist()
         order = self._records.shuffled(epoch, len(packs), 1 + chunk)
-        return [tuple(ids[place] for place in packs[number]) for number in order]
+        return [tuple([ids[place] for place in packs[number]]) for number in order.tolist()]
 
 
 def heldout_batches(

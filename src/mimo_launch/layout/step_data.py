@@ -51,6 +51,14 @@ class ImageSpan:
         """Number of rows, which is the number of placeholder tokens."""
         return self.height * self.width
 
+    def moved(self, by: int) -> "ImageSpan":
+        """Return the image later in the text by some tokens."""
+        return ImageSpan(
+            self.position + by,
+            *(self.height, self.width, self.reads, self.gap, self.later),
+            *(self.holds_text, self.loose, self.shown),
+        )
+
     @property
     def num_positions(self) -> int:
         """Number of tokens of the text that belong to the image."""
@@ -148,8 +156,7 @@ def _joined(parts: Sequence[SampleData]) -> SampleData:
     spans: dict[str, tuple[ImageSpan, ...]] = {}
     for part in parts:
         for encoder, images in part.spans.items():
-            moved = (replace(image, position=image.position + part.first) for image in images)
-            spans[encoder] = (*spans.get(encoder, ()), *moved)
+            spans[encoder] = (*spans.get(encoder, ()), *(each.moved(part.first) for each in images))
     return SampleData(
         id=parts[0].id if parts else NO_RECORD,
         num_tokens=sum(part.num_tokens for part in parts),
