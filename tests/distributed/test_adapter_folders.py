@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from tests.support.exports import trained, with_sections
+from tests.support.exports import exported, trained, with_sections
 from tests.support.families import FAMILIES
 from tests.support.whole_models import (
     deviation,
@@ -121,6 +121,29 @@ def test_a_step_is_that_of_peft(name: str, tmp_path: Path, monkeypatch: pytest.M
     for key, tensor in wanted.items():
         assert float((found[key].double() - tensor).abs().max()) < 1e-6, key
         assert not torch.equal(found[key], before[key]), key
+
+
+def of_experts(asked: Spec, **adapter: Any) -> Spec:
+    """Return a spec in which attention and the experts of language have an adapter."""
+    made = adapted(asked, targets=["attention", "experts"], **adapter)
+    data = made.model_dump(mode="json", by_alias=True)
+    for name, module in data["modules"].items():
+        module["adapter"] = module["adapter"] if name == "language" else None
+    return Spec.model_validate(data)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_updates_of_experts_are_merged_wherever_files_have_them(name: str, tmp_path: Path) -> None:
+    """An expert has tensors of its own in a file, or entries of a stack, transposed and in turn."""
+    family, layout = FAMILIES[name], "tp2"
+    model, asked = family.start(layout, tmp_path, **family.layouts[layout])
+    made = of_experts(asked)
+    run = trained(made, tmp_path / "run")
+    exported(run, tmp_path / "merged")
+    merged = type(model).from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
+    ours = found_logits(made, run)
+    assert deviation(ours, family.wanted(merged, made)) < 1e-5
+    assert deviation(ours, family.wanted(model, made)) > 1e-2
 
 
 def test_what_an_adapter_cannot_hold_is_said(tmp_path: Path) -> None:

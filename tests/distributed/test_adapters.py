@@ -18,6 +18,7 @@ from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.kernel_times import StageKernels
 from mimo_launch.kinds.weights import Weight
 from mimo_launch.launcher.run_on_ranks import RankError
+from mimo_launch.layers import expert_adapters
 from mimo_launch.layers.adapters import LowRank
 from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -42,6 +43,7 @@ def made(
     return spec(modules, **({"microbatches": 2, "mbs": 2} | rest))
 
 
+EXPERTS = {**LORA, "targets": ["attention", "experts"]}
 LAYOUTS: dict[str, Callable[[], Spec]] = {
     "one rank": made,
     "tp 2": lambda: made({"tp": 2}, {"tp": 2}),
@@ -64,6 +66,29 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
     "experts": lambda: made(
         {"dp": 4},
         {"tp": 2, "dp": 2, "experts": {"ep": 2}, "model": mixture(width=8)},
+    ),
+    "adapters of experts": lambda: made(
+        {"dp": 4},
+        {
+            "tp": 2,
+            "dp": 2,
+            "experts": {"ep": 4},
+            "adapter": EXPERTS,
+            "model": mixture(width=8, shared=1),
+        },
+    ),
+    "adapters of split experts": lambda: made(
+        {"dp": 4},
+        {
+            "tp": 2,
+            "dp": 2,
+            "sequence_parallel": True,
+            "experts": {"ep": 2, "tp": 2},
+            "adapter": EXPERTS,
+            "model": mixture(width=8),
+            "sharding": "full",
+            "recompute": "full",
+        },
     ),
     "trained projector": lambda: made({"dp": 2, "frozen": "except_projector"}, {"tp": 2}),
     "trained vision": lambda: made({"dp": 2, "adapter": None}, {"tp": 2}),
@@ -139,12 +164,18 @@ def root_forgotten() -> None:
     AdapterSpec.scale = property(lambda self: self.alpha / self.rank)  # type: ignore[assignment]
 
 
+def expert_terms_stay() -> None:
+    """Ranks that split an expert keep their terms of a gradient."""
+    expert_adapters.enter_tp = lambda x, group: x
+
+
 BUGS: dict[str, tuple[Callable[[], None], str]] = {
     "sum over tp": (sum_over_tp_missing, "tp 2"),
     "scale": (scaled_twice, "one rank"),
     "after the sum": (sum_counts_once_for_each_rank, "tp 2"),
     "exchanged": (names_exchanged, "one rank"),
     "base": (base_trains, "one rank"),
+    "terms of experts": (expert_terms_stay, "adapters of split experts"),
     "rslora": (root_forgotten, "queries and values alone"),
 }
 
@@ -223,10 +254,19 @@ def trained_numbers(spec: Spec) -> dict[str, int]:
         }
 
 
-def test_the_plan_counts_what_trains() -> None:
-    made = LAYOUTS["one rank"]()
-    (found,) = run_on_running_ranks(trained_numbers, made, world_size=1)
-    (alike,) = Estimator.of(Plan.of(made)).estimates().ranks
+@pytest.mark.parametrize(
+    "language",
+    [
+        {},
+        {"model": mixture(width=8, shared=1), "adapter": EXPERTS},
+        {"model": {"mtp": {"depth": 1}}},
+    ],
+    ids=["dense", "experts", "depths, which have none"],
+)
+def test_the_plan_counts_what_trains(language: dict[str, Any]) -> None:
+    asked = made({}, language)
+    (found,) = run_on_running_ranks(trained_numbers, asked, world_size=1)
+    (alike,) = Estimator.of(Plan.of(asked)).estimates().ranks
     planned: Counter[str] = Counter()
     for stage in alike.stages:
         planned[stage.module] += stage.trained_parameters

@@ -13,7 +13,7 @@ from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.hugging_face.adapter_config import read_adapter_config
 from mimo_launch.hugging_face.folder import FilesError, is_hugging_face
-from mimo_launch.kinds.adapters import is_adapter
+from mimo_launch.kinds.adapters import EXPERTS, is_adapter
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import Adapter
@@ -83,6 +83,15 @@ def dropout_has_place(spec: Spec, name: str) -> Findings:
             why="layers of Transformer Engine draw other numbers on every rank",
             help=f"write `backend: torch`, or delete `{path[-1]}`",
             related=(Related(("modules", name, "backend"), f"backend: {module.backend}"),),
+        )
+    elif module.adapter is not None and of_adapter and EXPERTS in module.adapter.targets:
+        yield Diagnostic(
+            code="dropout-cannot",
+            headline=f"updates of the experts of `{name}` cannot drop inputs",
+            path=("modules", name, "adapter", "dropout"),
+            why="experts get tokens in an order of their own, without their numbers; peft has no "
+            "such dropout either",
+            help="delete `dropout` of `adapter`, or leave `experts` out of `targets`",
         )
     elif module.attention_dropout and name != LANGUAGE:
         yield Diagnostic(
@@ -205,7 +214,9 @@ def _targets(kind: ModelKind, layers: int) -> Iterator[str]:
         every = Adapter(1, 1.0, frozenset(words))
         for held in shape.weights(adapter=every):
             for each in held:
-                if is_adapter(each.name):
+                if each.experts and is_adapter(each.name):
+                    yield EXPERTS
+                elif is_adapter(each.name):
                     yield from each.name.split(".")[:-2]
 
 

@@ -140,7 +140,7 @@ class WeightTimes:
             return 0.0
         copies = self.module.grid.group_of(self.module.grid.ranks.start, *axes)
         # Experts have replicas of their own.
-        own = sum(each.numel for each in weights.all() if each.trains and each.role != "experts")
+        own = sum(each.numel for each in weights.all() if each.trains and not each.experts)
         size = own * self.spec.train.numbers.stored.bytes / len(self._of_others)
         return 2 * self.links.collective(copies, size)
 
@@ -198,13 +198,13 @@ class WeightTimes:
 
     def _replicas(self, unit: tuple[Parameter, ...]) -> tuple[int, ...]:
         """Return the ranks over which the weights of an FSDP unit are sharded."""
-        is_of_experts = bool(unit) and unit[0].role == "experts"
+        is_of_experts = bool(unit) and unit[0].experts > 0
         return self._of_experts if is_of_experts else self._of_others
 
     def _cut(self, unit: tuple[Parameter, ...]) -> tuple[int, ...]:
         """Return the ranks that cut the matrices of an FSDP unit."""
         first = self.module.grid.ranks.start
-        if unit[0].role == "experts" and self.module.experts is not None:
+        if unit[0].experts and self.module.experts is not None:
             return self.module.experts.group_of(first, Axis.EXPERT_TP)
         return self.module.grid.group_of(first, Axis.TP)
 

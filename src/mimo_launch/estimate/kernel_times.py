@@ -144,22 +144,22 @@ class StageKernels:
     def _products(self, held: Iterable[Parameter]) -> Iterator[Seconds]:
         """Yield the products of one layer with its weights."""
         for weight in held:
-            if weight.role == "adapter":
+            if weight.role != "adapter" and not weight.matrix:
+                continue
+            if weight.experts:
+                one = self._experts(weight)
+            else:
                 outputs, inputs = weight.shape
                 flops = 2.0 * self._tokens * inputs * outputs
-                one = self._product(flops, self._tokens, inputs, outputs)
+                is_fp8 = self.module.fp8 and weight.role != "adapter"
+                one = self._product(flops, self._tokens, inputs, outputs, is_fp8=is_fp8)
+            if weight.role == "adapter":
                 # It trains, whether or not the weights beside it do.
                 yield Seconds(one.forward, one.inputs + one.weights)
-                continue
-            if not weight.matrix:
-                continue
-            if weight.role == "experts":
-                yield self._experts(weight)
-                continue
-            outputs, inputs = weight.shape
-            flops = 2.0 * self._tokens * inputs * outputs
-            one = self._product(flops, self._tokens, inputs, outputs, is_fp8=self.module.fp8)
-            yield one + self._casts(inputs, outputs)
+            elif weight.experts:
+                yield one
+            else:
+                yield one + self._casts(inputs, outputs)
 
     def _product(
         self, flops: float, rows: float, inputs: int, outputs: int, *, is_fp8: bool = False

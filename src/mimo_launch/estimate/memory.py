@@ -81,7 +81,7 @@ def stage_memory(
     of_experts = module.experts.size(Axis.EXPERT_DP) if module.experts else 1
 
     def sharded(some: Iterable[Parameter]) -> int:
-        return sum(each.shard(of_experts if each.role == "experts" else shards) for each in some)
+        return sum(each.shard(of_experts if each.experts else shards) for each in some)
 
     stored, computed = spec.train.numbers.stored.bytes, spec.train.numbers.computed.bytes
     trained = [weight for weight in weights.all() if weight.trains]
@@ -240,8 +240,11 @@ class _Activations:
         """Return the bytes that the updates of a layer keep between their two products."""
         if self.kind.is_depth(number):
             return 0
-        width = narrow_width(self.kind.layer(number), self.adapter)
-        return self.tokens * width * self.bytes
+        moe, experts = self.kind.moe, self.module.experts
+        split = 1 if experts is None else experts.size(Axis.EXPERT_TP)
+        choices = 0.0 if moe is None else moe.top_k * split / self.tp
+        width = narrow_width(self.kind.layer(number), self.adapter, choices)
+        return ceil(self.tokens * width * self.bytes)
 
     def forward(self) -> int:
         """Return the temporary bytes of a forward at its peak."""

@@ -55,10 +55,10 @@ class StageWeights:
         experts = [
             own
             for block in (*self.blocks, *self.depths)
-            if (own := tuple(each for each in block if each.role == "experts"))
+            if (own := tuple(each for each in block if each.experts))
         ]
         dense, depths = (
-            [tuple(each for each in block if each.role != "experts") for block in some]
+            [tuple(each for each in block if not each.experts) for block in some]
             for some in (self.blocks, self.depths)
         )
         units = [tuple(chain.from_iterable(dense[run.start : run.stop])) for run in self.runs]

@@ -9,8 +9,8 @@ Relies on: the maps of `shapes`, which ask for the shape of their adapter.
 Leaves: the product to `layers.adapters`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import ClassVar
 
@@ -18,6 +18,8 @@ from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Terms, We
 from mimo_launch.spec.module import ModuleSpec
 
 DOWN, UP = "lora_a.weight", "lora_b.weight"
+# The target that stands for all maps of experts.
+EXPERTS = "experts"
 
 
 def adapter_of(module: ModuleSpec) -> Adapter | None:
@@ -33,10 +35,11 @@ def is_adapter(name: str) -> bool:
     return name.endswith((DOWN, UP))
 
 
-def narrow_width(layer: LayerShape, adapter: Adapter | None) -> int:
-    """Return the sum of the ranks of all updates of a layer."""
+def narrow_width(layer: LayerShape, adapter: Adapter | None, choices: float) -> float:
+    """Return the sum of the ranks of the updates of a token, which has `choices` experts."""
     weights = chain.from_iterable(layer.weights(adapter=adapter)) if adapter else ()
-    return sum(each.shape[0] for each in weights if each.name.endswith(DOWN))
+    downs = (each for each in weights if each.name.endswith(DOWN))
+    return sum(each.shape[0] * (choices if each.experts else 1) for each in downs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,54 @@ class AdapterShape(LayerShape):
         own = tuple(each for each in self.ups if each.copies(tp) == 1)
         shared = tuple(each for each in self.ups if each.copies(tp) > 1)
         return {"down": self.downs, "up": own, "shared_up": shared}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertAdapterShape(LayerShape):
+    """The updates of the maps of each expert: those of its input, and that of its output."""
+
+    names_itself: ClassVar[bool] = False
+    layer = "mimo_launch.layers.expert_adapters:ExpertUpdates"
+
+    rank: int
+    scale: float
+    experts: int
+    inputs: AdapterShape
+    output: AdapterShape
+
+    def own(self, tp: int) -> Parameters:
+        """Return the matrices of one expert; all experts have the same."""
+        found = {
+            "input_down": self.inputs.downs,
+            "input_up": self.inputs.ups,
+            "output_down": self.output.downs,
+            "output_up": self.output.ups,
+        }
+        return {
+            attribute: tuple(
+                replace(each, name=f"{{expert}}.{each.name}", experts=self.experts)
+                for each in weights
+            )
+            for attribute, weights in found.items()
+        }
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return none: it holds the matrices itself."""
+        return {}
+
+
+def expert_adapter(
+    adapter: Adapter | None, experts: int, width: int, maps: Sequence[tuple[str, Weight]]
+) -> ExpertAdapterShape | None:
+    """Return the updates of the maps of experts by name, of which the last has their output."""
+    if adapter is None or EXPERTS not in adapter.targets:
+        return None
+    every = replace(adapter, path=adapter.targets)
+    inputs = column_adapter(every, width, maps[:-1])
+    output = row_adapter(every, *maps[-1])
+    if inputs is None or output is None:
+        raise ValueError("experts without maps")
+    return ExpertAdapterShape(adapter.rank, adapter.scale, experts, inputs, output)
 
 
 def column_adapter(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from mimo_launch.kinds.adapters import expert_adapter
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.shapes import (
     EPSILON,
@@ -21,7 +22,7 @@ from mimo_launch.kinds.shapes import (
     WholeShape,
     WideNormShape,
 )
-from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
+from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Weight
 from mimo_launch.spec.encoders import Activation, Projector, ProjectorActivation
 from mimo_launch.spec.language_models import GateActivation
 from mimo_launch.spec.layers import Mla, Moe
@@ -273,6 +274,15 @@ class ExpertsShape(LayerShape):
             "output_bias": tuple(replace(each, axis=0) for each in downs["bias"]),
         }
         return {attribute: self._of_each(weights) for attribute, weights in found.items()}
+
+    def adapters(self, adapter: Adapter | None) -> Mapping[str, LayerShape | None]:
+        """Return the updates of all experts."""
+        own = self.own(1)
+        maps = [
+            (each.name.split(".")[1], replace(each, experts=0))
+            for each in (*own["inputs"], *own["outputs"])
+        ]
+        return {"adapter": expert_adapter(adapter, self.moe.experts, self.width, maps)}
 
     def widths(self) -> Widths:
         """Return the sizes of all experts of one token together."""

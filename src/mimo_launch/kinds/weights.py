@@ -32,9 +32,8 @@ Init = Literal[
 # between regions (all, or its share under sequence parallelism); region: from its share of a
 # tensor-parallel region; complete: all.
 Terms = Literal["tokens", "region", "complete"]
-# Weights that are counted, decayed or updated in different ways. Experts are cut over a grid of
-# their own; an adapter trains where its module's own weights do not; a buffer is saved but has no
-# gradient, and every replica holds it whole.
+# Weights that are counted, decayed or updated in different ways. An adapter trains where its own
+# module's weights do not; a buffer is saved but has no gradient, and every replica holds it whole.
 Role = Literal["body", "embedding", "head", "experts", "adapter", "buffer"]
 
 
@@ -62,7 +61,7 @@ class Weight:
     applies with `decay`, and to a table of the role `embedding` if the spec says so. Without
     `trains` it keeps its values even if its module trains; without `counted` another stage counts
     it in norms. If `experts` is not 0, that many experts have such a weight, each with its number
-    in place of `{expert}`.
+    in place of `{expert}`, and it is cut over the grid of experts instead of tp.
     """
 
     name: str
@@ -92,7 +91,7 @@ class Weight:
             return range(self.shape[0])
         size, unit = self.shape[self.axis], self.unit or 1
         ranks, index = share.tp, share.index
-        if self.role == "experts":
+        if self.experts:
             ranks, index = share.expert_tp, share.expert_index
         copies = self.copies(ranks)
         units = even_cut(size // unit, ranks // copies, index // copies)
@@ -193,7 +192,7 @@ def widths_of(shape: LayerShape) -> Widths:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The part that one rank holds of the weights fused in one parameter.
+    """The part that one rank holds of the weights fused in one parameter, for `experts` if not 0.
 
     `matrices` are the whole shapes of those that map hidden vectors to hidden vectors.
     """
@@ -203,6 +202,7 @@ class Parameter:
     matrices: tuple[tuple[int, ...], ...]
     in_product: bool
     trains: bool
+    experts: int = 0
 
     @property
     def matrix(self) -> bool:
@@ -237,7 +237,8 @@ def _held(weights: tuple[Weight, ...], share: Share) -> Parameter:
     rows = times * sum(each.local_shape(share)[0] for each in weights)
     matrices = times * tuple(each.shape for each in weights if each.matrix)
     shape = (rows, *first.local_shape(share)[1:])
-    return Parameter(shape, first.role, matrices, first.in_product, first.trains)
+    experts = times if first.experts else 0
+    return Parameter(shape, first.role, matrices, first.in_product, first.trains, experts)
 
 
 def _joined(prefix: str, name: str) -> str:

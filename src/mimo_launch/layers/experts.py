@@ -57,6 +57,7 @@ class Experts(ShapedLayer[ExpertsShape]):
     outputs: Tensor
     input_bias: Tensor
     output_bias: Tensor
+    adapter: Any
 
     def __init__(self, context: ParallelContext, shape: ExpertsShape) -> None:
         super().__init__(context, shape)
@@ -74,7 +75,12 @@ class Experts(ShapedLayer[ExpertsShape]):
         hidden = grouped_linear(x_MD, inputs, runs)
         if self.has_bias:
             hidden = hidden + self._of_tokens(self.input_bias, runs.counts)
-        answers = grouped_linear(self.context.fused(self.between, hidden), outputs, runs)
+        if self.adapter is not None:
+            hidden = hidden + self.adapter.of_inputs(x_MD, runs)
+        hidden = self.context.fused(self.between, hidden)
+        answers = grouped_linear(hidden, outputs, runs)
+        if self.adapter is not None:
+            answers = answers + self.adapter.of_output(hidden, runs)
         if not self.has_bias:
             return answers
         others = self.part.start, self.width - self.part.stop

@@ -114,8 +114,11 @@ class ParallelContext:
             copies = weight.copies(self.tp.size)
             first = self.tp.index % copies == 0
             # Experts have replicas of their own, and no copies.
-            first = first and (weight.role == "experts" or self.copies.index == 0)
+            first = first and (bool(weight.experts) or self.copies.index == 0)
             return "partial" if copies > 1 else "sharded", weight.counted and first
+        if weight.experts:
+            # `layers.experts` has summed the terms of the ranks that split an expert.
+            return "complete", weight.counted and self.expert_tp.index == 0
         if weight.role == "buffer":
             return "complete", self.counts and self.replicas.index == 0
         of_terms: dict[Terms, TpGrad] = {

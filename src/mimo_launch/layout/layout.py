@@ -322,7 +322,7 @@ def layer_sizes(model: Model, share: Share) -> tuple[int, ...]:
     held = [parameters(kind.layer(number), share) for number in range(model.layers)]
     if kind.is_custom and not any(held):
         return (12 * model.hidden**2 // share.tp,) * model.layers
-    return tuple(sum(w.numel for w in weights if w.role != "experts") for weights in held)
+    return tuple(sum(w.numel for w in weights if not w.experts) for weights in held)
 
 
 def _losses(name: str, kind: ModelKind, weight: float) -> Iterator[Loss]:

@@ -75,7 +75,7 @@ def parts_of(
         shards, own = grids.replicas(module.name, item.parameter), shard_rows(item.parameter)
         for placed in item.placed:
             weight = placed.segment.weight
-            cut = module.context.expert_tp if weight.role == "experts" else module.context.tp
+            cut = module.context.expert_tp if weight.experts else module.context.tp
             rows = tuple(_held_rows(placed, item.parameter.shape[0], shards.size))
             first = max(0, placed.first_row - own.start)
             values = local[first : first + rows[shards.index]]

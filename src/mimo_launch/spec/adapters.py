@@ -31,8 +31,8 @@ class AdapterSpec(Strict):
     )
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
         ("attention", "mlp"),
-        description="Maps with an update: parts of a layer (`attention`, `mlp`), or names of maps "
-        "(`q`, `k`, `v`, `o`, `gate`, `up`, `down`). Experts have none.",
+        description="Maps with an update: parts of a layer (`attention`, `mlp`, `experts`), or "
+        "names of maps (`q`, `k`, `v`, `o`, `gate`, `up`, `down`), which leave out experts.",
         examples=[["q", "v"]],
         strict=False,
     )
