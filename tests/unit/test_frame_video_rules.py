@@ -41,8 +41,8 @@ from mimo_launch.processors.frame_sampling import VideoSize, VideoTooShort
 from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
 from mimo_launch.processors.video_words import in_words, words_of
 from mimo_launch.processors.videos import read_video_recipe
-from mimo_launch.spec.data import VideoSettings
 from mimo_launch.spec.spec import Videos
+from mimo_launch.spec.user_data import VideoSettings
 
 SIZES = ((9, 6.0), (1, 24.0), (100, 24.0), (300, 24.0), (13, 1.0), (400, 29.97), (4000, 25.0))
 _FUNCTIONAL = ("", ".transforms", ".transforms.v2", ".transforms.v2.functional")

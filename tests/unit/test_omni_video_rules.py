@@ -22,8 +22,8 @@ from mimo_launch.models.text_positions import axis_positions
 from mimo_launch.processors.frame_sampling import VideoSize
 from mimo_launch.processors.video_recipe import as_asked
 from mimo_launch.processors.videos import read_video_recipe
-from mimo_launch.spec.data import VideoSettings
 from mimo_launch.spec.spec import DecoderModel, TalkerModel, Videos, VitModel
+from mimo_launch.spec.user_data import VideoSettings
 
 VIDEO, START, END, IMAGE, AUDIO = 3, 4, 5, 6, 7
 NOMINAL = Videos(time="nominal_seconds", per_second=25.0)

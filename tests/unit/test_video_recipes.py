@@ -26,8 +26,8 @@ from mimo_launch.processors.frame_sampling import EvenSampling, VideoSize, Video
 from mimo_launch.processors.resize_rules import OverTime
 from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
 from mimo_launch.processors.videos import read_video_recipe
-from mimo_launch.spec.data import VideoSettings
 from mimo_launch.spec.spec import Videos
+from mimo_launch.spec.user_data import VideoSettings
 
 SMALL = {"patch_size": 4, "merge_size": 2}
 PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -9,8 +9,8 @@ import pytest
 from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
 from mimo_launch.processors.videos import read_video_recipe
-from mimo_launch.spec.data import VideoSettings
 from mimo_launch.spec.spec import Videos
+from mimo_launch.spec.user_data import VideoSettings
 
 LIMITS = {"min_pixels": 3136, "max_pixels": 12_845_056}
 
