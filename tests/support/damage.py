@@ -19,7 +19,7 @@ class Damaged:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._dataset, name)
-        if name in ("answer_end", "judges", "num_samples", "describe", "length"):
+        if name in ("answer_end", "judges", "num_samples", "describe", "length", "sources"):
             return found
 
         def ask(split: Any, index: int, *rest: Any) -> Any:

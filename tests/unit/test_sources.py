@@ -28,6 +28,8 @@ from mimo_launch.data.sample_order import global_order, steps_of
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.data.sources import json_files, tables
 from mimo_launch.data.sources.file_formats import split_files
+from mimo_launch.spec.load import dump_spec
+from mimo_launch.spec.parse import read_spec
 from mimo_launch.spec.spec import Spec
 
 Chat = tuple[list[dict[str, Any]], list[bytes]]
@@ -493,6 +495,19 @@ def test_parts_of_another_file_are_not_used(
     assert again is not None
     assert again.bad == (Bad("x", "line 1", "why"),)
     assert KeptParts(tmp_path / "x.parts", {"shards": [2]}).load(0) is None
+
+
+def test_faults_in_a_list_of_sources_are_found_where_they_are() -> None:
+    made = files_spec(Path("tests/fixtures/shards"), "x.jsonl")
+    data = dump_spec(made)
+    data["data"]["sources"] = [{"pth": "a"}, "b", {"path": "c", "weight": -1}]
+    data["data"]["weight_changes"] = [{"step": 3, "weights": {"b": 1}}, 7]
+    found = {each.path: each.code for each in read_spec(data)[1]}
+    assert found == {
+        ("data", "sources", 0, "pth"): "unknown-key",
+        ("data", "sources", 2, "weight"): "bad-value",
+        ("data", "weight_changes", 1): "wrong-type",
+    }
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_a_part_of_the_records_is_the_first_in_the_order_of_training() -> None:
     made = made_with()
     dataset = build_dataset(made)
     facts = find_facts(made, build_layout(made), dataset, most=50)
-    ids = GlobalOrder(200, 1, made.train.seed).epoch(0)[:50].tolist()
+    ids = GlobalOrder(200, 1, made.train.seed).between(0, 50).tolist()
     assert facts.tokens == sum(dataset.length("train", index) for index in ids)
     assert (facts.records, facts.surveyed) == (200, 50)
 

@@ -78,7 +78,8 @@ def load_state(
     read_boxes(usable.path, fitting.boxes, group, session.progress.beat)
     set_update_counts(session.modules, session.updates, usable.marker.updates)
     fresh = {name.partition("/")[2].partition(".")[0] for name in missing_moments}
-    state = RunState(**usable.marker.counts, best=usable.marker.best)
+    # Earlier releases had one order of samples, and did not write its version.
+    state = RunState(**{"order": 1, **usable.marker.counts}, best=usable.marker.best)
     return state, tuple(sorted(fresh))
 
 

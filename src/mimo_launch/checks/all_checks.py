@@ -16,6 +16,7 @@ from mimo_launch.checks import (
     graph,
     init_from,
     joined_rows,
+    mixtures,
     packages,
     positions,
     ranks,
@@ -148,6 +149,7 @@ RULES: tuple[Rule, ...] = (
     DataRule(UserData, packages.shard_packages_installed),
     DataRule(WebdatasetData, shards.shards_are_there, needs=_PACKAGES),
     DataRule(FilesData, sources.sources_are_there, needs=_PACKAGES),
+    DataRule(FilesData, mixtures.weights_mix),
     DataRule(FilesData, sources.table_package_installed, needs=_SHARDS),
     DataRule(UserData, vocabulary.tokenizer_is_usable),
     DataRule(

@@ -10,7 +10,7 @@ import json
 import struct
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from html import escape
 from typing import Any
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from mimo_launch.cli.shared.console import wrapped
 from mimo_launch.data.dataset import Media
 from mimo_launch.drawing.html_page import html_page
-from mimo_launch.survey.index_statistics import SampleSpread
+from mimo_launch.survey.index_statistics import SampleSpread, SourceFacts
 from mimo_launch.survey.reading_speed import Survey
 from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord
 
@@ -78,6 +78,7 @@ def _facts(found: Survey) -> Iterator[str]:
             f"{_spread(modality.per_item)} rows an item; "
             f"{_count(modality.without, 'record')} without"
         )
+    yield from _sources(facts.sources)
     filling = facts.filling
     alone = f"{filling.alone:.1%} full with one record each"
     packed = (
@@ -109,6 +110,19 @@ def _facts(found: Survey) -> Iterator[str]:
         rest = found_in[_MOST_IGNORED:]
         words = [*found_in[:_MOST_IGNORED], *([f"{len(rest):,} other keys"] if rest else ())]
         yield f"ignored    {', '.join(words)}"
+
+
+def _sources(sources: Mapping[str, SourceFacts]) -> Iterator[str]:
+    """Yield a line for each source."""
+    for number, (name, source) in enumerate(sources.items()):
+        line = f"{'' if number else 'sources':<10} {name}: {_count(source.records, 'record')}, "
+        line += f"{source.tokens:,} tokens"
+        if source.share is not None:
+            line += (
+                f"; {source.share:.1%} of the run's samples, {source.token_share:.1%} of its "
+                f"tokens, {source.epochs:.3g} epochs"
+            )
+        yield line
 
 
 def _spread(spread: SampleSpread) -> str:

@@ -41,6 +41,16 @@ class FileContents:
 Contents = tuple[FileContents, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SourceSamples:
+    """The training samples of a source: `number` of them from `first` on, and all their tokens."""
+
+    name: str
+    first: int
+    number: int
+    tokens: int
+
+
 class BadSample(Exception):
     """A sample whose record or image cannot be read; the message says why.
 
@@ -74,6 +84,10 @@ class Dataset(Protocol):
     def heldout_sets(self) -> Mapping[str, Sequence[int]]:
         """Return the held-out samples of each set by its name, which is empty for an only set."""
         return {"": range(self.num_samples("heldout"))}
+
+    def sources(self) -> tuple[SourceSamples, ...]:
+        """Return the training samples of each source, in order; empty if there is only one."""
+        return ()
 
     def contents(self, split: Split) -> Contents:
         """Return the contents of the files; empty if samples are generated from the settings."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from mimo_launch.data.packing import best_fit
 from mimo_launch.data.run_records import MOST_PACKED, Int64s, Records
-from mimo_launch.data.sample_order import CHUNK, GlobalOrder, PackedOrder, records_of
+from mimo_launch.data.sample_order import CHUNK, PackedOrder, record_order, records_of
 from mimo_launch.layout.step_data import SampleData, StepData, packed
 from mimo_launch.spec.spec import Spec
 
@@ -139,14 +139,13 @@ def _plain_order(spec: Spec, records: Records) -> KnownOrder:
     batch = spec.batch.global_
     most = min(records.most, _MOST_EPOCHS * records.number)
     wanted = min(spec.train.steps, max(1, most // batch)) * batch
-    order = GlobalOrder(records.number, batch, spec.train.seed)
-    epochs = [order.epoch(number) for number in range(-(-wanted // records.number))]
-    return KnownOrder(records, batch, np.concatenate(epochs)[:wanted], np.arange(wanted + 1))
+    order = record_order(spec, records.number, records.sources)
+    return KnownOrder(records, batch, order.between(0, wanted), np.arange(wanted + 1))
 
 
 def _packed_order(spec: Spec, records: Records) -> KnownOrder:
     """Return the order of the first steps, a pack each sample."""
-    in_order = GlobalOrder(records.number, spec.batch.global_, spec.train.seed)
+    in_order = record_order(spec, records.number, records.sources)
     order = PackedOrder(in_order, records.tokens, spec.batch.seq)
     most = min(records.most, MOST_PACKED, _MOST_EPOCHS * records.number)
     ids, ends = list[int](), [0]

@@ -46,7 +46,9 @@ def records_of_shards(spec: Spec, data: UserData) -> Records | None:
     lengths = split.lengths.astype(np.int64)
     number = len(lengths)
     basis = f"the run's own steps, from the index of {number:,} samples"
-    return ColumnRecords(Source.INDEX, basis, number, lengths, split.rows_of, split.describe)
+    return ColumnRecords(
+        Source.INDEX, basis, number, lengths, split.rows_of, split.describe, split.sources
+    )
 
 
 def _looked_at(spec: Spec, data: UserData) -> Records | None:

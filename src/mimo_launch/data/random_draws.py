@@ -38,6 +38,8 @@ class Purpose(IntEnum):
     SYNTHETIC_PLAN = 3
     SYNTHETIC_CONTENT = 4
     NOISE = 5
+    MIXTURE = 6
+    SOURCE = 7
 
 
 def split_key(seed: int, split: Split, purpose: Purpose) -> tuple[int, int]:

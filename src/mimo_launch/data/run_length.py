@@ -8,6 +8,7 @@ there where an index counts them, and else as many as a look at the files sugges
 Leaves: what to do where the number of samples is unknown to `checks`.
 """
 
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
@@ -40,26 +41,35 @@ def with_steps(spec: Spec) -> Spec:
     records = records_of(spec)
     if records is None:
         raise SamplesUnknown
-    seq = spec.batch.seq if spec.data.packing else None
-    steps = _steps(records, train.epochs, spec.batch.global_, train.seed, seq)
+    steps = _steps(records, _Walk(spec, repr((spec.data, spec.batch, train.seed, train.epochs))))
     if train.are_steps_known:
         steps = min(steps, train.steps)
     return spec.replace(train=train.replace(steps=min(steps, MAX_COUNT)))
 
 
-@lru_cache(maxsize=4)
-def _steps(records: "Records", epochs: float, batch: int, seed: int, seq: int | None) -> int:
-    """Return the steps that take the records of some epochs, packed into sequences of `seq`."""
-    # Imported here because it needs numpy.
-    from mimo_launch.data.sample_order import GlobalOrder, PackedOrder
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """A spec as a key of its order of records and of its epochs."""
 
-    wanted = ceil(Fraction(str(epochs)) * records.in_all)
-    if seq is None:
-        return -(-wanted // batch)
+    spec: Spec = field(compare=False)
+    key: str
+
+
+@lru_cache(maxsize=4)
+def _steps(records: "Records", walk: _Walk) -> int:
+    """Return the steps that take as many records as the epochs have, packed or not."""
+    # Imported here because it needs numpy.
+    from mimo_launch.data.sample_order import PackedOrder, record_order
+
+    spec = walk.spec
+    wanted = ceil(Fraction(str(spec.train.epochs)) * records.in_all)
+    if not spec.data.packing:
+        return -(-wanted // spec.batch.global_)
     number, times = records.in_all, Fraction(1)
     if records.source not in (Source.DRAWN, Source.INDEX) and number > _LOOKED_AT:
         number, times = _LOOKED_AT, Fraction(number, _LOOKED_AT)
-    order = PackedOrder(GlobalOrder(number, batch, seed), records.tokens, seq)
+    in_order = record_order(spec, number, records.sources)
+    order = PackedOrder(in_order, records.tokens, spec.batch.seq)
     place, steps, end = 0, 0, order.place_after(ceil(wanted / times))
     while place < end:
         place, steps = order.after(place), steps + 1

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.dataset import Dataset, SourceSamples
 from mimo_launch.data.fact_source import Source
 from mimo_launch.layout.step_data import SampleData
 
@@ -25,7 +25,7 @@ MOST, MOST_PACKED, MOST_DRAWN = 2**20, 2**17, 2**12
 class Records(Protocol):
     """The records of an epoch, `in_all`; a plan orders `number` of them, and looks at `most`.
 
-    `basis` says in words where they come from.
+    `basis` says in words where they come from; `sources` are those that the run mixes, if known.
     """
 
     source: Source
@@ -33,6 +33,7 @@ class Records(Protocol):
     in_all: int
     number: int
     most: int
+    sources: tuple[SourceSamples, ...] = ()
 
     def __hash__(self) -> int:
         """Return a hash by identity: a process looks at data once."""
@@ -90,8 +91,10 @@ class ColumnRecords(Records):
         tokens: Int64s,
         rows_of: Callable[[str], Int64s],
         describe: Callable[[int], SampleData],
+        sources: tuple[SourceSamples, ...] = (),
     ) -> None:
         """Take the columns: `tokens`, and `rows_of` a module; `in_all` records are an epoch."""
+        self.sources = sources
         self.source, self.basis, self.in_all, self.most = source, basis, in_all, MOST
         # Those of an index are in order as they are; others need not all be ordered.
         self.number = in_all if len(tokens) == in_all else min(MOST, in_all)

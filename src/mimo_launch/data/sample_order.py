@@ -1,47 +1,40 @@
 """The samples of each step: one global order, the same for every layout, packed or not.
 
-Decides: the order of an epoch, how steps walk through epochs, the samples of an evaluation.
-Relies on: a data set that can be read at any index in any order; `packing` to choose the records
-that share a sequence.
+Decides: which order a run has, how packs walk through epochs, the samples of an evaluation.
+Relies on: a data set that can be read at any index in any order; `order` for permutations and
+mixtures; `packing` to choose the records that share a sequence.
 Leaves: sharing a step's samples among replicas to the layout.
 """
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from mimo_launch.data.dataset import Dataset
-from mimo_launch.data.packing import Int64s, best_fit
+from mimo_launch.data.dataset import Dataset, SourceSamples
+from mimo_launch.data.order.epochs import LARGE, Epochs
+from mimo_launch.data.order.mixture import MixedOrder, schedule_of
+from mimo_launch.data.order.permutation import Int64s
+from mimo_launch.data.order.record_order import RecordOrder, Sample, SampleOrder
+from mimo_launch.data.packing import best_fit
 from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
 from mimo_launch.layout.step_data import StepData, packed
 from mimo_launch.spec.sections import HeldOut
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import FilesData, Spec
 
-# A sample of a step: the id of a record, or the ids of all records of a pack; () is padding.
-Sample = int | tuple[int, ...]
 # Records of an epoch that are packed together: enough to leave only a few tokens empty.
 CHUNK = 4096
+# The version of the order of new runs.
+NEWEST = 2
 
 
-class SampleOrder(Protocol):
-    """The samples of training, one step after another.
+def global_order(spec: Spec, dataset: Dataset, version: int = NEWEST) -> SampleOrder:
+    """Return the order of training samples for a spec; `version` is that of the run's start.
 
-    A place in the order is a number that starts at 0. It is the whole state of the order.
+    Raises: ValueError if sources cannot be mixed as the spec says.
     """
-
-    def take(self, first: int) -> tuple[Sample, ...]:
-        """Return the samples of the step that starts at a place."""
-
-    def after(self, first: int) -> int:
-        """Return the place of the step after the one that starts at `first`."""
-
-
-def global_order(spec: Spec, dataset: Dataset) -> SampleOrder:
-    """Return the order of training samples for a spec."""
-    records = GlobalOrder(dataset.num_samples("train"), spec.batch.global_, spec.train.seed)
+    sources = dataset.sources() if _is_mixed(spec) else ()
+    records = record_order(spec, dataset.num_samples("train"), sources, version)
     if not spec.data.packing:
         return records
 
@@ -49,6 +42,20 @@ def global_order(spec: Spec, dataset: Dataset) -> SampleOrder:
         return np.array([dataset.length("train", index) for index in ids.tolist()])
 
     return PackedOrder(records, lengths, spec.batch.seq)
+
+
+def record_order(
+    spec: Spec, number: int, sources: Sequence[SourceSamples], version: int = NEWEST
+) -> RecordOrder:
+    """Return the order of records, without packs. Raises: ValueError."""
+    batch, seed = spec.batch.global_, spec.train.seed
+    if isinstance(spec.data, FilesData) and _is_mixed(spec) and sources:
+        return MixedOrder(sources, schedule_of(spec, spec.data, sources).phases, batch, seed)
+    return GlobalOrder(number, batch, seed, version)
+
+
+def _is_mixed(spec: Spec) -> bool:
+    return isinstance(spec.data, FilesData) and spec.data.is_mixed
 
 
 def steps_of(order: SampleOrder, num_steps: int) -> list[tuple[Sample, ...]]:
@@ -60,21 +67,25 @@ def steps_of(order: SampleOrder, num_steps: int) -> list[tuple[Sample, ...]]:
     return found
 
 
-class GlobalOrder:
+class GlobalOrder(RecordOrder):
     """Sample ids in the order of training: permutations by (seed, epoch), one after the other.
 
     The number of samples taken so far is the whole state, so a run can resume from it on any layout
     and with any batch size. A step may reach into the next epoch or several: no sample is dropped
-    at the end of an epoch.
+    at the end of an epoch. Permutations of large sets are computed place by place, unless the run
+    began with the first version, which sorted random words.
     """
 
-    def __init__(self, num_samples: int, global_batch: int, seed: int) -> None:
+    def __init__(
+        self, num_samples: int, global_batch: int, seed: int, version: int = NEWEST
+    ) -> None:
         """Set up the order.
 
         Args:
             num_samples: Samples in an epoch.
             global_batch: Samples per step over all replicas.
             seed: `train.seed`.
+            version: The version of the order in which the run began.
 
         Raises:
             ValueError: A size is not positive.
@@ -82,9 +93,8 @@ class GlobalOrder:
         if num_samples < 1 or global_batch < 1:
             raise ValueError(f"cannot take steps of {global_batch} out of {num_samples} samples")
         self.num_samples, self.global_batch = num_samples, global_batch
-        self._key = split_key(seed, "train", Purpose.ORDER)
-        # A step may reach into a second epoch; no more are kept because permutations are long.
-        self.epoch = lru_cache(maxsize=2)(self._make_epoch)
+        key = split_key(seed, "train", Purpose.ORDER)
+        self._epochs = Epochs(num_samples, key, computed=version > 1 and num_samples > LARGE)
 
     def ids(self, step: int) -> tuple[int, ...]:
         """Return the sample ids of a step, counted from 0, in a run with a constant batch size.
@@ -94,37 +104,17 @@ class GlobalOrder:
         """
         return self.take(step * self.global_batch)
 
-    def take(self, first: int) -> tuple[int, ...]:
-        """Return the sample ids of the step that starts when `first` samples have been taken.
+    def between(self, first: int, end: int) -> Int64s:
+        """Return the ids of the records from one place to another."""
+        return self._epochs.between(first, end)
 
-        Raises:
-            ValueError: `first` is negative.
-        """
-        if first < 0:
-            raise ValueError(f"there is no sample {first}")
-        end = first + self.global_batch
-        ids: list[int] = []
-        while first < end:
-            epoch, offset = divmod(first, self.num_samples)
-            taken = self.epoch(epoch)[offset : offset + end - first]
-            ids += taken.tolist()
-            first += len(taken)
-        return tuple(ids)
-
-    def after(self, first: int) -> int:
-        """Return the number of samples taken after the step that starts at `first`."""
-        return first + self.global_batch
-
-    def shuffled(self, epoch: int, num: int, stream: int) -> npt.NDArray[np.int64]:
+    def shuffled(self, epoch: int, num: int, stream: int) -> Int64s:
         """Return a random order of `num` items of an epoch, another one for each `stream` > 0."""
-        return order_of(generator(self._key, epoch, stream).random_raw(num))
-
-    def _make_epoch(self, epoch: int) -> npt.NDArray[np.int64]:
-        return order_of(generator(self._key, epoch).random_raw(self.num_samples))
+        return order_of(generator(self._epochs.key, epoch, stream).random_raw(num))
 
 
 class PackedOrder:
-    """Packs of records in the order of training: a `GlobalOrder`, packed chunk by chunk.
+    """Packs of records in the order of training, packed chunk by chunk.
 
     Each `CHUNK` records of an epoch are packed separately, and their packs shuffled: a pack is a
     pure function of (seed, epoch, lengths), every record is in one pack of an epoch, and resuming
@@ -135,7 +125,7 @@ class PackedOrder:
 
     def __init__(
         self,
-        records: GlobalOrder,
+        records: RecordOrder,
         lengths: Callable[[Int64s], Int64s],
         seq: int,
         chunk: int = CHUNK,
@@ -190,8 +180,9 @@ class PackedOrder:
         return tuple(found), place
 
     def _make_packs(self, epoch: int, chunk: int) -> list[tuple[int, ...]]:
-        first = chunk * self._size
-        found = self._records.epoch(epoch)[first : first + self._size]
+        begin, first = epoch * self._records.num_samples, chunk * self._size
+        end = min(first + self._size, self._records.num_samples)
+        found = self._records.between(begin + first, begin + end)
         packs, ids = best_fit(self._lengths(found).tolist(), self._seq), found.tolist()
         order = self._records.shuffled(epoch, len(packs), 1 + chunk)
         return [tuple([ids[place] for place in packs[number]]) for number in order.tolist()]

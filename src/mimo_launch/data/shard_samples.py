@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import BadSample, Contents, Dataset, Media
+from mimo_launch.data.dataset import BadSample, Contents, Dataset, Media, SourceSamples
 from mimo_launch.data.index.indexer import SampleIndexer
 from mimo_launch.data.index.open_index import Say, open_index
 from mimo_launch.data.index.open_split import NotTrainable, OpenSplit
@@ -74,6 +74,10 @@ class ShardSamples(Dataset):
         found = self.splits[split]
         found.row(index)
         return int(found.lengths[index])
+
+    def sources(self) -> tuple[SourceSamples, ...]:
+        """Return the training samples of each source; empty if there is only one."""
+        return self.splits["train"].sources
 
     def contents(self, split: Split) -> Contents:
         """Return the contents of each shard that has samples."""

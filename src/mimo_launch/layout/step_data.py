@@ -111,7 +111,8 @@ class SampleData:
     with positions counted from `first`. The counts and spans of the pack cover all parts; its
     number is the number of its first part. A pack of no records is padding. `labels_ahead` counts
     the labels of each depth of multi-token prediction, from 1 on: at depth d, the labels d tokens
-    further ahead in the same document.
+    further ahead in the same document. `source` is the name of its source, if
+    the data have several.
     """
 
     id: int
@@ -121,6 +122,7 @@ class SampleData:
     first: int = 0
     parts: tuple["SampleData", ...] | None = None
     labels_ahead: tuple[int, ...] = ()
+    source: str = ""
 
     @property
     def records(self) -> tuple["SampleData", ...]:
@@ -203,6 +205,16 @@ class StepData:
     def num_labels(self) -> int:
         """Number of valid labels of the step."""
         return sum(sample.num_labels for sample in self.samples)
+
+    @cached_property
+    def labels_by_source(self) -> dict[str, int]:
+        """Number of valid labels of each source with a sample in the step, if data have several."""
+        found: dict[str, int] = {}
+        for sample in self.samples:
+            for record in sample.records:
+                if record.source:
+                    found[record.source] = found.get(record.source, 0) + record.num_labels
+        return found
 
     def num_terms(self, module: str, depth: int = 0) -> int:
         """Return N, the divisor of a module's loss: the labels, or the rows that it makes.

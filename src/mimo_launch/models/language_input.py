@@ -76,7 +76,8 @@ class LanguageInput:
     places of the rows that generators read, on the last stage only. routing: for the balance of
     experts, if any. images [B, all positions]: the image of each token, -1 for text, if the tokens
     of an image attend to each other. ahead: the text of each depth of multi-token prediction, in
-    training. draws: for dropout.
+    training. draws: for dropout. sources [sources of the step, B, S]: whether each token is of a
+    source, on the last stage in training, if the data have several.
     """
 
     num_sequences: int
@@ -91,6 +92,7 @@ class LanguageInput:
     routing: RoutingContext | None = None
     ahead: tuple[TextAhead, ...] = ()
     draws: Draws | None = None
+    sources: Tensor | None = None
 
 
 def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
@@ -111,9 +113,11 @@ def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
     if balance is not None:
         routing = RoutingContext(token_shares(view, device)[:, held], balance)
     ahead: Iterator[TextAhead] = iter(())
+    sources = None
     # An evaluation reports only the main loss.
     if forward.stage.is_last and labels is not None and not samples.data.heldout:
         ahead = read_ahead(view, samples, kind.depths, held, balance, device)
+        sources = read_sources(view, device)
     return LanguageInput(
         num_sequences=len(view.samples),
         tokens=None if tokens is None else tokens[:, held],
@@ -127,6 +131,7 @@ def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
         routing=routing,
         ahead=tuple(ahead),
         draws=text_draws(view, samples.data, held, forward.context),
+        sources=None if sources is None else sources[:, :, held],
     )
 
 
@@ -214,6 +219,20 @@ def is_token(view: LanguageView) -> np.ndarray:
         for record in sample.records:
             row[record.first : record.first + record.num_tokens] = True
     return found
+
+
+def read_sources(view: LanguageView, device: torch.device) -> Tensor | None:
+    """Return whether each token is of each source of the step, [sources, B, S]; None without."""
+    names = tuple(view.data.labels_by_source)
+    if not names:
+        return None
+    found = np.zeros((len(names), len(view.samples), view.layout.seq), dtype=np.bool_)
+    for row, index in enumerate(view.samples):
+        for record in view.data.samples[index].records:
+            if record.source:
+                here = slice(record.first, record.first + record.num_tokens)
+                found[names.index(record.source), row, here] = True
+    return to_device(found, device)
 
 
 def read_ahead(

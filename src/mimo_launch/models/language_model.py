@@ -98,7 +98,10 @@ class LanguageStage(ModelStage):
         if batch.labels is None:
             logits, part = self._logits(self.context.enter(normed_nD))
             return greedy_choice(logits, part, self.context.tp).view(batch.num_sequences, -1)
-        losses = [self._loss(normed_nD, batch.labels)]
+        loss_N = self._token_losses(normed_nD, batch.labels)
+        losses, by_source = [loss_N.sum()], None
+        if batch.sources is not None:
+            by_source = (loss_N.detach().double() * batch.sources.flatten(1)).sum(dim=1)
         if self.mtp:
             last = self.sights[self.stage.layers.stop - 1]
             losses += self._losses_ahead(normed_nD, batch, contexts[last])
@@ -106,7 +109,7 @@ class LanguageStage(ModelStage):
             reader: rows_at(self._sent(reader, normed_nD, batch), where, self.context)
             for reader, where in batch.wanted.items()
         }
-        return StageLosses(tuple(losses), rows)
+        return StageLosses(tuple(losses), rows, by_source=by_source)
 
     def _losses_ahead(
         self, x_nD: Tensor, batch: LanguageInput, sequences: SequenceContext
@@ -115,7 +118,7 @@ class LanguageStage(ModelStage):
         for depth, text in zip(self.mtp, batch.ahead, strict=False):
             token_nD = self._embedded(text.tokens).to(x_nD.dtype)
             x_nD = depth(x_nD, token_nD, replace(sequences, routing=text.routing))
-            yield self._loss(x_nD, text.labels)
+            yield self._token_losses(x_nD, text.labels).sum()
 
     def _contexts(self, batch: LanguageInput, dtype: torch.dtype) -> dict[Sight, SequenceContext]:
         """Return the attention context of each kind of layer."""
@@ -165,10 +168,10 @@ class LanguageStage(ModelStage):
         # The scale is first rounded to the dtype of the embeddings, as in Gemma.
         return x_nD * torch.full((), scale, dtype=x_nD.dtype, device=x_nD.device)
 
-    def _loss(self, normed_nD: Tensor, labels_BS: Tensor) -> Tensor:
-        """Return the summed loss of labels."""
+    def _token_losses(self, normed_nD: Tensor, labels_BS: Tensor) -> Tensor:
+        """Return the loss of each label, [N]; 0 where there is none."""
         logits, part = self._logits(self.context.enter(normed_nD))
-        return vocab_cross_entropy(logits, labels_BS.flatten(), part, self.context).sum()
+        return vocab_cross_entropy(logits, labels_BS.flatten(), part, self.context)
 
     def _logits(self, x_ND: Tensor) -> tuple[Tensor, range]:
         """Return this rank's logits [N, v] and their range of token ids."""

@@ -232,13 +232,14 @@ class StageLosses(NamedTuple):
     """Losses, each summed over its terms, in the order of the layout.
 
     `rows` are the rows that other modules read, by reader; `right`, in an evaluation, is the number
-    of codes for which the most probable code is right. A plain tuple: FSDP2 looks for tensors in
-    it.
+    of codes for which the most probable code is right; `by_source` has the first loss of each
+    source of the step, float64, without a gradient. A plain tuple: FSDP2 looks for tensors in it.
     """
 
     losses: tuple[Tensor, ...]
     rows: Mapping[str, Tensor] = {}
     right: Tensor | None = None
+    by_source: Tensor | None = None
 
     @classmethod
     def of(cls, returned: Any) -> "StageLosses":

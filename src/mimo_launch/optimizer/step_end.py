@@ -69,7 +69,13 @@ class StepEnd:
         """Agree on loss, norms and flags; clipping and the decision to skip follow from them."""
         modules, count_zeros = self.updates.modules, self.updates.spec.train.count_zero_grads
         found = reduce_metrics(
-            self.grids.layout, modules, self.step.losses, self.flags, count_zeros=count_zeros
+            self.grids.layout,
+            modules,
+            self.step.losses,
+            self.flags,
+            count_zeros=count_zeros,
+            sources=self.step.data.labels_by_source,
+            source_losses=self.step.source_losses,
         )
         of_forwards, squares = self.step.forward_losses, found.unshared_squares
         own = note_flags(modules, of_forwards, squares, self.grids.device)

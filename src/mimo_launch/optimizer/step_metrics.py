@@ -30,7 +30,8 @@ class StepMetrics:
     `norms` are per module, before clipping; `norm` is over all modules; `losses` are means over the
     terms of a step (labels of language), by name, and `loss` their weighted sum; `aux_loss` is
     the loss that balances experts, 0 without any; `flags` are sums over all ranks; `zeros` counts
-    per module the gradients that are exactly zero, or is None.
+    per module the gradients that are exactly zero, or is None; `sources` are mean losses over the
+    labels of each source with any in the step, by name.
     """
 
     loss: float
@@ -40,6 +41,7 @@ class StepMetrics:
     norm: float
     flags: tuple[int, ...]
     zeros: dict[str, int] | None
+    sources: dict[str, float]
 
     @property
     def finite(self) -> bool:
@@ -53,7 +55,8 @@ class PendingMetrics:
 
     `unshared_squares` are, per module of this rank, the squares of the segments that are not summed
     over tp, so that only this rank holds them; they help to find the cause of a bad step. `own` has
-    the flags of this rank alone; None if there was nothing to learn, so no program ran.
+    the flags of this rank alone; None if there was nothing to learn, so no program ran. `sources`
+    has the number of labels of each source.
     """
 
     loss: Tensor
@@ -64,6 +67,7 @@ class PendingMetrics:
     num_flags: int
     host: HostCopy
     own: "PendingFlags | None" = None
+    sources: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def bad(self) -> Tensor:
@@ -81,8 +85,10 @@ class PendingMetrics:
         losses = {name: next(numbers) for name in self.losses}
         norms = {name: next(numbers) ** 0.5 for name in names}
         flags = tuple(int(next(numbers)) for _ in range(self.num_flags))
+        by_source = {name: next(numbers) for name in self.sources}
+        sources = {name: each for name, each in by_source.items() if self.sources[name]}
         zeros = {name: int(count) for name, count in zip(names, numbers, strict=False)}
-        return StepMetrics(loss, losses, aux_loss, norms, norm, flags, zeros or None)
+        return StepMetrics(loss, losses, aux_loss, norms, norm, flags, zeros or None, sources)
 
 
 def reduce_metrics(
@@ -92,11 +98,14 @@ def reduce_metrics(
     flags: Sequence[int] = (),
     *,
     count_zeros: bool = False,
+    sources: Mapping[str, int] | None = None,
+    source_losses: Tensor | None = None,
 ) -> PendingMetrics:
     """Return loss and gradient norms, equal on all ranks, without waiting for the device.
 
     `flags` are small integers of this rank (a signal arrived, a write failed) on which all ranks
-    must act at the same step.
+    must act at the same step. `source_losses` are this rank's part of the loss of each of the
+    `sources`, which are given with their labels; None for a rank that computes none.
 
     Ranks: collective over the world; one all-reduce in float64. Each rank adds the squares of the
     elements that it counts; a NaN anywhere reaches every rank through the sum.
@@ -116,11 +125,14 @@ def reduce_metrics(
         if module.aux_loss is not None:
             aux_loss += module.aux_loss.total
     noted = to_device(torch.tensor(flags, dtype=torch.float64), device)
-    counts = list(zeros.values()) if count_zeros else []
+    counts, sources = list(zeros.values()) if count_zeros else [], sources or {}
+    if source_losses is None:
+        source_losses = torch.zeros(len(sources), dtype=torch.float64, device=device)
     slots = torch.cat(
         [
             torch.stack([aux_loss, *losses.values(), *squares.values()]).double(),
             noted,
+            source_losses,
             *(c[None] for c in counts),
         ]
     )
@@ -139,6 +151,7 @@ def reduce_metrics(
         unshared_squares=unshared_squares,
         num_flags=len(flags),
         host=HostCopy(torch.cat([loss[None], norm[None], slots])),
+        sources=sources,
     )
 
 

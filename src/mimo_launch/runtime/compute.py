@@ -84,6 +84,12 @@ class Stages:
         if module.context.tp.index == 0:
             for loss, mean in means.items():
                 step.losses[loss.name] += mean.detach()
+            if found.by_source is not None:
+                # As with every loss: the divisor counts the labels of the whole step.
+                labels = found.by_source.new_tensor([*step.data.labels_by_source.values()])
+                mean = found.by_source / labels.clamp(min=1)
+                before = step.source_losses
+                step.source_losses = mean if before is None else before + mean
             if found.right is not None:
                 step.right_codes[module.name] = step.right_codes.get(module.name, 0) + found.right
         return torch.stack([mean * loss.weight for loss, mean in means.items()]).sum()

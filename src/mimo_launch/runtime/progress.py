@@ -17,6 +17,8 @@ from collections.abc import MutableSequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from mimo_launch.data.sample_order import NEWEST
+
 # On any of these signals, a run ends after its current step.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -153,13 +155,15 @@ class RunState:
     """Counts since the start of the run: steps, samples, skipped steps, unreadable samples.
 
     `samples` is the position in the order of samples; see `data.sample_order` for packs. `best` is
-    the best evaluation so far, if there was one.
+    the best evaluation so far, if there was one. `order` is the version of that order, which a run
+    keeps from its start.
     """
 
     step: int = 0
     samples: int = 0
     skipped: int = 0
     bad_samples: int = 0
+    order: int = NEWEST
     best: Best | None = None
 
 

@@ -40,6 +40,8 @@ class StepState:
     losses: dict[str, Tensor]
     # By module and forward, to find a loss that is not finite.
     forward_losses: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    # This rank's part of the sum of the mean loss of each source, if data have several.
+    source_losses: Tensor | None = None
     # By module that generates codes: this rank's count of right codes in an evaluation.
     right_codes: dict[str, Tensor] = field(default_factory=dict)
     # Set while the last stage chooses greedy answers instead of computing a loss.

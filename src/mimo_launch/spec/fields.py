@@ -121,6 +121,15 @@ def section_per_name(annotation: Any) -> Any:
     return value if models_in(value)[0] else None
 
 
+def listed_section(annotation: Any) -> type[Strict] | None:
+    """Return the section type of the items of a list, or of lists by name; None for others."""
+    for part in _alternatives(annotation):
+        inner = get_args(part)
+        if get_origin(part) is tuple and len(inner) == 2 and inner[1] is Ellipsis:
+            return next(iter(models_in(inner[0])[0]), None)
+    return None
+
+
 def kind_of(model: type[Strict]) -> str | None:
     """Return the `kind` that selects a variant of a section; None if class paths select it."""
     choices = get_args(model.model_fields["kind"].annotation)

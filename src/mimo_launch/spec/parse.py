@@ -25,6 +25,7 @@ from mimo_launch.spec.fields import (
     item_schema,
     kind_of,
     leaf_adapter,
+    listed_section,
     may_be_kind_alone,
     may_have,
     models_in,
@@ -163,8 +164,8 @@ class _Reader:
         models, is_optional = models_in(field.annotation)
         if section_per_name(field.annotation):
             return self._modules(value, path)
-        if not models:
-            return self._leaf(field, value, path)
+        if (item := listed_section(field.annotation)) is not None or not models:
+            return self._list(item, field, value, path) if item else self._leaf(field, value, path)
         words = words_in(field.annotation)
         if is_word(value, words) or (value is None and is_optional):
             return value
@@ -173,6 +174,19 @@ class _Reader:
         if isinstance(value, str) and may_be_kind_alone(field):
             value = {"kind": value}
         return self._variant(models, value, path)
+
+    def _list(self, item: type[Strict], field: FieldInfo, value: Any, path: YamlPath) -> Any:
+        """Return a list of sections, or such lists by name; UNREADABLE if any is faulty."""
+        with suppress(ValidationError):
+            return leaf_adapter(field).validate_python(value)
+        before = len(self.diagnostics)
+        for at, part in value.items() if isinstance(value, dict) else [((), value)]:
+            below = (*path, at) if at else path
+            for number, each in enumerate(part if isinstance(part, list) else ()):
+                if isinstance(each, dict):
+                    self.section(item, each, (*below, number))
+        # What is faulty may be the list itself, or an item that is no section.
+        return UNREADABLE if len(self.diagnostics) > before else self._leaf(field, value, path)
 
     def _not_a_section(
         self, path: YamlPath, value: Any, words: Sequence[str | bool] = (), meant: str | None = None

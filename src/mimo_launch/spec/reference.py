@@ -14,7 +14,14 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from mimo_launch.spec.base import Strict
-from mimo_launch.spec.fields import field_schema, kind_of, models_in, section_per_name, words_in
+from mimo_launch.spec.fields import (
+    field_schema,
+    kind_of,
+    listed_section,
+    models_in,
+    section_per_name,
+    words_in,
+)
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import expected, flow, listing
 
@@ -69,6 +76,9 @@ def _section(cls: type[Strict], path: str) -> Iterator[str]:
         where = f"{path}.{key}" if path else key
         if section_per_name(field.annotation):
             where += ".NAME"
+        listed = listed_section(field.annotation)
+        if listed is not None and listed not in {model for model, _ in nested}:
+            nested.append((listed, f"{where}[N]"))
         models = _models(field)
         is_variant = len(models) > 1
         for model in models:
@@ -88,6 +98,8 @@ def _value(field: FieldInfo) -> str:
     models = _models(field)
     if section_per_name(field.annotation):
         return "section per name"
+    if listed_section(field.annotation) and "anyOf" not in field_schema(field):
+        return "a list of sections"
     if len(models) > 1:
         return "section, by kind"
     if models:

@@ -186,6 +186,11 @@ class UserData(Samples):
         """The names of the sets of held-out samples; that of an only set is empty."""
         return ()
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The names of the sources to train on; empty if the data are not made of sources."""
+        return ()
+
 
 class WebdatasetData(UserData):
     """Your shards: tar files of images, clips, JSON and text, as webdataset writes them."""
@@ -220,6 +225,20 @@ class WebdatasetData(UserData):
         return tuple(self.heldout_sets)
 
 
+Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class WeightChange(Strict):
+    """Other weights of sources, from a step on."""
+
+    step: Count = Field(description="The step, counted from 0, from which these weights hold.")
+    weights: dict[str, Weight] = Field(
+        min_length=1,
+        description="New weights by source, 0 for none of it; other sources keep theirs.",
+        examples=[{"chats": 1, "charts": 2}],
+    )
+
+
 class Source(Strict):
     """Files of one format, which is recognised by their content."""
 
@@ -234,6 +253,20 @@ class Source(Strict):
         "by default that of the file; or a list: paths are relative to the first, and files may "
         "lie in any. Records name no files elsewhere.",
         examples=["data/images"],
+    )
+    name: SetName | None = Field(
+        None,
+        description="Name of the source in metrics and `weight_changes`; default: that of its "
+        "file or folder.",
+    )
+    weight: Weight | None = Field(
+        None,
+        description="Share of this source in every block of 1,000 samples, relative to the weights "
+        "of the others, 0 for none of it; every source has one, or none has.",
+        examples=[3],
+    )
+    epochs: Count = Field(
+        1, description="Without weights: how often the source counts in an epoch of all sources."
     )
 
 
@@ -264,6 +297,37 @@ class FilesData(UserData):
         },
     )
 
+    weigh: Literal["samples", "tokens"] = Field(
+        "samples", description="What the weights of sources share out: samples, or their tokens."
+    )
+    weight_changes: Annotated[tuple[WeightChange, ...], Field(strict=False)] = Field(
+        (),
+        description="Weights that change during the run, in the order of steps.",
+        examples=[[{"step": 1000, "weights": {"chats": 1, "charts": 2}}]],
+    )
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether weights mix the sources."""
+        return any(each.weight is not None for each in self.sources)
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The names of the sources: as given, or those of files; of equal ones, with a number."""
+        given = [each.name or _name_of(patterns_of(each.path)[0]) for each in self.sources]
+        return tuple(
+            f"{name}-{number}" if (number := given[:place].count(name) + 1) > 1 else name
+            for place, name in enumerate(given)
+        )
+
+    @property
+    def source_weights(self) -> dict[str, float]:
+        """The weights of the sources at the start, by name."""
+        return {
+            name: each.weight or 0.0
+            for name, each in zip(self.source_names, self.sources, strict=True)
+        }
+
     @property
     def heldout_sets(self) -> dict[str, tuple[Source, ...]]:
         """The sources of each set of held-out samples; the name of an only set is empty."""
@@ -274,3 +338,9 @@ class FilesData(UserData):
     def heldout_names(self) -> tuple[str, ...]:
         """The names of the sets of held-out samples."""
         return tuple(self.heldout_sets)
+
+
+def _name_of(path: str) -> str:
+    """Return the last part of a path that is no pattern, without suffixes."""
+    parts = [each for each in path.split("/") if each and not set(each) & set("*?[{")]
+    return parts[-1].partition(".")[0] if parts and parts[-1].partition(".")[0] else "source"

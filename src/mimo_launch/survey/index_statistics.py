@@ -7,25 +7,20 @@ Leaves: reading records to `survey` and `shown_samples`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.order.mixture import BLOCK, MixedOrder, schedule_of
+from mimo_launch.data.order.record_order import Sample, SampleOrder
 from mimo_launch.data.packing import best_fit
-from mimo_launch.data.sample_order import (
-    CHUNK,
-    GlobalOrder,
-    Sample,
-    SampleOrder,
-    global_order,
-    make_step_data,
-)
+from mimo_launch.data.sample_order import CHUNK, global_order, make_step_data, record_order
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance, StepViews
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import FilesData, Spec
 
 # Number of steps to measure the balance: enough for a mean, few enough to take at most a second.
 MOST_STEPS = 32
@@ -88,6 +83,20 @@ class Evenness:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """A source of several: its records and tokens; its shares of both in a run, and its epochs.
+
+    Shares and epochs are None if no weights mix the sources.
+    """
+
+    records: int
+    tokens: int
+    share: float | None = None
+    token_share: float | None = None
+    epochs: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Facts from the index about the first `surveyed` of the `records` of an epoch."""
 
@@ -99,13 +108,40 @@ class Facts:
     modalities: dict[str, Modality]
     filling: Filling
     evenness: dict[str, Evenness]
+    sources: dict[str, SourceFacts] = field(default_factory=dict)
+
+
+def source_facts(spec: Spec, dataset: Dataset) -> dict[str, SourceFacts]:
+    """Return the facts about each source; empty if there is only one."""
+    sources = dataset.sources()
+    found = {each.name: SourceFacts(each.number, each.tokens) for each in sources}
+    if not sources or not isinstance(spec.data, FilesData) or not spec.data.is_mixed:
+        return found
+    schedule = schedule_of(spec, spec.data, sources)
+    order = MixedOrder(sources, schedule.phases, spec.batch.global_, spec.train.seed)
+    blocks = max(1, schedule.end // BLOCK)
+    # A run of less than a block has the shares of one.
+    taken = np.array(order.taken(blocks))
+    tokens = taken * [each.tokens / each.number for each in sources]
+    shares, of_tokens = taken / taken.sum(), tokens / tokens.sum()
+    epochs = shares * schedule.end / [each.number for each in sources]
+    return {
+        each.name: replace(
+            found[each.name],
+            share=float(shares[n]),
+            token_share=float(of_tokens[n]),
+            epochs=float(epochs[n]),
+        )
+        for n, each in enumerate(sources)
+    }
 
 
 def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts:
     """Survey at most `most` records of an epoch."""
     num_records = dataset.num_samples("train")
-    epoch = GlobalOrder(num_records, spec.batch.global_, spec.train.seed).epoch(0)
-    samples = [dataset.describe("train", index) for index in epoch[:most].tolist()]
+    order = record_order(spec, num_records, dataset.sources())
+    first = order.between(0, min(most, num_records))
+    samples = [dataset.describe("train", index) for index in first.tolist()]
     modalities = {}
     for name in (*spec.encoders, *spec.generators):
         sizes = [span.rows for sample in samples for span in sample.spans.get(name, ())]
@@ -136,6 +172,7 @@ def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts
             records_per_pack=len(lengths) / num_packs,
         ),
         evenness=evenness,
+        sources=source_facts(spec, dataset),
     )
 
 

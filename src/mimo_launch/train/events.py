@@ -79,8 +79,9 @@ class StepFinished:
     encoders with several replicas; `reading` is for samples from shards; `zero_grads` counts
     gradients that are exactly zero, if the spec asks for it; `aux_loss` balances the load of
     experts; `losses` has all losses by name if there are several, and `loss` is their weighted sum:
-    a module's loss has the name of the module, the loss of further tokens is `language.mtp`. The
-    fields of `usage` are written next to the others.
+    a module's loss has the name of the module, the loss of further tokens is `language.mtp`;
+    `source_losses` is the loss of language over the labels of each source of the data. The fields
+    of `usage` are written next to the others.
     """
 
     step: int
@@ -98,6 +99,7 @@ class StepFinished:
     zero_grads: dict[str, int] | None = None
     aux_loss: float | None = None
     losses: dict[str, float] | None = None
+    source_losses: dict[str, float] | None = None
     usage: Usage | None = None
 
 

@@ -116,6 +116,7 @@ def scalars(event: Event) -> dict[str, float]:
             return {
                 "train/loss": event.loss,
                 **{f"loss/{name}": loss for name, loss in (event.losses or {}).items()},
+                **{f"source_loss/{n}": loss for n, loss in (event.source_losses or {}).items()},
                 **({} if event.aux_loss is None else {"train/aux_loss": event.aux_loss}),
                 "train/grad_norm": event.grad_norm,
                 "train/tokens_per_s": event.tokens_per_s,

@@ -89,7 +89,7 @@ def train(
     """
     spec, hooks, state = session.spec, hooks or Hooks(), state or RunState()
     dataset = hooks.dataset or build_dataset(spec)
-    order = global_order(spec, dataset)
+    order = global_order(spec, dataset, state.order)
     emit(
         RunStarted(
             name=spec.name,

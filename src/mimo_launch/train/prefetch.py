@@ -30,8 +30,8 @@ from mimo_launch.comm.async_copies import MaxOverRanks
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.world import group_timeout, peak_memory
 from mimo_launch.data.dataset import Dataset
+from mimo_launch.data.order.record_order import Sample
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.sample_order import Sample
 from mimo_launch.layout.step_views import StepViews, reads_of
 from mimo_launch.runtime.progress import EndOfRun, Phase, RunState
 from mimo_launch.spec.spec import UserData

@@ -19,8 +19,8 @@ import torch
 
 from mimo_launch.comm.async_copies import Moment
 from mimo_launch.comm.world import device_name, peak_memory
+from mimo_launch.data.order.record_order import Sample, SampleOrder
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.sample_order import Sample, SampleOrder
 from mimo_launch.estimate.workload import peak_tflops, rate_of, step_flops
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import StepData
@@ -178,6 +178,7 @@ class StepRunner:
                 step=number + 1,
                 loss=metrics.loss,
                 losses=metrics.losses if len(metrics.losses) > 1 else None,
+                source_losses=metrics.sources or None,
                 grad_norm=metrics.norm,
                 grad_norms=metrics.norms,
                 lr=rate_at(spec, number),

@@ -6,16 +6,17 @@ Relies on: `columns`, and `sources` for the files.
 Leaves: the meaning of members to `shard_samples`.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TypeVar
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import BadSample, Contents, FileContents
+from mimo_launch.data.dataset import BadSample, Contents, FileContents, SourceSamples
 from mimo_launch.data.index.columns import BAD, LISTS, Columns, placed_from
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import marker_of
@@ -24,7 +25,7 @@ from mimo_launch.data.sources.file_formats import in_set, open_file, split_files
 from mimo_launch.data.sources.source_file import MemberPlace, OpenFiles, Places
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData
-from mimo_launch.spec.spec import Spec, UserData
+from mimo_launch.spec.spec import FilesData, Spec, UserData
 
 _MOST_LISTED = 5
 T = TypeVar("T")
@@ -83,6 +84,12 @@ class OpenSplit:
             raise NotTrainable(
                 f"the shards ({self.split}) hold no usable sample: {index.num_bad} are bad, "
                 f"{self.num_too_long} are longer than `batch.seq` {self._seq}\n{self.first_bad()}"
+            )
+        is_mixed = isinstance(data, FilesData) and data.is_mixed
+        if is_mixed and (empty := [each.name for each in self.sources if not each.number]):
+            raise NotTrainable(
+                f"the source `{empty[0]}` holds no usable sample; {index.folder / BAD} lists bad "
+                f"records, the first:\n{self.first_bad()}"
             )
 
     def first_bad(self) -> str:
@@ -162,7 +169,10 @@ class OpenSplit:
         for name, _, span in self.spans_used(row):
             spans[name] = (*spans.get(name, ()), span)
         ahead = tuple(self.num_labels(row, depth) for depth in range(1, self._depths + 1))
-        return SampleData(sample, self.end(row), self.num_labels(row), spans, labels_ahead=ahead)
+        source = self.source_of(sample)
+        return SampleData(
+            sample, self.end(row), self.num_labels(row), spans, labels_ahead=ahead, source=source
+        )
 
     def contents(self) -> Contents:
         """Return the samples of each shard that has any, in order."""
@@ -178,6 +188,31 @@ class OpenSplit:
                 checksum = crc32(self.lengths[first:end].tobytes(), checksum)
                 found.append(FileContents(shard.path.name, end - first, checksum))
         return tuple(found)
+
+    @cached_property
+    def sources(self) -> tuple[SourceSamples, ...]:
+        """The samples of each source, in order; empty if there is only one."""
+        if len(self._data.source_names) < 2 or self.split != "train":
+            return ()
+        shards = self.index.columns["shard"]
+        shards = shards if self._rows is None else shards[self._rows]
+        of_shard = np.array([each.source for each in self._shards])
+        numbers = range(len(self._data.source_names))
+        # The samples of a source are consecutive, because its files are.
+        ends = np.searchsorted(of_shard[shards], numbers, side="right").tolist()
+        names, begins = self._data.source_names, [0, *ends]
+        tokens = [int(self.lengths[a:b].sum(dtype=np.int64)) for a, b in pairwise(begins)]
+        return tuple(map(SourceSamples, names, begins, np.diff(begins).tolist(), tokens))
+
+    @cached_property
+    def _source_ends(self) -> list[int]:
+        return [each.first + each.number for each in self.sources]
+
+    def source_of(self, sample: int) -> str:
+        """Return the name of the source of a sample, "" if there is only one."""
+        if not self.sources:
+            return ""
+        return self.sources[bisect_right(self._source_ends, sample)].name
 
     def samples_of(self, name: str) -> npt.NDArray[np.int64]:
         """Return the samples of a held-out set, each once."""

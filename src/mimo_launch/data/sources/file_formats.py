@@ -58,7 +58,14 @@ def source_files(source: Source, number: int = 0) -> list[NamedShard]:
     """Return the files of a source with this number. Raises: PatternError."""
     media = tuple(map(Path, patterns_of(source.media or ())))
     return [
-        replace(each, path=path, media=media, source=number, is_tar=False)
+        replace(
+            each,
+            path=path,
+            times=each.times * source.epochs,
+            media=media,
+            source=number,
+            is_tar=False,
+        )
         for each in named_shards(patterns_of(source.path))
         for path in _files(each.path)
     ]

@@ -1,0 +1,98 @@
+"""Checks of weights of sources: which have one, and which changes hold.
+
+Decides: that all sources have weights or none; which settings then do nothing.
+Relies on: `spec.user_data` for the names of sources.
+Leaves: counts in a block, which may need the lengths of samples, to `data.order.mixture`.
+"""
+
+from collections.abc import Iterator
+
+from mimo_launch.checks.rule import Findings, no_effect
+from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.spec.spec import FilesData, Spec
+from mimo_launch.spec.wording import did_you_mean
+
+
+def weights_mix(spec: Spec, data: FilesData) -> Findings:
+    """All sources have a weight, or none has; changes of weights are of sources, in order."""
+    if not data.is_mixed:
+        if data.weight_changes:
+            yield no_effect(
+                ("data", "weight_changes"),
+                "`weight_changes` without weights does nothing",
+                "they change the `weight` of sources, and no source has one",
+            )
+        if data.weigh != "samples":
+            yield no_effect(
+                ("data", "weigh"),
+                "`weigh` without weights does nothing",
+                "it says what the `weight` of sources shares out, and no source has one",
+            )
+        return
+    for number, (source, name) in enumerate(zip(data.sources, data.source_names, strict=True)):
+        path: YamlPath = ("data", "sources", number)
+        if source.weight is None:
+            yield Diagnostic(
+                code="mixture-not-usable",
+                headline=f"the source `{name}` has no weight, and others have",
+                path=path,
+                why="a block of 1,000 samples is shared out by weights, so each source needs one",
+                help="write `weight: 1` in it",
+            )
+        if source.epochs != 1:
+            yield no_effect(
+                (*path, "epochs"),
+                f"`epochs` of `{name}` does nothing beside weights",
+                "a weight says how many samples of each block are of a source, whatever its size",
+            )
+    if not any(data.source_weights.values()):
+        yield _nothing(("data", "sources", 0, "weight"), 0, "write a weight above 0")
+    yield from _changes(spec, data)
+
+
+def _nothing(path: YamlPath, step: int, help_: str) -> Diagnostic:
+    return Diagnostic(
+        code="mixture-not-usable",
+        headline=f"from step {step:,} on, no source has a weight",
+        path=path,
+        why="every weight is 0 then, so there is nothing to train on",
+        help=help_,
+    )
+
+
+def _changes(spec: Spec, data: FilesData) -> Iterator[Diagnostic]:
+    before, names = -1, data.source_names
+    weights = data.source_weights
+    for number, change in enumerate(data.weight_changes):
+        path: YamlPath = ("data", "weight_changes", number)
+        unknown = [name for name in change.weights if name not in names]
+        for name in unknown:
+            known = ", ".join(f"`{each}`" for each in names)
+            yield Diagnostic(
+                code="mixture-not-usable",
+                headline=f"`weight_changes` names `{name}`, which is no source",
+                path=(*path, "weights", name),
+                at_key=True,
+                why=f"the sources are {known}",
+                help=did_you_mean(name, names) or "write `name: NAME` in a source to give it one",
+            )
+        weights |= change.weights
+        if not unknown and not any(weights.values()):
+            help_ = f"write `weights: {{{names[0]}: 1}}`"
+            yield _nothing((*path, "weights"), change.step, help_)
+        if change.step <= before:
+            yield Diagnostic(
+                code="mixture-not-usable",
+                headline=f"the change at step {change.step:,} comes after that at {before:,}",
+                path=(*path, "step"),
+                why="changes are written in the order of steps",
+                help="write the changes in the order of their steps",
+            )
+        before = change.step
+        if change.step >= spec.train.steps:
+            yield no_effect(
+                path,
+                f"the change of weights at step {change.step:,} does nothing",
+                f"the run has {spec.train.steps:,} steps",
+                "delete it, or train longer",
+            )

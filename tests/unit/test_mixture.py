@@ -1,0 +1,252 @@
+"""Mixtures of sources: exact counts, any step from its place alone, epochs of each source."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.specs import spec
+
+from mimo_launch.checks.mixtures import weights_mix
+from mimo_launch.data.dataset import SourceSamples
+from mimo_launch.data.order import mixture
+from mimo_launch.data.order.mixture import BLOCK, BadMixture, MixedOrder, Phase, schedule_of
+from mimo_launch.data.sample_order import PackedOrder, record_order
+from mimo_launch.spec.spec import FilesData, Spec
+from mimo_launch.survey.index_statistics import source_facts
+
+SIZES = {"chats": 700, "charts": 90, "text": 5000}
+# Mean tokens of a record of each source.
+LENGTHS = {"chats": 40, "charts": 200, "text": 10}
+
+
+def sources() -> tuple[SourceSamples, ...]:
+    found, first = [], 0
+    for name, number in SIZES.items():
+        found.append(SourceSamples(name, first, number, number * LENGTHS[name]))
+        first += number
+    return tuple(found)
+
+
+def mixed(weights: Sequence[float | None] = (3, 1, 2), batch: int = 8, **data: Any) -> Spec:
+    given = [
+        {"path": f"{name}.jsonl", "weight": weight}
+        for name, weight in zip(SIZES, weights, strict=True)
+    ]
+    made = {"kind": "files", "sources": given, "tokenizer": "t", "template": "chat", **data}
+    return spec({}, data=made, seq=512, mbs=batch)
+
+
+def order_of(made: Spec) -> MixedOrder:
+    found = record_order(made, sum(SIZES.values()), sources())
+    assert isinstance(found, MixedOrder)
+    return found
+
+
+def source_of(index: int) -> str:
+    ends = np.cumsum(list(SIZES.values()))
+    return list(SIZES)[int(np.searchsorted(ends, index, side="right"))]
+
+
+def counts_of(ids: Sequence[int]) -> dict[str, int]:
+    return dict(Counter(map(source_of, ids)))
+
+
+def blocks(order: MixedOrder, number: int) -> list[dict[str, int]]:
+    return [counts_of(order.between(n * BLOCK, (n + 1) * BLOCK)) for n in range(number)]
+
+
+def test_every_block_has_the_same_counts_in_another_order() -> None:
+    order = order_of(mixed())
+    assert blocks(order, 20) == [{"chats": 500, "charts": 167, "text": 333}] * 20
+    first, second = ([*map(source_of, order.between(n * BLOCK, (n + 1) * BLOCK))] for n in range(2))
+    assert first != second
+    assert {source_of(each) for each in order.between(0, 12)} == {*SIZES}
+
+
+def test_each_source_is_read_in_epochs_of_its_own() -> None:
+    ids = order_of(mixed()).between(0, 10 * BLOCK).tolist()
+    for name, number in SIZES.items():
+        own = [each for each in ids if source_of(each) == name]
+        whole = [own[at : at + number] for at in range(0, len(own) - number + 1, number)]
+        assert all(len({*epoch}) == number for epoch in whole), name
+        assert len({tuple(epoch) for epoch in whole}) == len(whole)
+        assert len({*own[len(whole) * number :]}) == len(own) % number
+
+
+def what_is_left(made: Callable[[int], MixedOrder]) -> None:
+    """Stop at 20 random places; `made(place)` is the order of the run that goes on there."""
+    whole = made(0).between(0, 12 * BLOCK).tolist()
+    random.seed(4)
+    for place in random.sample(range(12 * BLOCK), 20):
+        left = made(place).between(place, 12 * BLOCK).tolist()
+        assert left == whole[place:], place
+
+
+def test_a_run_goes_on_with_the_samples_that_are_left_whatever_its_batch() -> None:
+    what_is_left(lambda place: order_of(mixed(batch=1 + place % 7)))
+    steps, place, order = list[int](), 0, order_of(mixed(batch=7))
+    for _ in range(400):
+        steps += order.take(place)
+        place = order.after(place)
+    assert steps == order.between(0, 2800).tolist()
+
+
+class StartsAnew(MixedOrder):
+    """A source begins again where a run goes on."""
+
+    begin = 0
+
+    def taken(self, block: int) -> list[int]:
+        before = super().taken(self.begin // BLOCK)
+        return [n - less for n, less in zip(super().taken(block), before, strict=True)]
+
+
+def test_a_source_that_starts_anew_at_a_resume_is_found() -> None:
+    def planted(place: int) -> MixedOrder:
+        found = StartsAnew(sources(), [Phase(0, (500, 167, 333))], 8, 0)
+        found.begin = place
+        return found
+
+    with pytest.raises(AssertionError):
+        what_is_left(planted)
+
+
+def shares_of_tokens(order: MixedOrder) -> dict[str, float]:
+    tokens = {n: count * LENGTHS[n] for n, count in counts_of(order.between(0, BLOCK)).items()}
+    return {name: each / sum(tokens.values()) for name, each in tokens.items()}
+
+
+def test_weights_of_tokens_share_out_tokens() -> None:
+    found = shares_of_tokens(order_of(mixed((1, 1, 2), weigh="tokens")))
+    assert found == pytest.approx({"chats": 0.25, "charts": 0.25, "text": 0.5}, abs=0.01)
+    # Planted: the weights taken by samples.
+    wrong = shares_of_tokens(order_of(mixed((1, 1, 2), weigh="samples")))
+    assert wrong["charts"] > 0.7
+
+
+def test_weights_change_with_the_first_block_after_a_step() -> None:
+    change = [
+        {"step": 300, "weights": {"text": 0, "charts": 5}},
+        {"step": 600, "weights": {"text": 2}},
+    ]
+    made = mixed(weight_changes=change)
+    order = order_of(made)
+    assert isinstance(made.data, FilesData)
+    batch = made.batch.global_
+    found, first = blocks(order, 9), -(-300 * batch // BLOCK)
+    assert found[:first] == [{"chats": 500, "charts": 167, "text": 333}] * first
+    later = -(-600 * batch // BLOCK)
+    assert found[first:later] == [{"chats": 375, "charts": 625}] * (later - first)
+    assert found[later] == {"chats": 300, "charts": 500, "text": 200}
+    what_is_left(lambda place: order_of(made))
+    text = [each for each in order.between(0, 9 * BLOCK).tolist() if source_of(each) == "text"]
+    assert len({*text}) == len(text), "it goes on where it was"
+
+
+def test_packs_take_records_in_the_order_of_the_mixture() -> None:
+    made = mixed(packing=True)
+    records = order_of(made)
+
+    def lengths(ids: Any) -> Any:
+        return np.array([LENGTHS[source_of(each)] for each in ids])
+
+    order = PackedOrder(records, lengths, made.batch.seq)
+    place, packed = 0, list[int]()
+    while len(packed) < 4096:
+        packed += [index for pack in order.take(place) for index in pack]
+        place = order.after(place)
+    assert sorted(packed[:4096]) == sorted(records.between(0, 4096).tolist())
+    change = [{"step": 100, "weights": {"text": 5}}]
+    (_, phase) = schedule_of(
+        made, mixed(packing=True, weight_changes=change).data, sources()
+    ).phases
+    tokens = 0.5 * 40 + 0.167 * 200 + 0.333 * 10
+    assert phase.block == -(-int(100 * made.batch.global_ * 512 / tokens) // BLOCK)
+
+
+def test_a_source_of_less_than_one_sample_in_a_block_is_refused() -> None:
+    with pytest.raises(BadMixture, match="`charts` is less than one in 1,000"):
+        order_of(mixed((1000, 0.1, 1000)))
+    assert mixture.counts_of([1, 1, 1], "abc") == (334, 333, 333)
+    assert sum(mixture.counts_of([0.3, 0.02, 2, 7.77], "abcd")) == BLOCK
+
+
+def test_sources_have_the_names_of_their_files() -> None:
+    paths = ["a/llava.jsonl", ["b/llava.json"], "data/{000..009}.tar", "x/*", "*"]
+    data = {"kind": "files", "tokenizer": "t", "template": "chat", "sources": []}
+    for path in paths:
+        data["sources"].append({"path": path})
+    data["sources"].append({"path": "y", "name": "own"})
+    assert spec({}, data=data).data.source_names == (
+        "llava", "llava-2", "data", "x", "source", "own"
+    )  # fmt: skip
+
+
+def test_data_tells_shares_and_epochs_of_a_run() -> None:
+    """Over a change of weights, and by tokens as by samples."""
+
+    class Sources:
+        def sources(self) -> tuple[SourceSamples, ...]:
+            return sources()
+
+    made = mixed(weight_changes=[{"step": 500, "weights": {"text": 0}}])
+    steps = 4 * BLOCK // made.batch.global_
+    made = made.replace(train=made.train.replace(steps=steps))
+    found: Any = source_facts(made, Sources())  # type: ignore[arg-type]
+    ids = order_of(made).between(0, 4 * BLOCK)
+    seen = counts_of(ids)
+    tokens = {name: number * LENGTHS[name] for name, number in seen.items()}
+    for name, facts in found.items():
+        assert facts.share == pytest.approx(seen[name] / (4 * BLOCK))
+        assert facts.token_share == pytest.approx(tokens[name] / sum(tokens.values()))
+        assert facts.epochs == pytest.approx(seen[name] / SIZES[name])
+    plain: Any = source_facts(mixed((None,) * 3), Sources())  # type: ignore[arg-type]
+    assert [each.share for each in plain.values()] == [None] * 3
+
+
+def faults(steps: int = 100, **data: Any) -> list[tuple[str, str]]:
+    given = {"weights": data.pop("weights", (3, 1, 2)), **data}
+    made = mixed(given.pop("weights"), **given)
+    made = made.replace(train=made.train.replace(steps=steps))
+    assert isinstance(made.data, FilesData)
+    return [(each.code, each.headline) for each in weights_mix(made, made.data)]
+
+
+CHANGE = {"step": 10, "weights": {"text": 1}}
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        ({"weights": (3, None, 2)}, "mixture-not-usable", "`charts` has no weight"),
+        ({"weights": (0, 0, 0)}, "mixture-not-usable", "from step 0 on, no source"),
+        ({"weights": (None, None, None), "weigh": "tokens"}, "setting-without-effect", "`weigh`"),
+        ({"weights": (None,) * 3, "weight_changes": [CHANGE]}, "setting-without-effect", "changes"),
+        ({"weight_changes": [CHANGE, CHANGE]}, "mixture-not-usable", "step 10 comes after"),
+        ({"weight_changes": [CHANGE], "steps": 10}, "setting-without-effect", "step 10 does"),
+        (
+            {"weight_changes": [{"step": 1, "weights": {"txt": 1}}]},
+            "mixture-not-usable",
+            "names `txt`, which is no source",
+        ),
+        (
+            {"weight_changes": [{"step": 7, "weights": dict.fromkeys(SIZES, 0)}]},
+            "mixture-not-usable",
+            "from step 7 on, no source has a weight",
+        ),
+    ],
+)
+def test_weights_that_do_not_mix_are_found(given: dict[str, Any], code: str, said: str) -> None:
+    [(found, headline)] = faults(**given)
+    assert found == code
+    assert said in headline
+
+
+def test_weights_that_mix_are_sound() -> None:
+    assert faults(weight_changes=[CHANGE]) == []
+    assert faults(weights=(None, None, None)) == []
+    order = order_of(mixed((0, 1, 0)))
+    assert blocks(order, 2) == [{"charts": 1000}] * 2
