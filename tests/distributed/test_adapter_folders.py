@@ -20,6 +20,7 @@ from tests.support.whole_models import (
 )
 
 from mimo_launch.checkpoint.index import open_checkpoint
+from mimo_launch.checks.all_checks import check
 from mimo_launch.export.adapter_folder import adapter_plan, write_adapter
 from mimo_launch.export.export_plan import CannotExport, Exporter
 from mimo_launch.spec.spec import Spec
@@ -144,6 +145,31 @@ def test_updates_of_experts_are_merged_wherever_files_have_them(name: str, tmp_p
     ours = found_logits(made, run)
     assert deviation(ours, family.wanted(merged, made)) < 1e-5
     assert deviation(ours, family.wanted(model, made)) > 1e-2
+
+
+MIXTURES = (
+    "mixtral", "qwen3_moe", "gpt_oss",
+    *(
+        pytest.param(name, marks=pytest.mark.sweep)
+        for name in ("deepseek_v3", "olmoe", "qwen2_moe", "glm4_moe", "exaone_moe", "minimax_m2")
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_peft_loads_updates_of_experts_and_they_come_back(name: str, tmp_path: Path) -> None:
+    """peft has one A and one B for all experts of a stack, in which gate and up are one map."""
+    family, layout = FAMILIES[name], layout_of(name)
+    model, asked = family.start(layout, tmp_path, **family.layouts[layout])
+    run = trained(of_experts(asked), tmp_path / "run")
+    folder = written(run, tmp_path / "adapter")
+    ours = found_logits(of_experts(asked), run)
+    assert deviation(ours, family.wanted(model, of_experts(asked))) > 1e-2
+    assert deviation(ours, family.wanted(beside(model, folder), of_experts(asked))) < 1e-5
+    again = of_experts(asked, init_from=str(folder), alpha=3.0)
+    assert not [each for each in check(again) if each.is_error]
+    found = found_logits(again, tmp_path / "again")
+    torch.testing.assert_close(found, ours, rtol=1e-5, atol=1e-5)
 
 
 def test_what_an_adapter_cannot_hold_is_said(tmp_path: Path) -> None:

@@ -29,12 +29,13 @@ from mimo_launch.checkpoint.hugging_face import read_place
 from mimo_launch.checkpoint.storage import CheckpointError
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.hugging_face import adapter_config as theirs
-from mimo_launch.hugging_face.adapter_config import AdapterConfig, read_adapter_config
+from mimo_launch.hugging_face.adapter_config import AdapterConfig, StackName, read_adapter_config
 from mimo_launch.hugging_face.folder import FilesError, read_config
 from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.kinds.adapters import DOWN, UP, is_adapter
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.train.events import WeightsLoaded
 from mimo_launch.train.rank_session import RankSession
 
@@ -104,6 +105,8 @@ class _Update:
     place: Place
     rank: int
     scale: float
+    stack: StackName | None = None
+    experts: int = 0
 
     @classmethod
     def of(
@@ -113,25 +116,46 @@ class _Update:
         spec, key = session.spec.modules[name], box.name.removeprefix(f"{WEIGHTS}/{name}.")
         start = key.removesuffix(DOWN).removesuffix(UP)
         place = part.place(f"{start}weight", spec.model)
-        if place is None or spec.adapter is None or place.stacked or place.transposed:
+        if place is None or spec.adapter is None or place.transposed:
             return None
+        own, moe = start.split(".")[-2], kind_of(spec.model).moe
+        number = None if place.stacked is None else place.stacked.number
         for each in (part.module_name(place.name), *part.file_names(place.name)):
             module = theirs.PREFIX + each.removesuffix(".weight")
             if module + theirs.DOWN in known:
                 return cls(module, place, spec.adapter.rank, spec.adapter.scale)
+            stack = StackName.of(each, own, number)
+            if stack is not None and moe is not None:
+                module = theirs.PREFIX + stack.wrapper
+                if module + theirs.DOWN in known:
+                    rank, scale = spec.adapter.rank, spec.adapter.scale
+                    return cls(module, place, rank, scale, stack, moe.experts)
         return None
 
     def fill(self, box: Box, read: Callable[[str], Tensor], config: AdapterConfig) -> None:
         """Fill a box of A or B. Raises: ValueError if the rank differs."""
-        down, mine = read(self.module + theirs.DOWN), self._rows(read(self.module + theirs.UP))
+        down, up = read(self.module + theirs.DOWN), read(self.module + theirs.UP)
+        name = self.module.removeprefix(theirs.PREFIX)
+        if self.stack is not None:
+            name = f"{self.stack.module}.{self.stack.parameter}"
+            down = down.view(self.experts, -1, down.shape[1])[self.stack.number]
+            up = up.view(len(up), -1, self.experts)[:, :, self.stack.number]
+        mine = self._rows(up)
         columns = self._columns(mine)
-        factor = config.scale(self.module.removeprefix(theirs.PREFIX)) / self.scale
+        factor = config.scale(name) / self.scale
         whole = factor * mine[:, columns] if box.name.endswith(UP) else down[columns]
         spans = (slice(o, o + n) for o, n in zip(box.offsets, box.tensor.shape, strict=True))
         box.tensor.copy_(whole[tuple(spans)])
 
     def _rows(self, up: Tensor) -> Tensor:
         """Return the rows of B that are of our map."""
+        if self.stack is not None and self.stack.parameter == theirs.FUSED:
+            entry, half = self.place.stacked, len(up) // 2
+            if entry is not None and entry.step > 1:
+                return up[self.place.first_row :: entry.step]
+            return up[half:] if self.stack.own == "up" else up[:half]
+        if self.stack is not None:
+            return up
         number = len(up) if self.place.num_rows is None else self.place.num_rows
         place = replace(self.place, shape=None)  # B is a matrix, whatever its map is in the file.
         return read_place(up, place, range(number), [range(up.shape[1])])

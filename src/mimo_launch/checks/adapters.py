@@ -155,7 +155,8 @@ def start_is_an_adapter(spec: Spec, name: str) -> Findings:
         headline = f"{folder} has an adapter with `{setting}`"
         why, help_ = "its update would be another one", "merge it into the weights with peft"
         yield _bad_start(path, headline, why, help_)
-    if not config.settings.get("rank_pattern") and config.rank != module.adapter.rank:
+    patterns = config.settings.get("rank_pattern") or config.settings.get("target_parameters")
+    if not patterns and config.rank != module.adapter.rank:
         yield _bad_start(
             path,
             f"the adapter in {folder} has rank {config.rank}, and `rank` is {module.adapter.rank}",

@@ -21,11 +21,12 @@ from torch import Tensor
 from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.checkpoint.index import Checkpoint
 from mimo_launch.checkpoint.storage import read_boxes
+from mimo_launch.export.expert_updates import ExpertStack, expert_stacks
 from mimo_launch.export.export import new_folder, write_json
 from mimo_launch.export.export_plan import CannotExport, FolderPlan
 from mimo_launch.export.sources import source_of
 from mimo_launch.export.tensors import FileTensor, SavedUpdate
-from mimo_launch.hugging_face.adapter_config import ADAPTER_WEIGHTS, DOWN, PREFIX, UP
+from mimo_launch.hugging_face.adapter_config import ADAPTER_WEIGHTS, DOWN, PREFIX, UP, wrapper_of
 from mimo_launch.hugging_face.folder import ADAPTER
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
@@ -36,12 +37,14 @@ class AdapterPlan:
     """The maps of the base model with an update, by the names of their modules."""
 
     maps: Mapping[str, FileTensor]
+    stacks: Sequence[ExpertStack]
     config: Mapping[str, Any]
 
     @property
     def updates(self) -> list[SavedUpdate]:
         """All updates."""
-        return [part.update for each in self.maps.values() for part in each.parts if part.update]
+        of_maps = [part.update for each in self.maps.values() for part in each.parts if part.update]
+        return of_maps + [each.update for stack in self.stacks for each in stack.maps]
 
 
 def adapter_plan(spec: Spec, plans: Sequence[FolderPlan]) -> AdapterPlan:
@@ -55,11 +58,8 @@ def adapter_plan(spec: Spec, plans: Sequence[FolderPlan]) -> AdapterPlan:
         reasons = ["no module has an adapter"]
     if len(plans) > 1:
         reasons.append("transformers has no model of all these modules together")
-    maps = {
-        tensor.name.removesuffix(".weight"): tensor
-        for tensor in plans[0].tensors
-        if any(part.update for part in tensor.parts)
-    }
+    others, stacks = expert_stacks(plans[0].tensors)
+    maps = {tensor.name.removesuffix(".weight"): tensor for tensor in others}
     reasons += [
         f"{name} is no linear map of its own in the files of the base model"
         for name, tensor in maps.items()
@@ -78,11 +78,11 @@ def adapter_plan(spec: Spec, plans: Sequence[FolderPlan]) -> AdapterPlan:
         reasons.append("names do not tell maps with an update from those without")
     if reasons:
         raise CannotExport(reasons)
-    config = _config(spec, {tail: next(iter(each)) for tail, each in tails.items()})
+    config = _config(spec, {tail: next(iter(each)) for tail, each in tails.items()}, stacks)
     if spared:
         either = "|".join(sorted(each for each in spared if each))
         config["exclude_modules"] = rf"(.*\.)?({either})\..*"
-    return AdapterPlan(maps, config)
+    return AdapterPlan(maps, stacks, config)
 
 
 def write_adapter(checkpoint: Checkpoint, plan: AdapterPlan, target: Path, *, force: bool) -> None:
@@ -102,6 +102,10 @@ def write_adapter(checkpoint: Checkpoint, plan: AdapterPlan, target: Path, *, fo
         for name, tensor in plan.maps.items():
             down, up = _fused(tensor, read)
             tensors[f"{PREFIX}{name}{DOWN}"], tensors[f"{PREFIX}{name}{UP}"] = down, up
+        for stack in plan.stacks:
+            down, up = stack.matrices(read, plan.config["r"])
+            name = f"{PREFIX}{wrapper_of(stack.module, stack.parameter)}"
+            tensors[f"{name}{DOWN}"], tensors[f"{name}{UP}"] = down, up
         save_file(tensors, unfinished / ADAPTER_WEIGHTS, {"format": "pt"})
         write_json(unfinished / ADAPTER, plan.config)
 
@@ -150,9 +154,14 @@ def _model_name(folder: Path) -> str:
     return str(folder) if found is None else "/".join(found.groups())
 
 
-def _config(spec: Spec, ranks: Mapping[str, tuple[int, float]]) -> dict[str, Any]:
+def _config(
+    spec: Spec, ranks: Mapping[str, tuple[int, float]], stacks: Sequence[ExpertStack]
+) -> dict[str, Any]:
     """Return `adapter_config.json`; ranks and factors are by the ends of names."""
-    rank, factor = next(iter(ranks.values()))
+    if stacks:  # Parameters take the rank of no pattern.
+        rank, factor = max(each.rank for each in stacks), stacks[0].maps[0].update.scale
+    else:
+        rank, factor = next(iter(ranks.values()))
     others = {tail: each for tail, each in ranks.items() if each != (rank, factor)}
     base = source_of(spec, LANGUAGE)
     adapters = [module.adapter for module in spec.modules.values()]
@@ -165,6 +174,7 @@ def _config(spec: Spec, ranks: Mapping[str, tuple[int, float]]) -> dict[str, Any
         "rank_pattern": {tail: own for tail, (own, _) in others.items()},
         "alpha_pattern": {tail: own * by for tail, (own, by) in others.items()},
         "target_modules": sorted(ranks),
+        "target_parameters": sorted({_tail(f"{each.module}.{each.parameter}") for each in stacks}),
         "lora_dropout": next((own.dropout for own in adapters if own), 0.0),
         "bias": "none",
         "inference_mode": True,

@@ -24,7 +24,6 @@ _ELSE: dict[str, tuple[Any, ...]] = {
     "fan_in_fan_out": (False, None),
     "modules_to_save": (None, []),
     "trainable_token_indices": (None, []),
-    "target_parameters": (None, []),
     "alora_invocation_tokens": (None, []),
     # Others change the weights below the adapter as they start.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
@@ -35,6 +34,47 @@ _ELSE: dict[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "arrow_config": (None,),
 }
+
+
+# A map of an expert with a tensor of its own in a file, and the stacks of a loaded model.
+_ALONE = re.compile(r"(?P<module>.*\.experts)\.(?P<number>\d+)\.[^.]+(\.weight)?")
+FUSED = "gate_up_proj"
+_STACKS = {"gate": FUSED, "up": FUSED, "down": "down_proj"}
+
+
+def wrapper_of(module: str, parameter: str) -> str:
+    """Return the module of a parameter's update: peft wraps the last parameter outermost."""
+    return module if parameter == "down_proj" else f"{module}.base_layer"
+
+
+@dataclass(frozen=True, slots=True)
+class StackName:
+    """A stack of experts, a parameter of a module of a loaded model, and an expert in it."""
+
+    module: str
+    parameter: str
+    number: int
+    own: str
+
+    @property
+    def wrapper(self) -> str:
+        """The module of its update."""
+        return wrapper_of(self.module, self.parameter)
+
+    @classmethod
+    def of(cls, name: str, own: str, stacked: int | None) -> "StackName | None":
+        """Return the stack of a map of an expert, by its name in files; None for other maps.
+
+        `own` is our name of the map, `stacked` the number of the expert if the tensor is a stack.
+        """
+        if stacked is not None:
+            module, _, parameter = name.removesuffix(".weight").rpartition(".")
+            return cls(module, parameter, stacked, own)
+        alone = _ALONE.fullmatch(name)
+        if alone is None or own not in _STACKS:
+            return None
+        module = alone["module"].replace("block_sparse_moe", "mlp")
+        return cls(module, _STACKS[own], int(alone["number"]), own)
 
 
 @dataclass(frozen=True, slots=True)
