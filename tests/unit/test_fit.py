@@ -20,9 +20,10 @@ from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.advice import LEAST_GAIN, Planned
+from mimo_launch.search.advice import LEAST_GAIN
 from mimo_launch.search.answer import in_order, what_fits
 from mimo_launch.search.changes import Change, changed
+from mimo_launch.search.judge import Planned
 from mimo_launch.spec.load import load_spec
 
 SPEC = """

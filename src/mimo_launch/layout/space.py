@@ -8,6 +8,7 @@ Leaves: which points are near or fast to `search`, `checks.proposals` and `verif
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -28,10 +29,20 @@ class Placement:
     sharding: ShardingName | None = None
     recompute: Recompute | None = None
     sequence_parallel: bool | None = None
+    order: tuple[str, ...] | None = None
+    shard_over: int | None = None
 
 
-# The keys of a module that a placement sets, besides its ranks.
-_OF_MODULE = ("grid", "experts", "sharding", "recompute", "sequence_parallel")
+# The keys of a module that a placement sets, besides its ranks; and where a spec has the course of
+# a step.
+OF_MODULE = ("grid", "experts", "sharding", "recompute", "sequence_parallel", "order", "shard_over")
+OF_STEP = {
+    "microbatches": "schedule.microbatches",
+    "at_once": "schedule.encoder_microbatches",
+    "drawn_at_once": "schedule.generator_microbatches",
+    "kind": "schedule.kind",
+    "virtual_stages": "schedule.virtual_stages",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +65,17 @@ class Point:
     @classmethod
     def of(cls, spec: Spec) -> "Point":
         """Return the point of a spec, with every setting."""
-        own = spec.schedule
         return cls(
             places={
                 name: Placement(
-                    ranks=module.rank_range, **{key: getattr(module, key) for key in _OF_MODULE}
+                    ranks=module.rank_range, **{key: getattr(module, key) for key in OF_MODULE}
                 )
                 for name, module in spec.modules.items()
             },
-            microbatches=own.microbatches,
-            at_once=own.encoder_microbatches,
-            drawn_at_once=own.generator_microbatches,
-            kind=own.kind,
-            virtual_stages=own.virtual_stages,
+            **{
+                key: getattr(spec.schedule, path.removeprefix("schedule."))
+                for key, path in OF_STEP.items()
+            },
             idle=spec.idle_ranks,
         )
 
@@ -86,21 +95,21 @@ class Point:
 
     def settings(self) -> dict[str, Any]:
         """Return the point as settings of a spec, by dotted path."""
-        found: dict[str, Any] = {
-            "schedule.microbatches": self.microbatches,
-            "schedule.encoder_microbatches": self.at_once,
-            "schedule.generator_microbatches": self.drawn_at_once,
-            "idle_ranks": self.idle,
-        }
-        if self.kind is not None:
-            found |= {"schedule.kind": self.kind, "schedule.virtual_stages": self.virtual_stages}
+        found: dict[str, Any] = {path: getattr(self, key) for key, path in OF_STEP.items()}
+        if self.kind is None:
+            del found[OF_STEP["kind"]], found[OF_STEP["virtual_stages"]]
+        found["idle_ranks"] = self.idle
         for name, place in self.places.items():
             module = f"modules.{name}"
             found[f"{module}.ranks"] = rank_text(place.ranks)
-            for key in _OF_MODULE:
-                if (value := getattr(place, key)) is not None:
-                    is_grid = isinstance(value, Strict)
-                    found[f"{module}.{key}"] = value.model_dump() if is_grid else value
+            for key in OF_MODULE:
+                value = getattr(place, key)
+                if isinstance(value, Strict):
+                    value = value.model_dump()
+                elif isinstance(value, tuple):
+                    value = list(value)
+                if value is not None or key == "shard_over":
+                    found[f"{module}.{key}"] = value
         return found
 
 
@@ -120,14 +129,15 @@ def products(values: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, 
             yield (value, *rest)
 
 
-def grids_on(num_ranks: int) -> list[Grid]:
+@lru_cache(maxsize=256)
+def grids_on(num_ranks: int) -> tuple[Grid, ...]:
     """Return every grid on this many ranks, in the order of tp, then cp, then pp."""
     sizes = divisors(num_ranks)
-    return [
+    return tuple(
         Grid(tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp))
         for tp, cp, pp in products([sizes] * 3, num_ranks)
         if num_ranks % (tp * cp * pp) == 0
-    ]
+    )
 
 
 def legal_grids(spec: Spec, name: str, num_ranks: int) -> list[Grid]:

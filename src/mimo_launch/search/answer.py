@@ -18,12 +18,12 @@ from mimo_launch.search.advice import (
     LEAST_GAIN,
     MAX_WASTES,
     Advice,
-    Planned,
-    Search,
+    Changes,
     advise,
     memory_limit,
 )
 from mimo_launch.search.changes import Change
+from mimo_launch.search.judge import Planned
 from mimo_launch.search.packing_change import packed, padding_waste
 from mimo_launch.search.wastes import TimeShares, Waste, modules_of, time_shares, wastes
 from mimo_launch.spec.values import GPUS, MEASURED
@@ -162,9 +162,9 @@ def answer_of(
     if seeks and advice:
         # Changes are compared in one step of the run, which takes about as long as the mean.
         brief = estimator.brief
-        search = Search.of(brief, brief.estimates(), _gpu_memory(estimates))
-        advice = advise(search, lost, estimator.constants)
-        compared, tried = search.compared, dict(search.tried)
+        near = Changes.of(brief, brief.estimates(), _gpu_memory(estimates))
+        advice = advise(near, lost, estimator.constants)
+        compared, tried = near.search.compared, dict(near.search.tried)
     losses = [LostTime.of(each, estimator, estimates) for each in advice]
     speed = estimates.tokens_per_second_per_gpu * world
     return PlanAnswer(
@@ -238,10 +238,10 @@ def what_fits(estimator: Estimator) -> WhatFits:
     """Return changes that make a spec fit that needs more memory than a GPU has."""
     estimates = estimator.estimates()
     brief = estimator.brief
-    search = Search.of(brief, brief.estimates(), _gpu_memory(estimates))
-    found = in_order(search.that_fit())[:MAX_WASTES]
+    near = Changes.of(brief, brief.estimates(), _gpu_memory(estimates))
+    found = in_order(near.that_fit())[:MAX_WASTES]
     changes = tuple(OfferedChange.of(each, estimator, estimates) for each in found)
-    return WhatFits(changes=changes, compared=search.compared, tried=dict(search.tried))
+    return WhatFits(changes=changes, compared=near.search.compared, tried=dict(near.search.tried))
 
 
 def in_order(fastest_first: Iterable[Planned]) -> list[Planned]:

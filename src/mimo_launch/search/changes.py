@@ -16,7 +16,7 @@ from typing import Any
 from mimo_launch.diag.quantities import listed, named_ranks, num_ranks_text, sizes_text
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.samples import runs_in_phases
-from mimo_launch.layout.space import Point
+from mimo_launch.layout.space import OF_MODULE, Point
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.editing import merge
 from mimo_launch.spec.load import dump_spec, spec_from_data
@@ -35,6 +35,10 @@ _OF_MODULES: dict[str, Callable[[Any, str], str]] = {
         f"{'' if value else 'no '}sequence parallelism of {names}"
     ),
     "sharding": lambda value, names: f"sharding {value} for {names}",
+    "shard_over": lambda value, names: (
+        f"shard {names} over {f'each {value} replicas' if value else 'all replicas'}"
+    ),
+    "order": lambda value, names: f"order {', '.join(value)} for {names}",
     "balance": lambda value, names: f"balance {value} for {names}",
 }
 
@@ -202,7 +206,7 @@ def kind_between(before: Spec, after: Spec) -> str:
         "microbatches": one.microbatches != other.microbatches,
         "encoder_microbatches": one.at_once != other.at_once,
         "generator_microbatches": one.drawn_at_once != other.drawn_at_once,
-        **{key: differ(key) for key in ("experts", "recompute", "sharding", "sequence_parallel")},
+        **{key: differ(key) for key in OF_MODULE if key != "grid"},
     }
     return next((kind for kind, is_changed in kinds.items() if is_changed), "settings")
 

@@ -24,7 +24,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import Placement, Point, divisors, legal_grids, microbatch_numbers
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.advice import Search
+from mimo_launch.search.advice import Changes
 from mimo_launch.search.changes import FEWER, with_settings
 from mimo_launch.search.moves import MICROBATCHES_PER_STAGE
 from mimo_launch.spec.base import LANGUAGE
@@ -168,7 +168,7 @@ def _better(data: Mapping[str, Any], layout: Point, *, rule_fits: bool) -> First
     estimates = estimator.estimates()
     if estimates.gpu_memory is None:
         return None
-    search = Search.of(estimator, estimates, estimates.gpu_memory)
+    search = Changes.of(estimator, estimates, estimates.gpu_memory)
     # A layout must not choose what is computed, such as its precision, nor leave GPUs out.
     found = [
         each
@@ -183,5 +183,5 @@ def _better(data: Mapping[str, Any], layout: Point, *, rule_fits: bool) -> First
         data=with_settings(placed(data, layout), best.change.settings),
         changes=best.change.text,
         gain=search.gain(best) if rule_fits else None,
-        compared=1 + search.compared,
+        compared=1 + search.search.compared,
     )

@@ -120,7 +120,7 @@ def _other_ranks(spec: Spec, point: Point, name: str) -> Iterator[Point]:
     for size in sizes:
         ranks = own[:size]
         if size and ranks != point.places[name].ranks:
-            yield from _with_others(spec, point, {name: ranks})
+            yield from with_others(spec, point, {name: ranks})
 
 
 def placements(spec: Spec, point: Point, work: Mapping[str, float], world: int) -> Iterator[Point]:
@@ -162,7 +162,7 @@ def _shared(spec: Spec, point: Point, world: int) -> Iterator[Point]:
         for number in _numbers(spec, point, grid, ahead=False):
             bare = _with_language(point, range(world), grid, number)
             for size in sizes:
-                yield from _with_others(spec, bare, dict.fromkeys(others, range(size)))
+                yield from with_others(spec, bare, dict.fromkeys(others, range(size)))
 
 
 def _apart(spec: Spec, point: Point, world: int, work: Mapping[str, float]) -> Iterator[Point]:
@@ -187,13 +187,13 @@ def _apart(spec: Spec, point: Point, world: int, work: Mapping[str, float]) -> I
                     rest = range(size) if first else range(world - size, world)
                     bare = _with_language(point, own, grid, number)
                     ranks = {name: rest if name in names else own for name in others}
-                    yield from _with_others(spec, bare, ranks)
+                    yield from with_others(spec, bare, ranks)
             over = range(size // 2, world)
             for grid in _grids(spec, point, len(over))[: _NEAR_GRIDS // 2] if size > 1 else ():
                 for number in _numbers(spec, point, grid, ahead=False)[:1]:
                     bare = _with_language(point, over, grid, number)
                     ranks = {name: range(size) if name in names else over for name in others}
-                    yield from _with_others(spec, bare, ranks)
+                    yield from with_others(spec, bare, ranks)
 
 
 def _with_language(point: Point, ranks: range, grid: Grid, microbatches: int) -> Point:
@@ -201,7 +201,7 @@ def _with_language(point: Point, ranks: range, grid: Grid, microbatches: int) ->
     return replace(moved, microbatches=microbatches, at_once=None)
 
 
-def _with_others(spec: Spec, point: Point, ranks: Mapping[str, range]) -> Iterator[Point]:
+def with_others(spec: Spec, point: Point, ranks: Mapping[str, range]) -> Iterator[Point]:
     """Yield a point with other modules on these ranks, unless one has no grid on them."""
     places: dict[str, Placement] = dict(point.places)
     own, batch = point.language.ranks, spec.batch.global_
@@ -294,6 +294,8 @@ def settled(spec: Spec, point: Point) -> Point:
     if point.language.grid.pp == 1 and point.kind is not None:
         point = replace(point, kind="1f1b", virtual_stages=1)
     for name, place in point.places.items():
+        if place.shard_over and place.grid.dp % place.shard_over:
+            point = point.moved(name, shard_over=None)
         if place.sequence_parallel and place.grid.tp == 1:
             point = point.moved(name, sequence_parallel=False)
         ranks = place.grid.tp * place.grid.cp * place.grid.dp

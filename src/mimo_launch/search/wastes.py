@@ -12,6 +12,7 @@ from typing import TypeVar
 from mimo_launch.diag.quantities import listed, named_ranks, percent, sizes_text
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.rows import Estimates, RankEstimate, StageEstimate
+from mimo_launch.layout.layout import Layout
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
@@ -224,6 +225,18 @@ def language_share(row: RankEstimate) -> float:
     """Return the part of the work of a class of ranks that is language's, in FLOPs."""
     mine = sum(stage.tflop for stage in row.stages if stage.module == LANGUAGE)
     return mine / row.tflop if row.tflop else 0.0
+
+
+def work_of(layout: Layout, estimates: Estimates) -> dict[str, float]:
+    """Return the GPU time of each module in a step."""
+    work: dict[str, float] = {}
+    for row in estimates.ranks:
+        for stage in row.stages:
+            milliseconds = stage.forward_ms + stage.backward_ms
+            forwards = layout.num_groups(layout[stage.module])
+            spent = len(row.ranks) * milliseconds * forwards
+            work[stage.module] = work.get(stage.module, 0.0) + spent
+    return work
 
 
 def modules_of(row: RankEstimate) -> tuple[str, ...]:

@@ -1,0 +1,122 @@
+"""Judges one layout: whether it is legal, what a step takes at least, and what its plan says.
+
+Decides: nothing about a search; a judgement depends on the layout alone, so that every process
+that judges it says the same.
+Relies on: `checks` for what is legal, `bounds` for what needs no plan, `estimate` for the rest.
+Leaves: which layouts are judged, and in which order, to `search`.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from mimo_launch.checks.all_checks import is_legal
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.rows import Estimates
+from mimo_launch.layout.layout import Layout
+from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.orders import ORDERS
+from mimo_launch.search.bounds import Bounds
+from mimo_launch.search.changes import Change, Settings, changed
+from mimo_launch.search.pins import Pins
+from mimo_launch.spec.base import Axis
+from mimo_launch.spec.spec import Spec
+
+# Stages of a pipeline, computes of a program and ranks of a job that take as long as a small plan.
+_STAGES_PER_PLAN, _COMPUTES_PER_PLAN, _RANKS_PER_PLAN = 8, 256, 1024
+# What of a plan is spent if memory alone is estimated, and what a bound costs.
+_OF_MEMORY, _OF_BOUND = 0.5, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A change that is legal and fits, and its estimates."""
+
+    change: Change
+    estimates: Estimates
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of a step."""
+        return self.estimates.step_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a plan says; `cost` is what it took, in small plans.
+
+    `estimates` are None for a layout that does not fit; `is_planned` is false for one that needs no
+    plan to be refused: its bound of memory is too large, or it takes too long to plan.
+    """
+
+    cost: float
+    is_planned: bool = False
+    estimates: Estimates | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Judges changes of the spec of `base`; a rank may hold `limit` bytes."""
+
+    base: Estimator
+    limit: int
+    pins: Pins = field(default_factory=Pins)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """Bounds that keep what they know of stages."""
+        return Bounds()
+
+    def _job(self, spec: Spec) -> Estimator:
+        return replace(self.base, plan=Plan.of(spec), spec=spec)
+
+    def legal(self, settings: Settings) -> Change | None:
+        """Return a change that differs from the spec, keeps what is pinned, and is legal."""
+        change = changed(self.base.spec, "", settings)
+        if change is None or not self.pins.hold_in(change.spec):
+            return None
+        return change if is_legal(change.spec, files=False) else None
+
+    def bound(self, settings: Settings) -> tuple[str, float] | None:
+        """Return a text that only equal specs share, and what a step takes at least; or None."""
+        change = self.legal(settings)
+        if change is None:
+            return None
+        return text_of(change), self.bounds.seconds(self._job(change.spec))
+
+    def plan(self, settings: Settings, most_cost: float) -> Judgement:
+        """Plan a legal change that costs at most so many small plans."""
+        change = changed(self.base.spec, "", settings)
+        return Judgement(0.0) if change is None else self.plan_of(change.spec, most_cost)
+
+    def whole(self, spec: Spec) -> Estimates | None:
+        """Return the estimates over the whole run, not of one step; None if it does not fit."""
+        found = Estimator.of(Plan.of(spec), self.base.constants).estimates()
+        fits = max(row.total_bytes for row in found.ranks) <= self.limit
+        return found if fits else None
+
+    def plan_of(self, spec: Spec, most_cost: float = float("inf")) -> Judgement:
+        """Plan a legal spec with the same models and data."""
+        job = self._job(spec)
+        if self.bounds.bytes(job) > self.limit:
+            return Judgement(_OF_BOUND)
+        cost = cost_of(job.layout)
+        if cost > most_cost:
+            return Judgement(0.0)
+        if any(job.memory(each).total > self.limit for each in job.classes):
+            return Judgement(_OF_MEMORY * cost, is_planned=True)
+        return Judgement(cost, is_planned=True, estimates=job.estimates())
+
+
+def text_of(change: Change) -> str:
+    """Return a text that two changes share if they make the same spec."""
+    return change.spec.model_dump_json()
+
+
+def cost_of(layout: Layout) -> float:
+    """Return how long it takes to plan a layout, as a number of small plans."""
+    stages = max(module.grid.size(Axis.PP) for module in layout.modules)
+    forwards = sum(len(each.stages) * layout.num_groups(each) for each in layout.modules)
+    is_listed = ORDERS[layout.schedule].fills_bubbles or not layout.is_star
+    ways = 4 if is_listed else 1
+    ranks = layout.world_size / _RANKS_PER_PLAN
+    return 1 + (stages - 1) / _STAGES_PER_PLAN + ways * forwards / _COMPUTES_PER_PLAN + ranks

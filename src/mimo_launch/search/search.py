@@ -1,0 +1,188 @@
+"""The search for layouts: plans the one with the least bound, and looks at those near good ones.
+
+Decides: in which order layouts are planned, and how many: as many as a number of small plans pays
+for, so that equal searches give equal answers on every machine.
+Relies on: `judge` for single layouts, `team` for the processes that judge, `moves` for the layouts
+near a point and for lighter ones.
+Leaves: where a search starts, and what follows from it, to `advice` and `tune`.
+
+Bounds order all layouts that are in sight. A layout with a bound above the best plan is never
+planned, since it cannot be better. A layout that does not fit is replaced by lighter ones.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import count, islice
+
+from mimo_launch.layout.space import Point
+from mimo_launch.search.changes import Change, Settings, changed, kind_between
+from mimo_launch.search.judge import Judge, Judgement, Planned, text_of
+from mimo_launch.search.moves import lighter, neighbours
+from mimo_launch.search.team import Team
+
+# What a legal layout in sight costs, and how many are judged before the rest is counted.
+_BOUND, _AT_ONCE = 0.05, 32
+# No plan may take a larger part of what is left.
+_MOST_AT_ONCE = 0.25
+INFINITE = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A layout in sight; `more` are settings outside of its point."""
+
+    point: Point
+    more: Settings
+    is_lighter: bool
+
+    @property
+    def settings(self) -> Settings:
+        return {**self.point.settings(), **self.more}
+
+
+@dataclass(kw_only=True)
+class Search:
+    """Plans layouts until as many small plans are spent as are `left`.
+
+    `most` gives the seconds that a layout on so many ranks may take at most to be of use. A layout
+    is better if it takes a share of `step` less. `ways` are settings outside of a layout that may
+    make it faster. `width` layouts are planned at once. `found` are the layouts that fit; `tried`
+    counts the planned ones by what they change first.
+    """
+
+    judge: Judge
+    left: float
+    most: Callable[[int], float] = lambda ranks: INFINITE
+    step: float = 0.0
+    width: int = 1
+    ways: tuple[Settings, ...] = ()
+    team: Team
+    found: list[Planned] = field(default_factory=list)
+    seen: dict[str, Planned | None] = field(default_factory=dict)
+    tried: Counter[str] = field(default_factory=Counter)
+    _queue: list[tuple[float, int, _Seen]] = field(default_factory=list)
+    _settings: set[str] = field(default_factory=set)
+    _in_sight: set[str] = field(default_factory=set)
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    @property
+    def compared(self) -> int:
+        """The number of legal layouts that were in sight: each has a bound, or a plan."""
+        return len(self._in_sight | self.seen.keys())
+
+    @property
+    def best(self) -> list[Planned]:
+        """The layouts that fit, the fastest first."""
+        return sorted(self.found, key=lambda each: each.seconds)
+
+    @property
+    def least(self) -> float:
+        """The seconds of the fastest layout that fits; infinite if none does."""
+        return min((each.seconds for each in self.found), default=INFINITE)
+
+    def look(
+        self,
+        points: Iterable[Point],
+        more: Settings | None = None,
+        until: float = 0.0,
+        *,
+        are_lighter: bool = False,
+    ) -> None:
+        """Queue points that are new, legal and perhaps of use, while more than `until` is left."""
+        new = self._new(points, more or {}, are_lighter=are_lighter)
+        while self.left > until and (some := list(islice(new, _AT_ONCE))):
+            bounds = self.team.map("bound", [(each.settings,) for each in some])
+            for each, found in zip(some, bounds, strict=True):
+                if found is None or found[0] in self._in_sight or found[0] in self.seen:
+                    continue
+                self._in_sight.add(found[0])
+                self.left -= _BOUND
+                if found[1] < self.most(each.point.num_ranks):
+                    heappush(self._queue, (found[1], next(self._numbers), each))
+
+    def _new(
+        self, points: Iterable[Point], more: Settings, *, are_lighter: bool
+    ) -> Iterator[_Seen]:
+        for point in points:
+            if (kept := self.judge.pins.kept_by(point)) is None:
+                continue
+            each = _Seen(kept, more, are_lighter)
+            if (text := repr(each.settings)) not in self._settings:
+                self._settings.add(text)
+                yield each
+
+    def grow(self, point: Point, more: Settings | None = None) -> None:
+        """Look at the layouts near a point, and at itself with each of the other `ways`."""
+        for other in self.ways:
+            self.look((point,), {**(more or {}), **other})
+        self.look(neighbours(self.judge.base.spec, point), more)
+
+    def drain(self, reserve: float = 0.0, *, alone: bool = False) -> None:
+        """Plan queued layouts, the least bound first, until none can be faster than the best.
+
+        With `alone`, plan all that may help by themselves, and look at none near them.
+        """
+        least = self.least
+        while self.left > reserve:
+            some = list(islice(self._next(least, alone=alone), self.width))
+            if not some:
+                break
+            for each, planned in zip(some, self._planned(some), strict=True):
+                if planned is None:
+                    if not each.is_lighter:
+                        others = lighter(self.judge.base.spec, each.point)
+                        self.look(others, each.more, reserve, are_lighter=True)
+                elif planned.seconds < (1 - self.step) * least:
+                    least = planned.seconds
+                    if not alone:
+                        self.grow(each.point, each.more)
+
+    def fill(self, is_enough: Callable[[], bool], reserve: float = 0.0) -> None:
+        """Plan more queued layouts, the least bound first, though they are not the best."""
+        while self.left > reserve and self._queue and not is_enough():
+            some = list(islice(self._next(INFINITE, alone=True), self.width))
+            self._planned(some)
+
+    def _next(self, least: float, *, alone: bool) -> Iterator[_Seen]:
+        """Yield queued layouts that may be better than the best."""
+        while self._queue:
+            if self._queue[0][0] >= (1 - self.step) * least and not alone:
+                return
+            yield heappop(self._queue)[2]
+
+    def _planned(self, some: Iterable[_Seen]) -> list[Planned | None]:
+        """Plan layouts at once; those that fit are `found`."""
+        todo, most = list(some), self.left * _MOST_AT_ONCE
+        judged = self.team.map("plan", [(each.settings, most) for each in todo])
+        return [self._taken(*each) for each in zip(todo, judged, strict=True)]
+
+    def _taken(self, seen: _Seen, judged: Judgement) -> Planned | None:
+        change = changed(self.judge.base.spec, "", seen.settings)
+        return None if change is None else self.take(change, judged)
+
+    def plan(self, change: Change) -> Planned | None:
+        """Plan a legal change; return it if it fits and takes not too long to plan."""
+        return self.take(change, self.judge.plan(change.settings, self.left * _MOST_AT_ONCE))
+
+    def take(self, change: Change, judged: Judgement) -> Planned | None:
+        """Note what a plan said of a change, and what it cost."""
+        self.left -= judged.cost
+        if not judged.is_planned:
+            return None
+        if not change.kind:
+            change = replace(change, kind=kind_between(self.judge.base.spec, change.spec))
+        self.tried[change.kind] += 1
+        text, estimates = text_of(change), judged.estimates
+        self.seen[text] = planned = None if estimates is None else Planned(change, estimates)
+        if planned is not None:
+            self.found.append(planned)
+        return planned
+
+    def same(self, change: Change) -> Planned | None:
+        """Return what is known of a change, after planning it if it is new and legal."""
+        text = text_of(change)
+        if text not in self.seen and self.judge.legal(change.settings) is not None:
+            self.plan(change)
+        return self.seen.get(text)
