@@ -10,6 +10,8 @@ that 60 seconds of blind search find, and the share of the best that advice reac
 """
 
 import sys
+from collections.abc import Mapping, Sequence
+from itertools import product
 from random import Random
 from time import process_time
 from typing import Any
@@ -73,6 +75,34 @@ class BlindSearch:
                     start, now = other, after
             best = min(best, now)
         return best, sum(each < float("inf") for each in self.seen.values())
+
+    def every(self, fixed: Mapping[str, Sequence[Any]]) -> list[tuple[float, Spec]]:
+        """Return every accepted layout that fits, with these values of some genes, by seconds."""
+        values = {**OF_MODULE, **OF_STEP, "start": range(self.world), **fixed}
+        sizes = range(1, self.world + 1)
+        of_module = [
+            combination
+            for combination in product(
+                *(values[key] if key != "size" else sizes for key in OF_MODULE)
+            )
+            if self._divides(dict(zip(OF_MODULE, combination, strict=True)))
+        ]
+        of_step = list(product(*(values[key] for key in OF_STEP)))
+        found: list[tuple[float, Spec]] = []
+        for step, *modules in product(of_step, *[of_module] * len(self.spec.modules)):
+            genes: Genes = {("", key): each for key, each in zip(OF_STEP, step, strict=True)}
+            for name, own in zip(self.spec.modules, modules, strict=True):
+                genes |= {(name, key): each for key, each in zip(OF_MODULE, own, strict=True)}
+            made = self._made(genes)
+            if made is not None and (seconds := self.step(genes)) < float("inf"):
+                found.append((seconds, made))
+        return sorted(found, key=lambda pair: pair[0])
+
+    def _divides(self, own: dict[str, Any]) -> bool:
+        """Return whether a grid fills its ranks, and has no setting that does nothing."""
+        rest = own["size"] % (own["tp"] * own["cp"] * own["pp"])
+        in_world = own["start"] + own["size"] <= self.world
+        return not rest and in_world and (own["tp"] > 1 or not own["sequence_parallel"])
 
     def _drawn(self) -> Genes:
         """Return a random point: modules on all ranks, or anywhere."""

@@ -1,9 +1,11 @@
-"""Eight planning tasks on 8 to 256 GPUs: models, data and a first layout that is not good."""
+"""Twelve planning tasks on 8 to 4,096 GPUs: models, data and a first layout that is not good."""
 
 from tests.support.poor_specs import (
+    B7,
     B8,
     B30,
     B32,
+    B70,
     IMAGES,
     TEXT,
     VIT_H,
@@ -13,6 +15,9 @@ from tests.support.poor_specs import (
     module,
 )
 
+MOE_OF_235 = {"experts": 128, "top_k": 8, "width": 1536, "aux_loss": 0.001}
+B235 = decoder(94, 4096, 64, 12288, kv_heads=4, head_dim=128, moe=MOE_OF_235)
+B405 = decoder(126, 16384, 128, 53248)
 B4 = decoder(36, 2560, 32, 9728)
 LONG = {**IMAGES, "min_images": 8, "max_images": 8}
 
@@ -62,5 +67,29 @@ TASKS = {
         },
         512,
         32,
+    ),
+    "40, 7B: five hosts, an odd batch": job(
+        {"vision": module(VIT_H, 0, 7, dp=8), "language": module(B7, 8, 39, tp=4, dp=8)}, 120, 15
+    ),
+    "768, 70B: an encoder on a third of the hosts": job(
+        {
+            "vision": module(VIT_H, 0, 255, dp=256),
+            "language": module(B70, 256, 767, tp=8, pp=4, dp=16),
+        },
+        1536,
+        32,
+    ),
+    "1,024, 235B of experts": job(
+        {"language": module(B235, 0, 1023, tp=4, pp=8, dp=32, experts={"ep": 8})},
+        1024,
+        16,
+        data=TEXT,
+    ),
+    "4,096, 405B": job(
+        {"language": module(B405, 0, 4095, tp=8, pp=16, dp=32, recompute="full")},
+        2048,
+        64,
+        seq=8192,
+        data=TEXT,
     ),
 }

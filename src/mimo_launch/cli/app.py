@@ -31,8 +31,8 @@ EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 # In the order of `--help`. Each is a module of `mimo_launch.cli` with a function of its name or,
 # for many options, a class such as `PlanCommand`; both have typer annotations.
 COMMANDS = (
-    "init", "validate", "plan", "train", "verify", "bench", "sample", "data", "watch", "runs",
-    "logs", "report", "export", "inspect", "explain", "schema", "doctor",
+    "init", "validate", "plan", "tune", "train", "verify", "bench", "sample", "data", "watch",
+    "runs", "logs", "report", "export", "inspect", "explain", "schema", "doctor",
 )  # fmt: skip
 
 HELP = """

@@ -78,11 +78,7 @@ def draft(answers: Answers) -> str:
     if answers.gpu is not None and answers.gpu not in GPUS:
         likely = did_you_mean(answers.gpu, GPUS) or f"the names are {', '.join(GPUS)}"
         raise CannotDraft(f"no GPU has the name {answers.gpu}", likely)
-    parts = _parts(answers)
-    data = _undecided(answers, parts)
-    packs, of_data = _packing(data)
-    if packs:
-        data["data"]["packing"] = True
+    data, of_data = undecided(answers)
     try:
         first = first_spec(data, answers.gpus)
     except NothingFits as error:
@@ -95,6 +91,18 @@ def draft(answers: Answers) -> str:
         said = "; ".join(f"{found.headline}: {found.why}" for found in wrong)
         raise CannotDraft(said, wrong[0].help)
     return text
+
+
+def undecided(answers: Answers) -> tuple[dict[str, Any], str]:
+    """Return the data of a spec without a layout, and a comment on its data.
+
+    Raises: CannotDraft.
+    """
+    data = _undecided(answers, _parts(answers))
+    packs, of_data = _packing(data)
+    if packs:
+        data["data"]["packing"] = True
+    return data, of_data
 
 
 def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:

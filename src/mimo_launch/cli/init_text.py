@@ -45,6 +45,11 @@ def spec_text(first: FirstSpec, memory: str | None, of_data: str = "") -> str:
     return "".join(f"{line}\n" for line in _lines(data, comments))
 
 
+def plain_text(data: Mapping[str, Any]) -> str:
+    """Return the data of a spec as text, without comments."""
+    return "".join(f"{line}\n" for line in _lines(data, {}))
+
+
 def _values(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return all values of a spec in the order in which they are written."""
     lr, warmup = learning_rate(data["modules"])

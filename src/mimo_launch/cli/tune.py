@@ -1,0 +1,210 @@
+"""`mimo-launch tune`: finds the fastest layouts of given models, data and batch.
+
+Decides: the options, and how many plans a second stands for.
+Relies on: `tune_files` for what is tuned, `search.tune` for the search.
+Leaves: the table to `tune_screen`.
+"""
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mimo_launch.cli.shared.console import console_of, table_width
+from mimo_launch.cli.shared.options import CalibrationFile, Overrides, ResultAsJson, constants_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+    from mimo_launch.cli.shared.console import Console
+    from mimo_launch.cli.tune_files import Source
+    from mimo_launch.search.layout_rows import LayoutRow
+    from mimo_launch.search.tune import Layouts, Wish
+    from mimo_launch.spec.spec import Spec
+
+HELP = """
+\b
+Examples:
+  mimo-launch tune spec.yaml
+  mimo-launch tune spec.yaml --gpus 64 --gpu h100-80gb --to layouts
+  mimo-launch tune spec.yaml --keep modules.language.grid.tp=4
+  mimo-launch tune models/llava --gpus 16 --gpu h200-141gb
+  mimo-launch tune spec.yaml --explain 1 2
+  mimo-launch tune spec.yaml --gpus 64 --fewer
+  mimo-launch tune spec.yaml --json > layouts.json
+
+Find the fastest layouts of the models, data and global batch of a spec, or of a model folder: where
+modules run, their grids, microbatches, schedule, sharding and recomputing. Nothing else changes.
+The answer is a table of estimates; --to writes specs that are ready to run. The same input and
+--seconds give the same answer on every machine, because plans are counted, not time. Starts nothing
+and needs no GPU.
+Exits with 0, with 2 when the spec has a mistake or no layout fits, or with 1 when a file cannot be
+written.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneCommand:
+    """Find the fastest layouts of given models, data and batch."""
+
+    ctx: typer.Context
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Spec, or a folder of a model.")]
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs in total; default: the ranks of the spec.")
+    ] = None
+    per_node: Annotated[
+        int | None, typer.Option(min=1, help="GPUs per host; default: as the spec says, or 8.")
+    ] = None
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="GPU of every rank, as h100-80gb.")
+    ] = None
+    data: Annotated[
+        str | None, typer.Option(metavar="SHARDS", help="Tar files to train on, with a folder.")
+    ] = None
+    overrides: Overrides = None
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH=VALUE", help="A setting of every layout; may be repeated."),
+    ] = None
+    top: Annotated[int, typer.Option(min=1, help="Layouts to list.")] = 10
+    to: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write a spec for each layout here.")
+    ] = None
+    seconds: Annotated[
+        float, typer.Option(min=1, help="How long to search, about, on two cores.")
+    ] = 60
+    explain: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="Say why layout A is faster than B: numbers, or specs."),
+    ] = None
+    fewer: Annotated[
+        bool, typer.Option("--fewer", help="Show the speed on fewer GPUs instead.")
+    ] = False
+    as_json: ResultAsJson = False
+    calibration: CalibrationFile = None
+
+    def __call__(self) -> None:
+        """Search and answer. Raises: typer.Exit; typer.BadParameter."""
+        from mimo_launch.cli.tune_files import Hardware, estimated_specs, source_of, write_specs
+        from mimo_launch.estimate.accuracy import accuracy_for
+        from mimo_launch.search.layout_rows import layout_rows
+
+        console = console_of(self.ctx)
+        if self.explain and not all(each.isdecimal() for each in self.explain):
+            self._explain(tuple(layout_rows(estimated_specs(self.explain, console))), console)
+            return
+        hardware = Hardware(gpus=self.gpus, per_node=self.per_node, gpu=self.gpu)
+        source = source_of(self.file, self.overrides or (), hardware, self.data, console)
+        wish = self._wish(source.spec)
+        if self.fewer:
+            self._show_fewer(source.spec, wish, console)
+            return
+        found = self._found(source, wish, console)
+        rows = tuple(layout_rows(found.found))
+        if self.to is not None:
+            command = shlex.join(["mimo-launch", *sys.argv[1:]])
+            specs = [(row, each.spec) for row, (_, each) in zip(rows, found.found, strict=True)]
+            write_specs(self.to, source, specs, command, console)
+        if self.explain:
+            self._explain(_chosen(rows, self.explain), console)
+            return
+        from mimo_launch.cli.tune_screen import record_of, table_of
+
+        accuracy = accuracy_for(found.found[0][1].spec)
+        counts = {"planned": found.planned, "compared": found.compared}
+        self._answer(
+            console, record_of(rows, accuracy, **counts), table_of(rows, accuracy, table_width())
+        )
+
+    def _wish(self, spec: "Spec") -> "Wish":
+        """Return what is sought. Raises: typer.BadParameter."""
+        from mimo_launch.layout.layout import world_size
+        from mimo_launch.search.pins import CannotPin, Pins
+        from mimo_launch.search.team import processes_here
+        from mimo_launch.search.tune import PLANS_PER_SECOND, Wish
+
+        try:
+            pins = Pins.of(spec, dict(_kept(each) for each in self.keep or ()))
+        except CannotPin as error:
+            raise typer.BadParameter(str(error), param_hint="--keep") from None
+        return Wish(
+            gpus=self.gpus or world_size(spec),
+            pins=pins,
+            top=max(self.top, *map(int, self.explain)) if self.explain else self.top,
+            plans=self.seconds * PLANS_PER_SECOND,
+            processes=processes_here(),
+        )
+
+    def _found(self, source: "Source", wish: "Wish", console: "Console") -> "Layouts":
+        """Return the layouts. Raises: typer.Exit."""
+        from mimo_launch.cli.tune_screen import TuneScreen
+        from mimo_launch.search.tune import NoLayout, tune
+
+        try:
+            with TuneScreen(console, self.as_json, wish.gpus) as screen:
+                found = tune(source.spec, wish, constants_of(self.calibration), screen.say)
+        except NoLayout as error:
+            console.refuse(str(error), help_=error.help)
+        if not found.found:
+            help_ = "take more GPUs, or GPUs with more memory"
+            console.refuse(
+                f"none of {found.compared:,} layouts fits into {wish.gpus} GPUs", help_=help_
+            )
+        return found
+
+    def _explain(self, rows: "tuple[LayoutRow, ...]", console: "Console") -> None:
+        from mimo_launch.cli.tune_screen import explained, terms_record
+        from mimo_launch.search.layout_rows import terms_between
+
+        one, other = rows
+        record = {"version": 1, "terms": terms_record(terms_between(one.time, other.time))}
+        self._answer(console, record, explained(one, other, table_width()))
+
+    def _show_fewer(self, spec: "Spec", wish: "Wish", console: "Console") -> None:
+        from mimo_launch.cli.tune_screen import curve_of, curve_record
+        from mimo_launch.search.tune import speeds
+
+        def say(gpus: int) -> None:
+            if not self.as_json:
+                console.note(f"layouts on {gpus:,} GPUs")
+
+        found = speeds(spec, wish, constants_of(self.calibration), say)
+        self._answer(console, curve_record(found), curve_of(found))
+
+    def _answer(
+        self, console: "Console", record: dict[str, Any], parts: "Iterable[RenderableType]"
+    ) -> None:
+        from mimo_launch.cli.shared.plain_table import printed
+
+        if self.as_json:
+            console.answer(json.dumps(record, indent=2))
+            return
+        colors = console.colors(sys.stdout)
+        console.answer(printed(parts, table_width(), colors=colors), painted=colors)
+
+
+def _kept(text: str) -> tuple[str, Any]:
+    """Return the path and the value of a --keep. Raises: typer.BadParameter."""
+    from mimo_launch.spec.yaml_source import parse_value
+
+    path, equals, value = text.partition("=")
+    found, fault = parse_value(value)
+    if not equals or fault:
+        message = f"write a path and a value: --keep {path or 'modules.language.grid.tp'}=4"
+        raise typer.BadParameter(message, param_hint="--keep")
+    return path.strip(), found
+
+
+def _chosen(rows: "tuple[LayoutRow, ...]", numbers: tuple[str, str]) -> "tuple[LayoutRow, ...]":
+    """Return two rows of the table by number. Raises: typer.BadParameter."""
+    known = {str(row.number): row for row in rows}
+    if missing := [each for each in numbers if each not in known]:
+        message = f"there is no layout {missing[0]}; the last one is {len(rows)}"
+        raise typer.BadParameter(message, param_hint="--explain")
+    return tuple(known[each] for each in numbers)

@@ -1,0 +1,175 @@
+"""What `tune` reads and writes: the models, data and GPUs of a search, and specs of its layouts.
+
+Decides: what a spec, or a model folder, and the options of GPUs mean; the names of the written
+files and their comments.
+Relies on: `init_draft` for model folders, `spec.editing` for texts that keep their comments.
+Leaves: the search to `search.tune`, the table to `tune_screen`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import typer
+
+from mimo_launch.checks.load_and_check import load_and_check
+from mimo_launch.cli.init_draft import GPUS_PER_NODE, Answers, CannotDraft, undecided
+from mimo_launch.cli.init_text import plain_text
+from mimo_launch.cli.shared.console import Console
+from mimo_launch.cli.shared.readiness import show_findings
+from mimo_launch.diag.quantities import percent, seconds_text
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.space import OF_MODULE, Point
+from mimo_launch.plan.plan import Plan
+from mimo_launch.search.changes import Change, changed
+from mimo_launch.search.first_spec import on_all_ranks, placed
+from mimo_launch.search.judge import Planned
+from mimo_launch.search.layout_rows import LayoutRow
+from mimo_launch.spec.editing import with_settings
+from mimo_launch.spec.load import dump_spec, spec_from_data
+from mimo_launch.spec.spec import Grid, Spec
+from mimo_launch.spec.values import GPUS
+from mimo_launch.spec.wording import did_you_mean
+
+_WIDTH = 96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is tuned: a spec on its GPUs; `file` is None if it was drafted from a model folder."""
+
+    spec: Spec
+    file: Path | None
+    overrides: Sequence[str]
+    written: Spec
+
+    def text_of(self, spec: Spec) -> str:
+        """Return the text of a spec of another layout, with the comments of the file."""
+        if self.file is None:
+            return plain_text(dump_spec(spec))
+        change = changed(self.written, "", {**_layout_of(spec), **_nodes_of(spec)})
+        settings = {} if change is None else change.settings
+        return with_settings(self.file, self.overrides, settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """GPUs of a search; None is as the spec says."""
+
+    gpus: int | None
+    per_node: int | None
+    gpu: str | None
+
+
+def source_of(
+    file: Path, overrides: Sequence[str], hardware: Hardware, data: str | None, console: Console
+) -> Source:
+    """Return what a file or folder and the options mean. Raises: typer.Exit; typer.BadParameter."""
+    if hardware.gpu is not None and hardware.gpu not in GPUS:
+        likely = did_you_mean(hardware.gpu, GPUS) or f"the names are {', '.join(GPUS)}"
+        raise typer.BadParameter(
+            f"no GPU has the name {hardware.gpu}; {likely}", param_hint="--gpu"
+        )
+    if file.is_dir() or file.name == "config.json":
+        folder = file if file.is_dir() else file.parent
+        spec = _drafted(folder, hardware, data, console)
+        return Source(spec=spec, file=None, overrides=(), written=spec)
+    if data is not None:
+        help_ = f"--set data.shards={data}"
+        console.refuse("--data is for model folders; a spec says what it trains on", help_=help_)
+    checked = load_and_check(file, overrides, on_gpus=False, only_plans=True)
+    show_findings(checked, console)
+    if checked.spec is None:
+        raise typer.Exit(2)
+    return Source(
+        spec=_on(checked.spec, hardware), file=file, overrides=overrides, written=checked.spec
+    )
+
+
+def estimated_specs(files: Sequence[str], console: Console) -> list[tuple[Planned, Estimator]]:
+    """Return the estimates of specs. Raises: typer.Exit."""
+    found = []
+    for file in files:
+        checked = load_and_check(Path(file), (), on_gpus=False, only_plans=True)
+        show_findings(checked, console)
+        if checked.spec is None:
+            raise typer.Exit(2)
+        estimator = Estimator.of(Plan.of(checked.spec))
+        found.append((Planned(Change("", {}, checked.spec), estimator.estimates()), estimator))
+    return found
+
+
+def _on(spec: Spec, hardware: Hardware) -> Spec:
+    """Return a spec on other hosts."""
+    if hardware == Hardware(gpus=hardware.gpus, per_node=None, gpu=None) and (
+        hardware.gpus is None or spec.nodes is not None
+    ):
+        return spec
+    nodes: dict[str, Any] = {} if spec.nodes is None else dump_spec(spec)["nodes"]
+    gpus = hardware.gpus or world_size(spec)
+    nodes["gpus"] = hardware.per_node or nodes.get("gpus") or min(gpus, GPUS_PER_NODE)
+    if hardware.gpu is not None:
+        nodes |= {"gpu": hardware.gpu, "gpu_memory": None}
+    return spec_from_data({**dump_spec(spec), "nodes": nodes})
+
+
+def _drafted(folder: Path, hardware: Hardware, data: str | None, console: Console) -> Spec:
+    gpus = hardware.gpus or GPUS_PER_NODE
+    answers = Answers(
+        name=folder.name,
+        model=folder,
+        gpus=gpus,
+        gpus_per_node=hardware.per_node or min(gpus, GPUS_PER_NODE),
+        gpu=hardware.gpu,
+        data=data,
+    )
+    try:
+        parts, _ = undecided(answers)
+        return spec_from_data(placed(parts, on_all_ranks(parts["modules"], Grid(dp=gpus))))
+    except CannotDraft as error:
+        console.refuse(str(error), help_=error.help)
+    except ValueError as error:
+        console.refuse(str(error), help_="mimo-launch tune --help")
+
+
+def _layout_of(spec: Spec) -> dict[str, Any]:
+    """Return all settings of a layout; None for those that a spec leaves out."""
+    settings = Point.of(spec).settings()
+    left_out = {f"modules.{name}.{key}": None for name in spec.modules for key in OF_MODULE}
+    return left_out | settings
+
+
+def _nodes_of(spec: Spec) -> dict[str, Any]:
+    return {} if spec.nodes is None else {"nodes": dump_spec(spec)["nodes"]}
+
+
+def write_specs(
+    folder: Path, source: Source, found: Sequence[tuple[LayoutRow, Spec]], command: str,
+    console: Console,
+) -> None:  # fmt: skip
+    """Write a spec for each layout, with the reason in a comment. Raises: typer.Exit."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        help_ = "give --to a folder that is yours"
+        console.refuse(f"cannot make {folder}: {error.strerror or error}", help_=help_, code=1)
+    digits = len(str(len(found)))
+    for row, spec in found:
+        path = folder / f"{row.number:0{max(2, digits)}}.yaml"
+        lines = [*wrap(_reason(row, len(found), command), _WIDTH), ""]
+        comment = "\n".join(f"# {line}".rstrip() for line in lines)
+        console.write_file(path, f"{comment}\n{source.text_of(spec)}", "--to")
+    console.note(f"wrote {len(found)} specs to {folder}")
+
+
+def _reason(row: LayoutRow, number: int, command: str) -> str:
+    place = "The fastest" if row.number == 1 else f"Number {row.number}"
+    slower = f", {percent(row.slower)} slower than the fastest" if row.number > 1 else ""
+    return (
+        f"{place} of {number} layouts that `{command}` lists: {seconds_text(row.step_seconds)} a "
+        f"step, {row.tokens_per_second:,.0f} tokens/s, MFU {percent(row.mfu)}{slower}. "
+        f"{row.words}. What limits it: {row.limited_by}."
+    )

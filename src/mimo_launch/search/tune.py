@@ -1,0 +1,283 @@
+"""Finds the fastest layouts of given models, data and batch on a number of GPUs.
+
+Decides: where the search starts, when it looks further, and which layouts are listed.
+Relies on: `search` for the search, `moves` and `wide_moves` for the layouts it looks at.
+Leaves: the table, and specs of the layouts, to `cli`.
+
+Starting points are all placements of plain layouts. From there the search climbs: it looks at every
+change of the best layouts, then jumps from them and draws points at random, by a fixed seed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from mimo_launch.checks.all_checks import is_legal
+from mimo_launch.checks.memory import TOLERANCE
+from mimo_launch.diag.quantities import listed
+from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.space import Placement, Point, legal_grids, microbatch_numbers
+from mimo_launch.plan.plan import Plan
+from mimo_launch.search.changes import Change, with_settings
+from mimo_launch.search.judge import Judge, Planned, text_of
+from mimo_launch.search.moves import MICROBATCHES_PER_STAGE, placements, with_others
+from mimo_launch.search.pins import Pins
+from mimo_launch.search.search import Search
+from mimo_launch.search.team import Team
+from mimo_launch.search.wastes import work_of
+from mimo_launch.search.wide_moves import changes, drawn, jump
+from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.load import dump_spec, spec_from_data
+from mimo_launch.spec.spec import Grid, Spec
+from mimo_launch.spec.values import GPUS, MEASURED
+
+# Small plans that a search makes in a second: on two cores it takes about that long.
+PLANS_PER_SECOND = 30
+# Layouts that are planned together, and the best ones from which a search climbs and jumps.
+_WIDTH, _BEAM = 8, 12
+# Jumps and random points that are looked at together, and how often without a better layout.
+_JUMPS, _MOST_FRUITLESS = 60, 12
+# Parts of all plans: what starting points may take, and what is kept to fill the list.
+_FOR_STARTS, _FOR_OTHERS = 0.5, 0.1
+# Of the best layouts, so many times as many as are listed are estimated over the whole run.
+_CLOSER = 2
+
+
+# Numbers of GPUs on a curve of speed.
+_MOST_COUNTS = 16
+
+
+class NoLayout(ValueError):
+    """No layout on these GPUs is legal with what is pinned; `help` says what to do."""
+
+    def __init__(self, message: str, help_: str) -> None:
+        super().__init__(message)
+        self.help = help_
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What is sought: layouts on up to `gpus` GPUs with all `pins`, `top` of them, by `plans`."""
+
+    gpus: int
+    pins: Pins = field(default_factory=Pins)
+    top: int = 10
+    plans: float = 60 * PLANS_PER_SECOND
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """The layouts that were found, the fastest first; `planned` of `compared` ones were planned.
+
+    Each has its estimates over the whole run.
+    """
+
+    found: tuple[tuple[Planned, Estimator], ...]
+    planned: int
+    compared: int
+
+
+Say = Callable[[float, float], None]
+
+
+def tune(
+    spec: Spec,
+    wish: Wish,
+    constants: Calibration | None = None,
+    say: Say = lambda part, seconds: None,
+) -> Layouts:
+    """Return the fastest layouts of a spec whose own layout does not matter.
+
+    `say` is told which part of the plans is spent, and the seconds of the best step so far.
+
+    Raises: NoLayout.
+    """
+    start = next(_legal_starts(spec, wish), None)
+    if start is None:
+        pinned = f" with {listed([*wish.pins.settings])} as pinned" if wish.pins.settings else ""
+        raise NoLayout(
+            f"no layout on {wish.gpus:,} GPUs is legal{pinned}",
+            "drop a --keep" if pinned else f"take a batch that {wish.gpus:,} ranks can share",
+        )
+    base = Estimator.of(Plan.of(start), constants).brief
+    memory = start.nodes.memory if start.nodes else None
+    limit = int((1 - TOLERANCE) * (memory or GPUS[MEASURED].memory))
+    judge = Judge(base, limit, wish.pins)
+    with Team(judge, wish.processes) as team:
+        search = Search(judge=judge, left=wish.plans, width=_WIDTH, team=team)
+        search.take(Change("", {}, start), judge.plan_of(start))
+        work = work_of(base.layout, base.estimates())
+        _Climb(search, wish, Point.of(start), work, say).run()
+        return _closer(search, wish)
+
+
+@dataclass
+class _Climb:
+    """A search from all placements, then from its best layouts."""
+
+    search: Search
+    wish: Wish
+    start: Point
+    work: Mapping[str, float]
+    say: Say
+    _random: Random = field(default_factory=lambda: Random(0))
+    _grown: set[str] = field(default_factory=set)
+
+    def run(self) -> None:
+        search, spec, gpus = self.search, self.search.judge.base.spec, self.wish.gpus
+        reserve = (1 - _FOR_STARTS) * search.left
+        search.grow(self.start)
+        search.look(placements(spec, self.start, self.work, gpus), {}, reserve)
+        search.drain(reserve)
+        fruitless = 0
+        last = _FOR_OTHERS * self.wish.plans
+        while search.left > last and fruitless < _MOST_FRUITLESS:
+            self.say(1 - search.left / self.wish.plans, search.least)
+            least = search.least
+            beam = search.best[:_BEAM]
+            new = next((each for each in beam if text_of(each.change) not in self._grown), None)
+            if new is not None:
+                self._grown.add(text_of(new.change))
+                search.look(changes(spec, Point.of(new.change.spec), gpus))
+            else:
+                search.look(self._far([Point.of(each.change.spec) for each in beam]))
+            search.drain()
+            if search.least < least:
+                fruitless = 0
+            elif new is None:
+                fruitless += 1
+        search.fill(self._has_enough)
+
+    def _has_enough(self) -> bool:
+        shapes = {_shape(each.change.spec) for each in self.search.found}
+        return len(shapes) >= self.wish.top
+
+    def _far(self, beam: Sequence[Point]) -> Iterator[Point]:
+        """Yield points some random moves away from good ones, and points at random."""
+        spec, gpus = self.search.judge.base.spec, self.wish.gpus
+        for _ in range(_JUMPS):
+            yield drawn(spec, self.start, gpus, self._random)
+            if beam:
+                yield jump(spec, self._random.choice(beam), gpus, self._random)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """The fastest layout on up to so many GPUs; None if none fits."""
+
+    gpus: int
+    best: tuple[Planned, Estimator] | None
+
+
+def speeds(
+    spec: Spec,
+    wish: Wish,
+    constants: Calibration | None = None,
+    say: Callable[[int], None] = lambda gpus: None,
+) -> list[Speed]:
+    """Return the speed on whole hosts, or on fewer GPUs than a host has, up to the wished number.
+
+    The plans are shared by all of these searches.
+    """
+    found: list[Speed] = []
+    sizes = counts(wish.gpus, spec.nodes.gpus if spec.nodes else wish.gpus)
+    for gpus in sizes:
+        say(gpus)
+        one = replace(wish, gpus=gpus, top=1, plans=wish.plans / len(sizes))
+        try:
+            best = next(iter(tune(spec, one, constants).found), None)
+        except NoLayout:
+            best = None
+        # A layout on fewer GPUs may be the fastest still.
+        if found and found[-1].best and (not best or found[-1].best[0].seconds < best[0].seconds):
+            best = found[-1].best
+        found.append(Speed(gpus=gpus, best=best))
+    return found
+
+
+def counts(gpus: int, per_host: int) -> list[int]:
+    """Return numbers of GPUs up to one, whole hosts if there are several; not too many."""
+    unit = per_host if gpus > per_host else 1
+    step = unit * -(-gpus // (unit * _MOST_COUNTS))
+    return [*range(step, gpus, step), gpus]
+
+
+def smallest(found: Sequence[Speed], loss: float = 0.05) -> Speed | None:
+    """Return the speed on the fewest GPUs that loses less than a share against the fastest."""
+    fitting = [each for each in found if each.best is not None]
+    least = min((each.best[0].seconds for each in fitting if each.best), default=0.0)
+    return next(
+        (each for each in fitting if each.best and least > (1 - loss) * each.best[0].seconds), None
+    )
+
+
+def _closer(search: Search, wish: Wish) -> Layouts:
+    """Return the best layouts of each shape, estimated over the whole run."""
+    best, base = search.best, search.judge.base
+    shapes: dict[Any, Planned] = {}
+    for each in best:
+        shapes.setdefault(_shape(each.change.spec), each)
+    most = _CLOSER * wish.top
+    # Layouts of a shape may change places when they are estimated over all steps.
+    looked_at = {id(each): each for each in (*[*shapes.values()][:most], *best[:most])}
+    whole = search.team.map("whole", [(each.change.spec,) for each in looked_at.values()])
+    found = [
+        replace(each, estimates=estimates)
+        for each, estimates in zip(looked_at.values(), whole, strict=True)
+        if estimates is not None
+    ]
+    listed_ones: dict[Any, tuple[Planned, Estimator]] = {}
+    for each in sorted(found, key=lambda one: one.seconds):
+        spec, key = each.change.spec, _shape(each.change.spec)
+        if key not in listed_ones and len(listed_ones) < wish.top:
+            listed_ones[key] = each, Estimator.of(Plan.of(spec), base.constants)
+    return Layouts(
+        found=tuple(listed_ones.values()),
+        planned=sum(search.tried.values()),
+        compared=search.compared,
+    )
+
+
+def _shape(spec: Spec) -> Any:
+    """Return where the modules of a spec lie and how they are cut."""
+    return tuple((each.ranks, each.grid) for each in spec.modules.values())
+
+
+def bare(spec: Spec, gpus: int) -> dict[str, Any]:
+    """Return the data of a spec without its layout."""
+    data = dump_spec(spec)
+    return with_settings(data, dict.fromkeys(Point.of(spec).settings()))
+
+
+def _legal_starts(spec: Spec, wish: Wish) -> Iterator[Spec]:
+    """Yield legal specs on these GPUs: as it is, then plain layouts."""
+    if world_size(spec) <= wish.gpus and wish.pins.hold_in(spec) and is_legal(spec, files=False):
+        yield spec
+    data = bare(spec, wish.gpus)
+    for point in _plain(spec, wish.gpus):
+        if (kept := wish.pins.kept_by(point)) is None:
+            continue
+        try:
+            made = spec_from_data(with_settings({"schedule": {}, **data}, kept.settings()))
+        except ValueError:
+            continue
+        if is_legal(made, files=False) and wish.pins.hold_in(made):
+            yield made
+
+
+def _plain(spec: Spec, gpus: int) -> Iterator[Point]:
+    """Yield plain layouts of all modules on the same ranks, on most GPUs first."""
+    for number in range(gpus, 0, -1):
+        grids = legal_grids(spec, LANGUAGE, number)
+        for grid in sorted(grids, key=lambda each: (each.cp, each.tp * each.pp, each.pp)):
+            legal = microbatch_numbers(spec, grid)
+            least = MICROBATCHES_PER_STAGE * grid.pp if grid.pp > 1 else 1
+            places = {name: Placement(ranks=range(number), grid=Grid()) for name in spec.modules}
+            places[LANGUAGE] = Placement(ranks=range(number), grid=grid)
+            others = dict.fromkeys([name for name in places if name != LANGUAGE], range(number))
+            for many in [n for n in legal if n >= least] or legal[-1:]:
+                yield from with_others(spec, Point(places=places, microbatches=many), others)

@@ -1,0 +1,206 @@
+"""Layouts that `tune` finds: as good as every accepted layout of small jobs, and a blind search."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.blind_search import BlindSearch
+from tests.support.poor_specs import POOR
+from tests.support.specs import box, spec
+
+from mimo_launch.checks.all_checks import check
+from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.traffic import traffic_of
+from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.space import Point
+from mimo_launch.plan.plan import Plan
+from mimo_launch.search.layout_rows import layout_rows, terms_between
+from mimo_launch.search.pins import CannotPin, Pins
+from mimo_launch.search.team import Team
+from mimo_launch.search.tune import Layouts, NoLayout, Wish, counts, smallest, speeds, tune
+from mimo_launch.spec.load import load_spec
+from mimo_launch.spec.spec import Spec
+
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
+OF_8 = next(made for name, made in POOR.items() if name.startswith("8,"))
+# Genes of the brute force with one value: fewer layouts than a minute allows.
+PLAIN: dict[str, Any] = {
+    "ep": (1,),
+    "cp": (1,),
+    "at_once": (None,),
+    "drawn_at_once": (None,),
+    "order": (("1f1b", 1),),
+    "recompute": ("none",),
+}
+
+
+def of(name: str) -> Spec:
+    found = load_spec(TOPOLOGIES / f"{name}.yaml").spec
+    assert found is not None
+    return found
+
+
+def found_for(made: Spec, gpus: int, *, plans: float = 400, **more: Any) -> Layouts:
+    return tune(made, Wish(gpus=gpus, plans=plans, **more))
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "values"),
+    [
+        ("all_text", 2, {"microbatches": (1, 2)}),
+        ("quickstart", 2, {"microbatches": (1,), "sharding": ("optimizer",)}),
+        *(
+            pytest.param(*case, marks=pytest.mark.sweep)
+            for case in (
+                ("all_text", 8, {"microbatches": (1, 2, 4)}),
+                ("quickstart", 4, {"microbatches": (1, 2), "sharding": ("optimizer",)}),
+                ("hybrid", 4, {"microbatches": (1, 2)}),
+                ("draw", 2, {"microbatches": (1, 2), "drawn_at_once": (None, 2)}),
+                ("bench/flow_1b_disjoint", 2, {"microbatches": (1, 2), "sharding": ("optimizer",)}),
+                ("bench/talker_1b_disjoint", 2, {"microbatches": (1, 2)}),
+            )
+        ),
+    ],
+)
+def test_no_accepted_layout_of_a_small_job_is_faster(
+    name: str, gpus: int, values: dict[str, Any]
+) -> None:
+    blind = BlindSearch(of(name))
+    blind.world = gpus
+    every = blind.every(PLAIN | values)
+    assert len(every) > 2
+    best = found_for(of(name), gpus).found[0][0]
+    assert best.seconds <= every[0][0] * (1 + 1e-9)
+
+
+@pytest.fixture(scope="module")
+def of_8() -> Layouts:
+    return found_for(OF_8, 8, plans=120, top=5)
+
+
+def test_layouts_are_legal_fit_and_take_the_seconds_of_their_plans(of_8: Layouts) -> None:
+    found = of_8.found
+    assert len(found) == 5
+    assert all(one.seconds <= other.seconds for (one, _), (other, _) in pairwise(found))
+    for planned, estimator in found:
+        assert not any(each.is_error for each in check(estimator.spec))
+        estimates = Estimator.of(Plan.of(estimator.spec)).estimates()
+        assert estimates.step_seconds == pytest.approx(planned.seconds)
+        assert max(row.total_bytes for row in estimates.ranks) <= 0.9 * (estimates.gpu_memory or 0)
+        assert estimator.spec.batch == OF_8.batch
+        assert {name: each.model for name, each in estimator.spec.modules.items()} == {
+            name: each.model for name, each in OF_8.modules.items()
+        }
+
+
+def test_two_processes_find_what_one_finds() -> None:
+    made = spec({"vision": box(0, dp=2), "language": box(2, tp=2)}, microbatches=2, mbs=4)
+    one, two = (found_for(made, 4, plans=100, processes=each) for each in (1, 2))
+    assert (one.planned, one.compared) == (two.planned, two.compared)
+    assert [each.change.settings for each, _ in one.found] == [
+        each.change.settings for each, _ in two.found
+    ]
+
+
+class _Doubler:
+    def double(self, number: int) -> int:
+        return 2 * number
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_team_keeps_the_order_of_a_list(processes: int) -> None:
+    with Team(_Doubler(), processes) as team:
+        for size in (0, 1, 2, 7):
+            assert team.map("double", [(each,) for each in range(size)]) == [
+                2 * each for each in range(size)
+            ]
+
+
+PINS: dict[str, Any] = {
+    "modules.language.grid.tp": 2,
+    "modules.vision.ranks": "0-3",
+    "modules.language.recompute": "full",
+    "schedule.microbatches": 2,
+}
+
+
+def test_every_layout_keeps_what_is_pinned() -> None:
+    found = found_for(OF_8, 8, pins=Pins.of(OF_8, PINS), plans=40, top=3).found
+    assert found
+    for _, estimator in found:
+        made = estimator.spec
+        assert made.language.grid.tp == 2
+        assert made.modules["vision"].ranks == "0-3"
+        assert made.language.recompute == "full"
+        assert made.schedule.microbatches == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("batch.global", 64, "`batch.global` is no part of a layout"),
+        ("modules.sound.grid.tp", 2, "`modules.sound.grid.tp` is no part of a layout"),
+        ("modules.language.grid.tp", "two", "`modules.language.grid.tp=two`: "),
+    ],
+)
+def test_what_is_no_part_of_a_layout_cannot_be_pinned(path: str, value: Any, words: str) -> None:
+    with pytest.raises(CannotPin, match=words):
+        Pins.of(OF_8, {path: value})
+
+
+def test_a_pin_that_no_layout_can_keep_is_refused() -> None:
+    with pytest.raises(NoLayout, match=r"with modules\.language\.grid\.tp as pinned"):
+        found_for(OF_8, 8, pins=Pins.of(OF_8, {"modules.language.grid.tp": 3}))
+
+
+def test_a_pinned_dp_leaves_tp_free() -> None:
+    pins = Pins.of(OF_8, {"modules.language.grid.dp": 2})
+    kept = pins.kept_by(Point.of(OF_8))
+    assert kept is not None
+    assert (kept.language.grid.tp, kept.language.grid.dp) == (2, 2)
+
+
+def test_terms_add_up_to_the_difference(of_8: Layouts) -> None:
+    rows = list(layout_rows(of_8.found))
+    one, other = rows[0], rows[-1]
+    terms = terms_between(one.time, other.time)
+    assert sum(each.gain for each in terms) == pytest.approx(other.step_seconds - one.step_seconds)
+    assert one.traffic.between == 0
+    assert one.traffic.inside > 0
+
+
+def test_only_groups_on_several_hosts_send_between_them() -> None:
+    """Of 16 ranks on hosts of 8: dp 16 crosses hosts, tp 8 does not."""
+    made = next(each for name, each in POOR.items() if name.startswith("16,"))
+    assert world_size(made) == 16
+    model = Estimator.of(Plan.of(made)).typical.model
+    assert traffic_of(model).between > 0
+    assert made.nodes is not None
+    wide = made.replace(nodes=made.nodes.replace(gpus=16))
+    inside = traffic_of(Estimator.of(Plan.of(wide)).typical.model)
+    assert inside.between == 0
+    assert inside.inside == pytest.approx(sum(vars_of(traffic_of(model))))
+
+
+def vars_of(traffic: Any) -> tuple[float, float]:
+    return traffic.inside, traffic.between
+
+
+def test_the_fewest_gpus_lose_less_than_five_percent() -> None:
+    made = spec({"language": box(0, dp=4)}, microbatches=1, mbs=4)
+    found = speeds(made, Wish(gpus=4, plans=120))
+    assert [each.gpus for each in found] == counts(4, 4) == [1, 2, 3, 4]
+    steps = [each.best[0].seconds for each in found if each.best]
+    assert all(after <= before for before, after in pairwise(steps))
+    least = smallest(found)
+    assert least is not None
+    assert least.best is not None
+    assert min(steps) > 0.95 * least.best[0].seconds
+    assert all(min(steps) <= 0.95 * step for step in steps[: steps.index(least.best[0].seconds)])
+
+
+def test_counts_of_gpus_are_whole_hosts_and_not_many() -> None:
+    assert counts(64, 8) == [8, 16, 24, 32, 40, 48, 56, 64]
+    assert counts(4096, 8) == [256 * each for each in range(1, 17)]
+    assert counts(24, 8) == [8, 16, 24]
