@@ -8,14 +8,21 @@ Leaves: the table to `tune_screen`.
 import json
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mimo_launch.cli.shared.console import console_of, table_width
-from mimo_launch.cli.shared.options import CalibrationFile, Overrides, ResultAsJson, constants_of
+from mimo_launch.cli.shared.options import (
+    CalibrationFile,
+    Device,
+    Overrides,
+    ResultAsJson,
+    Where,
+    constants_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 
     from mimo_launch.cli.shared.console import Console
     from mimo_launch.cli.tune_files import Source
+    from mimo_launch.estimate.device_constants import Calibration
     from mimo_launch.search.layout_rows import LayoutRow
     from mimo_launch.search.tune import Layouts, Wish
     from mimo_launch.spec.spec import Spec
@@ -37,6 +45,7 @@ Examples:
   mimo-launch tune models/llava --gpus 16 --gpu h200-141gb
   mimo-launch tune spec.yaml --explain 1 2
   mimo-launch tune spec.yaml --gpus 64 --fewer
+  mimo-launch tune spec.yaml --bench 4 --to layouts
   mimo-launch tune spec.yaml --json > layouts.json
 
 Find the fastest layouts of the models, data and global batch of a spec, or of a model folder: where
@@ -86,18 +95,25 @@ class TuneCommand:
     fewer: Annotated[
         bool, typer.Option("--fewer", help="Show the speed on fewer GPUs instead.")
     ] = False
+    bench: Annotated[
+        int | None,
+        typer.Option(metavar="K", min=1, help="Run the first K here, and rank all again."),
+    ] = None
+    device: Where = Device.AUTO
     as_json: ResultAsJson = False
     calibration: CalibrationFile = None
 
     def __call__(self) -> None:
         """Search and answer. Raises: typer.Exit; typer.BadParameter."""
-        from mimo_launch.cli.tune_files import Hardware, estimated_specs, source_of, write_specs
+        from mimo_launch.cli.tune_bench import Runs, ranked_again
+        from mimo_launch.cli.tune_files import Hardware, estimated_specs, source_of
+        from mimo_launch.cli.tune_screen import record_of, table_of
         from mimo_launch.estimate.accuracy import accuracy_for
         from mimo_launch.search.layout_rows import layout_rows
 
         console = console_of(self.ctx)
         if self.explain and not all(each.isdecimal() for each in self.explain):
-            self._explain(tuple(layout_rows(estimated_specs(self.explain, console))), console)
+            self._explain([*layout_rows(estimated_specs(self.explain, console))], console)
             return
         hardware = Hardware(gpus=self.gpus, per_node=self.per_node, gpu=self.gpu)
         source = source_of(self.file, self.overrides or (), hardware, self.data, console)
@@ -105,22 +121,43 @@ class TuneCommand:
         if self.fewer:
             self._show_fewer(source.spec, wish, console)
             return
-        found = self._found(source, wish, console)
-        rows = tuple(layout_rows(found.found))
-        if self.to is not None:
-            command = shlex.join(["mimo-launch", *sys.argv[1:]])
-            specs = [(row, each.spec) for row, (_, each) in zip(rows, found.found, strict=True)]
-            write_specs(self.to, source, specs, command, console)
+        constants = constants_of(self.calibration)
+        found = self._found(source, wish, constants, console)
+        rows, files = self._written(source, found, console)
+        if self.bench is not None:
+            runs = Runs(folder=self._folder, device=self.device.value, calibration=self.calibration)
+            if constants is None:
+                runs = replace(runs, calibration=runs.calibrate(files[0], console))
+                found = self._found(source, wish, constants_of(runs.calibration), console)
+                rows, files = self._written(source, found, console)
+            rows = ranked_again(rows, files, self.bench, runs, console)
         if self.explain:
             self._explain(_chosen(rows, self.explain), console)
             return
-        from mimo_launch.cli.tune_screen import record_of, table_of
-
         accuracy = accuracy_for(found.found[0][1].spec)
         counts = {"planned": found.planned, "compared": found.compared}
         self._answer(
             console, record_of(rows, accuracy, **counts), table_of(rows, accuracy, table_width())
         )
+
+    @property
+    def _folder(self) -> Path:
+        """The folder for specs and runs."""
+        return self.to or Path("runs/tune")
+
+    def _written(
+        self, source: "Source", found: "Layouts", console: "Console"
+    ) -> "tuple[list[LayoutRow], list[Path]]":
+        """Return the rows of layouts, and the files of their specs if some are written."""
+        from mimo_launch.cli.tune_files import write_specs
+        from mimo_launch.search.layout_rows import layout_rows
+
+        rows = list(layout_rows(found.found))
+        if self.to is None and self.bench is None:
+            return rows, []
+        command = shlex.join(["mimo-launch", *sys.argv[1:]])
+        specs = [(row, each.spec) for row, (_, each) in zip(rows, found.found, strict=True)]
+        return rows, write_specs(self._folder, source, specs, command, console)
 
     def _wish(self, spec: "Spec") -> "Wish":
         """Return what is sought. Raises: typer.BadParameter."""
@@ -141,14 +178,20 @@ class TuneCommand:
             processes=processes_here(),
         )
 
-    def _found(self, source: "Source", wish: "Wish", console: "Console") -> "Layouts":
+    def _found(
+        self,
+        source: "Source",
+        wish: "Wish",
+        constants: "Calibration | None",
+        console: "Console",
+    ) -> "Layouts":
         """Return the layouts. Raises: typer.Exit."""
         from mimo_launch.cli.tune_screen import TuneScreen
         from mimo_launch.search.tune import NoLayout, tune
 
         try:
             with TuneScreen(console, self.as_json, wish.gpus) as screen:
-                found = tune(source.spec, wish, constants_of(self.calibration), screen.say)
+                found = tune(source.spec, wish, constants, screen.say)
         except NoLayout as error:
             console.refuse(str(error), help_=error.help)
         if not found.found:
@@ -158,7 +201,7 @@ class TuneCommand:
             )
         return found
 
-    def _explain(self, rows: "tuple[LayoutRow, ...]", console: "Console") -> None:
+    def _explain(self, rows: "list[LayoutRow]", console: "Console") -> None:
         from mimo_launch.cli.tune_screen import explained, terms_record
         from mimo_launch.search.layout_rows import terms_between
 
@@ -201,10 +244,10 @@ def _kept(text: str) -> tuple[str, Any]:
     return path.strip(), found
 
 
-def _chosen(rows: "tuple[LayoutRow, ...]", numbers: tuple[str, str]) -> "tuple[LayoutRow, ...]":
+def _chosen(rows: "list[LayoutRow]", numbers: tuple[str, str]) -> "list[LayoutRow]":
     """Return two rows of the table by number. Raises: typer.BadParameter."""
     known = {str(row.number): row for row in rows}
     if missing := [each for each in numbers if each not in known]:
         message = f"there is no layout {missing[0]}; the last one is {len(rows)}"
         raise typer.BadParameter(message, param_hint="--explain")
-    return tuple(known[each] for each in numbers)
+    return [known[each] for each in numbers]

@@ -149,20 +149,25 @@ def _nodes_of(spec: Spec) -> dict[str, Any]:
 def write_specs(
     folder: Path, source: Source, found: Sequence[tuple[LayoutRow, Spec]], command: str,
     console: Console,
-) -> None:  # fmt: skip
-    """Write a spec for each layout, with the reason in a comment. Raises: typer.Exit."""
+) -> list[Path]:  # fmt: skip
+    """Write a spec for each layout, with the reason in a comment; return the files.
+
+    Raises: typer.Exit.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         help_ = "give --to a folder that is yours"
         console.refuse(f"cannot make {folder}: {error.strerror or error}", help_=help_, code=1)
-    digits = len(str(len(found)))
+    digits, files = len(str(len(found))), []
     for row, spec in found:
         path = folder / f"{row.number:0{max(2, digits)}}.yaml"
         lines = [*wrap(_reason(row, len(found), command), _WIDTH), ""]
         comment = "\n".join(f"# {line}".rstrip() for line in lines)
         console.write_file(path, f"{comment}\n{source.text_of(spec)}", "--to")
+        files.append(path)
     console.note(f"wrote {len(found)} specs to {folder}")
+    return files
 
 
 def _reason(row: LayoutRow, number: int, command: str) -> str:

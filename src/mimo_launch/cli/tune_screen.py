@@ -43,7 +43,7 @@ class TuneScreen(CountScreen):
         self._bar.update(self._task, completed=round(100 * part), description=best or "")
 
 
-_COLUMNS = (
+_COLUMNS: tuple[Column, ...] = (
     Column("", "number"),
     Column("step", "step_seconds", seconds_text),
     Column("tokens/s", "tokens_per_second", lambda value: f"{value:,.0f}"),
@@ -57,9 +57,18 @@ _COLUMNS = (
 )
 
 
+_MEASURED = (
+    Column("measured", "measured_seconds", seconds_text),
+    Column("corrected", "corrected_seconds", seconds_text),
+)
+
+
 def table_of(rows: Sequence[LayoutRow], accuracy: Accuracy, width: int) -> Iterator[RenderableType]:
     """Yield the table, then what each layout is, what limits it, and what it gives up."""
-    yield PlainTable(Table(_COLUMNS, rows))
+    columns = _COLUMNS
+    if any(row.corrected_seconds for row in rows):
+        columns = (_COLUMNS[0], *_MEASURED, *_COLUMNS[1:])
+    yield PlainTable(Table(columns, rows, none="-"))
     for row in rows:
         yield ""
         yield from _lines(f"{row.number}. {row.words}", width, indent=3)

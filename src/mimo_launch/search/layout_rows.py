@@ -6,7 +6,7 @@ Leaves: showing them to `cli`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from mimo_launch.diag.quantities import bytes_text, listed, named_ranks, percent, sizes_text
@@ -40,7 +40,8 @@ class LayoutRow:
     `tokens_per_second` counts tokens of the data, without padding. `memory` has the bytes of the
     fullest rank by the modules that it holds; `headroom` is what the fullest rank of all leaves
     free. `slower` is the share by which a step takes longer than the fastest; `gives_up` says what
-    one loses against the next.
+    one loses against the next. If some layouts ran, they have `measured_seconds`, and all have
+    `corrected_seconds`.
     """
 
     number: int
@@ -58,6 +59,8 @@ class LayoutRow:
     gives_up: str
     time: TimeShares
     settings: Mapping[str, Any]
+    measured_seconds: float | None = None
+    corrected_seconds: float | None = None
 
 
 def layout_rows(found: Sequence[tuple[Planned, Estimator]]) -> Iterator[LayoutRow]:
@@ -148,10 +151,13 @@ class Term:
         return self.seconds[1] - self.seconds[0]
 
 
+def terms_of(time: TimeShares) -> dict[str, float]:
+    """Return the seconds of the parts of a step, which add up to it."""
+    return {key: getattr(time, key) for key in TERMS}
+
+
 def terms_between(one: TimeShares, other: TimeShares) -> list[Term]:
     """Return the parts of a step in two layouts; what they save adds up to the difference."""
-    shares = [asdict(each) for each in (one, other)]
-    found = [
-        Term(name=words, seconds=(shares[0][key], shares[1][key])) for key, words in TERMS.items()
-    ]
+    mine, its = terms_of(one), terms_of(other)
+    found = [Term(name=words, seconds=(mine[key], its[key])) for key, words in TERMS.items()]
     return sorted(found, key=lambda each: -abs(each.gain))
