@@ -110,6 +110,16 @@ STEPS = {
     "two encoders": step({"audio": AUDIO}),
     "a resampler": step({"connector": {"kind": "connector", **BLOCKS, "queries": 16}}),
     "recomputing vision": step(vision={"recompute": "full"}),
+    "recomputing attention": step(each={"recompute": ["attention"]}),
+    "recomputing MLPs and norms": step(
+        vision(**QWEN2_5), each={"recompute": ["mlp", "norms"]}, compiled=True
+    ),
+    "recomputing norms": step(each={"recompute": ["norms"]}, compiled=True),
+    "recomputing norms of a hybrid": step({"language": HYBRID}, each={"recompute": ["norms"]}),
+    "recomputing attention of experts": step(
+        language(moe={"experts": 4, "top_k": 2, "width": 128, "shared": 64}),
+        language={"recompute": ["attention", "norms"]},
+    ),
     "a frozen tower": step(vision={"frozen": True}),
     "a frozen tower with a projector": step(vision={"frozen": "except_projector"}),
     "frozen language": step(language={"frozen": True}),
@@ -151,6 +161,7 @@ SP = {"tp": 2, "sequence_parallel": True}
 STEPS_OF_TWO_RANKS = {
     "tp 2 with sequence parallelism": step(each=SP, data={"max_images": 3}),
     "tp 2": step(vision(**QWEN2_5), each={"tp": 2}),
+    "tp 2, recomputing norms": step(each=SP | {"recompute": ["norms"]}),
     "tp 2 with experts": step(language(moe={"experts": 4, "top_k": 2, "width": 128}), each=SP),
     "cp 2, whole sequences": step(each={"cp": 2}, data={"max_images": 2}),
     "cp 2, layers without rotary positions": step(language(**NOPE), each={"cp": 2}),

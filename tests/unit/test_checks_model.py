@@ -269,3 +269,17 @@ def test_frozen_layers_are_layers_of_a_module_without_an_adapter(
     assert codes(*(f"{LANGUAGE}.{each}" for each in overrides)) == expected
     if "adapter" not in overrides[-1]:
         assert codes(*(f"{VISION}.{each}" for each in overrides)) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["recompute=[norms]"], []),
+        (["recompute=[attention, mlp, norms]"], []),
+        (["recompute=[attention, mlp]", "backend=transformer_engine"], []),
+        (["recompute=[norms]", "backend=transformer_engine"], ["recompute-part-unknown"]),
+    ],
+)
+def test_parts_that_layers_have_are_recomputed(overrides: list[str], expected: list[str]) -> None:
+    found = codes("train.precision=bf16", *(f"{LANGUAGE}.{each}" for each in overrides))
+    assert [each for each in found if each != "missing-package"] == expected

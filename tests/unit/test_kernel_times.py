@@ -139,3 +139,17 @@ def test_kernels_are_slower_in_a_step_than_alone() -> None:
         for each in (1.0, 0.5)
     )
     assert hot == pytest.approx(2 * alone)
+
+
+def test_parts_run_again_in_the_time_of_their_kernels() -> None:
+    """Both parts take less than whole layers, which run norms again; norms take least."""
+
+    def again(recompute: object) -> float:
+        return kernels_of(made(box(0, model=MODEL, recompute=recompute))).repeated()
+
+    parts = {each: again([each]) for each in ("attention", "mlp", "norms")}
+    assert 0 < parts["norms"] < 0.1 * parts["mlp"]
+    both = again(["attention", "mlp"])
+    assert both == pytest.approx(parts["attention"] + parts["mlp"], rel=0.02)
+    assert 0.8 * again("full") < both < again("full")
+    assert again("none") == 0

@@ -168,6 +168,13 @@ WRONG = {
             ("sharding", "2", "optimizer"),
             ("sharding", "none", "optimizer"),
             ("sharding", "true", "full"),
+            ("recompute", "selective", "[attention]"),
+            ("recompute", "mlp", "[mlp]"),
+            ("recompute", "'attention, layernorm'", "[attention, norms]"),
+            ("recompute", "[core_attn, ffn]", "[attention, mlp]"),
+            ("recompute", "{mode: selective}", "[attention]"),
+            ("recompute", "{attention: true, mlp: false, norms: true}", "[attention, norms]"),
+            ("recompute", "true", "full"),
             ("frozen", "[0, 1]", "{layers: 0-1}"),
             ("frozen", "1", "{layers: 1}"),
             ("frozen", "'yes'", "true"),
@@ -212,9 +219,6 @@ def test_the_line_offered_for_a_wrong_spec_gives_the_spec_that_was_meant(name: s
 @pytest.mark.parametrize(
     ("old", "wrong", "said"),
     [
-        ("ranks: 4-7", "ranks: 4-7\n    recompute: selective", "part of a layer (`selective`)"),
-        ("ranks: 4-7", "ranks: 4-7\n    recompute: [mlp]", "recomputation of a part"),
-        ("ranks: 4-7", "ranks: 4-7\n    recompute: {mode: selective}", "recomputation of a part"),
         ("ranks: 4-7", "ranks: 4-7\n    sharding: hsdp", "replicas over hosts (`hsdp`)"),
         ("ranks: 4-7", "ranks: 4-7\n    backend: megatron", "backend `megatron` is not here"),
         ("ranks: 4-7", "ranks: 4-7\n    frozen: lora", "freezing weights by name (`lora`)"),

@@ -190,6 +190,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.something_trains),
     ModuleRule(training_settings.losses_have_no_projector),
     ModuleRule(training_settings.frozen_layers_exist),
+    ModuleRule(training_settings.parts_recompute),
     ModuleRule(adapters.adapter_has_place, needs=_ROLE),
     ModuleRule(adapters.dropout_has_place, needs=(*_ROLE, "adapter-cannot")),
     ModuleRule(adapters.start_is_an_adapter),

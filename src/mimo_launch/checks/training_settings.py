@@ -15,7 +15,7 @@ from mimo_launch.layout.samples import shares_ranks
 from mimo_launch.spec.base import LANGUAGE, part_of_run
 from mimo_launch.spec.optimizers import RULES
 from mimo_launch.spec.spec import Spec, SyntheticData, UserData
-from mimo_launch.spec.wording import listing
+from mimo_launch.spec.wording import flow, listing
 
 _SCHEDULE = ("optimizer", "schedule")
 
@@ -152,6 +152,28 @@ def frozen_layers_exist(spec: Spec, name: str) -> Findings:
             help=f"write {kept if frozen.start < layers else f'`layers: 0-{layers - 1}`'}",
             related=(Related(("modules", name, "model", "layers"), f"{layers} layers"),),
         )
+
+
+def parts_recompute(spec: Spec, name: str) -> Findings:
+    """Layers with parts recompute some: your own have none, and an engine's hold norms."""
+    module, parts = spec.modules[name], spec.modules[name].recomputed_parts
+    if not parts:
+        return
+    if kind_of(module.model).is_custom:
+        why, instead = "nothing says what the parts of your own layers are", "full"
+    elif module.backend != "torch" and "norms" in parts:
+        why = "a norm and the product after it are one layer of Transformer Engine"
+        instead = flow(sorted(parts - {"norms"})) if len(parts) > 1 else "none"
+    else:
+        return
+    said = listing(sorted(f"`{part}`" for part in parts))
+    yield Diagnostic(
+        code="recompute-part-unknown",
+        headline=f"`{name}` cannot recompute {said} alone",
+        path=("modules", name, "recompute"),
+        why=why,
+        help=f"write `recompute: {instead}`",
+    )
 
 
 def own_optimizer_used(spec: Spec, name: str) -> Findings:

@@ -60,7 +60,7 @@ def sizes_text(grid: Mapping[Any, int]) -> str:
 
 def listed(words: Sequence[str]) -> str:
     """Return `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def coords_text(coords: dict[str, int]) -> str:

@@ -13,6 +13,7 @@ from mimo_launch.data.fact_source import Source
 from mimo_launch.diag.quantities import (
     bytes_text,
     figure,
+    listed,
     named_ranks,
     num_ranks_text,
     percent,
@@ -279,6 +280,7 @@ def holders_of(report: Report) -> Iterator[HolderText]:
             f"shards over {module.shard_over}": module.shard_over is not None,
             "sharding full": module.sharding == "full",
             "recompute full": module.recompute == "full",
+            f"recompute {listed(module.recomputed_parts)}": bool(module.recomputed_parts),
             "sequence parallel": module.sequence_parallel,
         }
         words += [word for word, holds in settings.items() if holds]

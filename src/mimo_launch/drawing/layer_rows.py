@@ -136,7 +136,8 @@ def _experts_row(spec: Spec, layout: Layout, module: ModuleLayout, step: StepWor
     held = sum(work.held for work in step.slowest(module))
     # Per layer and microbatch, dispatch and combine: in the forward, in the backward, and in the
     # second forward where activations are recomputed.
-    ways = 2 * (1 + needs_backward(layout, module) + (mine.recomputes))
+    again = mine.recomputes or "mlp" in mine.recomputed_parts
+    ways = 2 * (1 + needs_backward(layout, module) + again)
     tokens = held // module.grid.size(Axis.TP)
     share = (view.size(Axis.EP) - 1) / view.size(Axis.EP)
     in_stage = [0] * module.grid.size(Axis.PP)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from mimo_launch.diag.quantities import (
     bytes_text,
     coords_text,
+    listed,
     percent,
     ranks_text,
     scaled,
@@ -128,6 +129,7 @@ def _settings_text(row: ModuleRow) -> str:
         "sequence parallel": row.sequence_parallel,
         "full sharding": row.sharding == "full",
         "recomputed": row.recompute == "full",
+        f"{listed(row.recomputed_parts)} recomputed": bool(row.recomputed_parts),
         "transformer_engine": row.backend != "torch",
         f"FP8 ({row.fp8})": row.fp8 is not None,
     }

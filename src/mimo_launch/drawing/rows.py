@@ -74,9 +74,14 @@ class ModuleRow:
     adapter_rank: int | None
     backend: str
     fp8: str | None
-    recompute: str
+    recompute: str | tuple[str, ...]
     role: str | None = None
     reads: tuple[str, ...] | None = None
+
+    @property
+    def recomputed_parts(self) -> tuple[str, ...]:
+        """The parts of layers that are computed again, if not whole layers are."""
+        return () if isinstance(self.recompute, str) else self.recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

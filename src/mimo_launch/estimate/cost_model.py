@@ -6,9 +6,10 @@ for collectives and for the operations on weights.
 Leaves: the course of a step to `schedule.deadlock_proof`, the sum to `estimates`.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
@@ -19,11 +20,14 @@ from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.step_work import Forwards, StepWork
 from mimo_launch.estimate.workload import (
     backward_by_kind,
+    backward_path,
     forward_by_kind,
     gathered_patches,
 )
-from mimo_launch.kinds.layer import Flops, LayerKind, Workload
+from mimo_launch.kinds.block_shapes import parts_of
+from mimo_launch.kinds.layer import Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.weights import widths_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
@@ -33,6 +37,9 @@ from mimo_launch.schedule.data_flow import exchanges
 from mimo_launch.schedule.simulation_result import Costs
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
+
+# About which share of the kernels of a block each part starts.
+_KERNELS = {"attention": 0.5, "mlp": 0.4, "norms": 0.1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +88,17 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds of a forward and its backward; of their exchanges; of the forward that runs again."""
+    """Seconds of a forward and its backward; of their exchanges; of the forward that runs again.
+
+    `passes` counts how often both together start the kernels of a forward.
+    """
 
     ahead: float
     back: float
     communication: float
     all_to_all: float
     recomputation: float
-    passes: int
+    passes: float
 
 
 @dataclass(frozen=True)
@@ -215,20 +225,47 @@ class CostModel:
         between = self._layers(module, stage, work) + travel
         kernels = StageKernels(self.spec, self.layout, module, stage, work, self.constants)
         ahead = kernels.forward() + between
-        back, passes, again = kernels.backward(), 1, 0.0
+        back, passes, again = kernels.backward(), 1.0, 0.0
+        found = between, travel
         if any(flops.linear for flops in backward.values()):
-            back, passes = back + between, 2
-            if self.spec.modules[module.name].recomputes:
-                again = kernels.repeated()
-                back, passes = back + again + between, 3
+            again, repeated = kernels.repeated(), self._between_again(module, stage, work)
+            passes += 1 + self._share_again(module)
+            back += again + between + repeated[0]
+            found = 2 * between + repeated[0], 2 * travel + repeated[1]
         return StageTimes(
             ahead=ahead + overhead,
             back=back + overhead,
-            communication=passes * between,
-            all_to_all=passes * travel,
+            communication=found[0],
+            all_to_all=found[1],
             recomputation=again,
             passes=passes,
         )
+
+    def _share_again(self, module: ModuleLayout) -> float:
+        """Return which share of the kernels of a layer runs again in its backward."""
+        own = self.spec.modules[module.name]
+        return float(own.recomputes) or sum(_KERNELS[part] for part in own.recomputed_parts)
+
+    def _between_again(
+        self, module: ModuleLayout, stage: Stage, work: Workload
+    ) -> tuple[float, float]:
+        """Return the seconds of exchanges that run again in a backward, and of those to experts."""
+        own = self.spec.modules[module.name]
+        parts, travel = own.recomputed_parts, self._travel(module, stage, work)
+        if own.recomputes:
+            return self._layers(module, stage, work) + travel, travel
+        kind = kind_of(own.model)
+        path, found = backward_path(self.spec, self.layout, module, stage), list[Widths]()
+        for part, _, shape in chain.from_iterable(
+            parts_of(kind.layer(number)) for number in path.layers
+        ):
+            if part in parts:
+                found.append(widths_of(shape))
+            elif "norms" in parts and module.sequence_parallel:
+                # The normed stream is gathered again.
+                found.append(Widths(regions=widths_of(shape).regions / 2))
+        travel = travel if "mlp" in parts else 0.0
+        return self._exchanged(module, work, found) + travel, travel
 
     def _started(self, module: ModuleLayout, stage: Stage) -> float:
         """Return how many passes of a block take the host as long as one of these layers."""
@@ -246,16 +283,30 @@ class CostModel:
 
     def _layers(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:
         """Return the seconds of the tp and cp collectives inside a stage in one direction."""
+        number = self.spec.train.numbers.computed.bytes
+        kind = kind_of(self.spec.modules[module.name].model)
+        numbers = kind.numbers(stage.layers, is_last=stage.is_last)
+        ends = Widths(regions=(stage.is_first + stage.is_last) / 2)
+        layers = [*(kind.layer_widths(number) for number in numbers), ends]
+        seconds = self._exchanged(module, work, layers)
+        if patches := gathered_patches(module, stage, work):
+            grid = module.grid
+            size, rank = patches * self.spec.row_width(module.name) * number, grid.ranks.start
+            seconds += self.links.collective(grid.group_of(rank, Axis.CP), size)
+            if module.sequence_parallel:
+                own = size / grid.size(Axis.CP)
+                seconds += self.links.collective(grid.group_of(rank, Axis.TP), own)
+        return seconds
+
+    def _exchanged(self, module: ModuleLayout, work: Workload, layers: Sequence[Widths]) -> float:
+        """Return the seconds of the collectives inside layers of these widths."""
         grid, rank = module.grid, module.grid.ranks.start
         stream = self.spec.modules[module.name].model.hidden
         number = self.spec.train.numbers.computed.bytes
         # A tp region has a gather at its start and a reduce-scatter at its end, of all tokens, or
         # one all-reduce, which takes as long. Embedding, projector and head are half a region each.
         tokens = work.held * stream * number
-        kind = kind_of(self.spec.modules[module.name].model)
-        numbers = kind.numbers(stage.layers, is_last=stage.is_last)
-        layers = [kind.layer_widths(number) for number in numbers]
-        regions = sum(layer.regions for layer in layers) + (stage.is_first + stage.is_last) / 2
+        regions = sum(layer.regions for layer in layers)
         seconds = 2 * regions * self.links.collective(grid.group_of(rank, Axis.TP), tokens)
         held, cp = work.held / grid.size(Axis.TP) * number, grid.group_of(rank, Axis.CP)
         for layer in layers:
@@ -263,12 +314,6 @@ class CostModel:
                 seconds += self.links.exchange(cp, held * layer.exchanges)
             if layer.gathers:
                 seconds += self.links.collective(cp, held * len(cp) * layer.gathers)
-        if patches := gathered_patches(module, stage, work):
-            size = patches * self.spec.row_width(module.name) * number
-            seconds += self.links.collective(grid.group_of(rank, Axis.CP), size)
-            if module.sequence_parallel:
-                own = size / grid.size(Axis.CP)
-                seconds += self.links.collective(grid.group_of(rank, Axis.TP), own)
         return seconds
 
     def _travel(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:

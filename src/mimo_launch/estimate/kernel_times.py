@@ -10,7 +10,7 @@ block of Llama, a forward moves 1.25 times its tensors, a backward 1.75 times.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -19,12 +19,13 @@ from mimo_launch.estimate.memory import layer_tensors
 from mimo_launch.estimate.parameters import layer_parameters
 from mimo_launch.estimate.workload import BackwardPath, backward_path
 from mimo_launch.kinds.adapters import adapter_of
+from mimo_launch.kinds.block_shapes import parts_of
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.language import CausalKind
 from mimo_launch.kinds.layer import LayerKind, Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
-from mimo_launch.kinds.weights import Adapter, Parameter, Share
+from mimo_launch.kinds.weights import Adapter, Parameter, Share, parameters
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.data_flow import needs_backward
@@ -76,7 +77,19 @@ class StageKernels:
 
     def repeated(self) -> float:
         """Return the seconds of a forward that is run again before the backward."""
-        return self.layers(self._path.layers).forward
+        if self._written.recomputes:
+            return self.layers(self._path.layers).forward
+        kind, parts, total = self._kind, self._written.recomputed_parts, Seconds()
+        adapter = adapter_of(self._written)
+        alike = _alike(kind, self._path.layers, self._share, adapter)
+        for number, times, _ in alike:
+            for part, name, shape in parts_of(kind.layer(number)):
+                if part in parts:
+                    held = parameters(shape, self._share, adapter and adapter.inside(name))
+                    between = self._between(number) if part == "attention" else Seconds()
+                    total += sum(self._products(held), between).times(times)
+        moved = self._moved({number: times for number, times, _ in alike}, again=True)
+        return total.forward + _FORWARD * moved
 
     def backward(self) -> float:
         """Return the seconds of one backward, without a repeated forward.
@@ -110,17 +123,14 @@ class StageKernels:
             ends = ends_of(self.spec, self.module.name, is_first=False, is_last=False)
             flops = sum(f.linear for f in kind.forward_flops(numbers, ends, self.work).values())
             total += self._product(flops / self._parts, self._tokens, self._width, self._width)
-        size = layer_tensors(
-            self.spec,
-            self.layout,
-            self.module,
-            self.stage,
-            self.work,
-            self._tp - 1,
-            {number: times for number, times, _ in alike},
-        )
-        moved = self._pass(size, self._tokens * self._width * self._number)
+        moved = self._moved({number: times for number, times, _ in alike})
         return total + Seconds(_FORWARD * moved, _BACKWARD * moved)
+
+    def _moved(self, numbers: Mapping[int, int], *, again: bool = False) -> float:
+        """Return the seconds to move once what layers make; see `layer_tensors`."""
+        place = self.spec, self.layout, self.module, self.stage, self.work, self._tp - 1
+        size = layer_tensors(*place, numbers, again=again)
+        return self._pass(size, self._tokens * self._width * self._number)
 
     @cached_property
     def ends(self) -> tuple[Seconds, Seconds, Seconds]:

@@ -14,7 +14,8 @@ from math import ceil
 
 from mimo_launch.estimate.parameters import adds_in_products, stage_weights
 from mimo_launch.estimate.workload import backward_path, gathered_patches
-from mimo_launch.kinds.adapters import adapter_of, narrow_width
+from mimo_launch.kinds.adapters import adapter_of
+from mimo_launch.kinds.block_shapes import narrow_width
 from mimo_launch.kinds.layer import Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import (
@@ -140,13 +141,17 @@ def layer_tensors(
     work: Workload,
     tp: int,
     numbers: Mapping[int, int],
+    *,
+    again: bool = False,
 ) -> int:
     """Return the bytes of all tensors that layers make in a forward, kept or not.
 
-    `numbers` has some layers of the stage, and how many are like each.
+    `numbers` has some layers of the stage, and how many are like each. `again`: only of those that
+    are computed again, with a part or as a norm.
     """
     made = _Activations(spec, layout, module, stage, work, tp)
-    return sum(times * made.of_layer(number) for number, times in numbers.items())
+    of_layer = made.again_in_layer if again else made.of_layer
+    return sum(times * of_layer(number) for number, times in numbers.items())
 
 
 class _Activations:
@@ -174,7 +179,7 @@ class _Activations:
         self.words = len(even_cut(self.ends.vocab, self.tp, tp))
         self.differentiates = needs_backward(layout, module, stage.index)
         self.path = backward_path(spec, layout, module, stage)
-        self.recomputes, self.own = own.recomputes, own
+        self.recomputes, self.parts, self.own = own.recomputes, own.recomputed_parts, own
         # By default operations between products are compiled, as on GPUs (`models.build`). The
         # kernels of Transformer Engine are assumed to keep no more.
         compiled = own.compile
@@ -243,7 +248,7 @@ class _Activations:
         moe, experts = self.kind.moe, self.module.experts
         split = 1 if experts is None else experts.size(Axis.EXPERT_TP)
         choices = 0.0 if moe is None else moe.top_k * split / self.tp
-        width = narrow_width(self.kind.layer(number), self.adapter, choices)
+        width = narrow_width(self.kind.layer(number), self.adapter, choices, self.parts)
         return ceil(self.tokens * width * self.bytes)
 
     def forward(self) -> int:
@@ -276,12 +281,23 @@ class _Activations:
 
     def of_layer(self, number: int) -> int:
         """Return the bytes of the tensors that a layer saves if it is not run again."""
-        return self._sum(self.kind.saved_activations(number, self._passes(number)), number)
+        return self._sum(self._all(number), number)
+
+    def again_in_layer(self, number: int) -> int:
+        """Return the bytes of the tensors that are computed again, with a part or as a norm."""
+        return self._sum(filter(self._made_again, self._all(number)), number)
 
     def _of_layer(self, number: int) -> tuple[Saved, ...]:
         if self.recomputes:
             return RECOMPUTED_DEPTH if self.kind.is_depth(number) else RECOMPUTED
+        return tuple(each for each in self._all(number) if not self._made_again(each))
+
+    def _all(self, number: int) -> tuple[Saved, ...]:
         return self.kind.saved_activations(number, self._passes(number))
+
+    def _made_again(self, saved: Saved) -> bool:
+        """Return whether a tensor is computed again, with its part or as a norm."""
+        return saved.inside in self.parts or (saved.normed and "norms" in self.parts)
 
     def _passes(self, number: int) -> Passes:
         return replace(self.passes, weights_train=self.own.layer_trains(number))
@@ -289,9 +305,11 @@ class _Activations:
     def _layer_backward(self, number: int) -> int:
         total = self._sum(self._temporary(number).backward, number)
         if self.recomputes:
-            total += self.of_layer(number)
-            total -= self._sum(self._of_layer(number), number)
-        return total
+            return total + self.of_layer(number) - self._sum(self._of_layer(number), number)
+        # One part is there at a time, or one norm.
+        again = [each for each in self._all(number) if self._made_again(each)]
+        found = ([e for e in again if e.inside == part] for part in {e.inside for e in again})
+        return total + max((self._sum(each, number) for each in found), default=0)
 
     @property
     def logits(self) -> int:

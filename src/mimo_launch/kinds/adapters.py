@@ -11,7 +11,6 @@ Leaves: the product to `layers.adapters`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import ClassVar
 
 from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Terms, Weight
@@ -33,13 +32,6 @@ def adapter_of(module: ModuleSpec) -> Adapter | None:
 def is_adapter(name: str) -> bool:
     """Return whether a weight with this full name belongs to an adapter."""
     return name.endswith((DOWN, UP))
-
-
-def narrow_width(layer: LayerShape, adapter: Adapter | None, choices: float) -> float:
-    """Return the sum of the ranks of the updates of a token, which has `choices` experts."""
-    weights = chain.from_iterable(layer.weights(adapter=adapter)) if adapter else ()
-    downs = (each for each in weights if each.name.endswith(DOWN))
-    return sum(each.shape[0] * (choices if each.experts else 1) for each in downs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ Relies on: `shapes` for the weights of these.
 Leaves: which model has which layers to its kind, what a layer computes to the class that it names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import ClassVar, Literal
 
-from mimo_launch.kinds.adapters import expert_adapter
+from mimo_launch.kinds.adapters import DOWN, expert_adapter
 from mimo_launch.kinds.layer import Widths
+from mimo_launch.kinds.saved_activations import Part
 from mimo_launch.kinds.shapes import (
     EPSILON,
     NORMS,
@@ -391,6 +393,11 @@ class MixedShape(LayerShape):
     name: str
     mixer: LayerShape
 
+    @property
+    def part(self) -> Part:
+        """The part of a block that the mixer is."""
+        return "mlp" if isinstance(self.mixer, MlpShape | MoeShape) else "attention"
+
     def parts(self) -> Mapping[str, LayerShape]:
         """Return both."""
         return {"norm": self.norm, self.name: self.mixer}
@@ -415,6 +422,32 @@ class DepthShape(LayerShape):
         """Return the sizes of its block."""
         # One more region for its product; embedding and head are half a region each.
         return LayerShape.widths(self) + Widths(regions=2)
+
+
+def parts_of(layer: LayerShape) -> Iterator[tuple[Part, str, LayerShape]]:
+    """Yield the parts of a layer that may be computed again, each with its name in its block."""
+    block = layer.block if isinstance(layer, DepthShape) else layer
+    if isinstance(block, BlockShape):
+        yield "attention", "attention", block.attention
+        yield "mlp", "mlp", block.mlp
+    elif isinstance(block, MixedShape):
+        yield block.part, block.name, block.mixer
+
+
+def narrow_width(
+    layer: LayerShape, adapter: Adapter | None, choices: float, but: Container[str] = ()
+) -> float:
+    """Return the sum of the ranks of the updates of a token, `but` those of some parts.
+
+    A token has `choices` experts.
+    """
+    total = 0.0
+    for part, name, shape in parts_of(layer):
+        if adapter is not None and part not in but:
+            weights = chain.from_iterable(shape.weights(adapter=adapter.inside(name)))
+            downs = (each for each in weights if each.name.endswith(DOWN))
+            total += sum(each.shape[0] * (choices if each.experts else 1) for each in downs)
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from mimo_launch.kinds.language import CausalKind, LanguageKind
 from mimo_launch.kinds.layer import Sight
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
+    BLOCK_PARTS,
     CAPPED_BACKWARD,
     CAPPED_FORWARD,
     GATED,
@@ -32,13 +33,15 @@ from mimo_launch.spec.spec import DecoderModel, RopeScaling
 
 INPUT = (
     Saved(name="block input", stream=1, shared=True),
-    Saved(name="normed input", stream=1, for_weights=True),
+    Saved(name="normed input", stream=1, for_weights=True, part="attention", normed=True),
 )
 # Inputs of the norms before attention and MLP.
 STREAMS = (INPUT[0], ATTENTION_OUT[2])
 LATENT_BLOCK = (
     Saved(name="block input", stream=1, shared=True),
-    Saved(name="normed input", stream=1, shared=True, for_weights=True),
+    Saved(
+        name="normed input", stream=1, shared=True, for_weights=True, part="attention", normed=True
+    ),
     Saved(name="narrow widths, before their norms", narrow=1, shared=True),
     Saved(name="narrow widths, in the region", entered=1, for_weights=True),
     Saved(name="rotated queries", query=1),
@@ -77,7 +80,10 @@ TORCH_ONLY = (
     "mtp",
 )
 # In addition, if norms also follow attention and the MLP: the inputs of these norms.
-UNNORMED = (Saved(name="outputs of attention and MLP, before their norms", stream=2, shared=True),)
+UNNORMED = tuple(
+    Saved(name=f"output of {part}, before its norm", stream=1, shared=True, part=part)
+    for part in BLOCK_PARTS
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,7 @@ class DecoderBlocksKind(CausalKind):
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
-        return (SILU, passes.of_norms(["rms"] * 2), *attention)
+        return (SILU, *passes.of_stream("rms", *BLOCK_PARTS), *attention)
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block."""
@@ -274,8 +280,12 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         if self.model.attention_softcap is not None:
             block = tuple(each for each in block if each is not SUMS)
         if not self.model.pre_norms:
-            # Products read the stream itself.
-            block = tuple(each for each in block if each not in STREAMS)
+            # Products read the stream itself, which stays.
+            block = tuple(
+                replace(each, part=None if each.normed else each.part, normed=False)
+                for each in block
+                if each not in STREAMS
+            )
         if self.model.wide_qk_norm:
             block = tuple(each for each in block if each is not HEAD_STATISTICS)
         if self.model.mla is None and not self.model.qk_norm and not self._copies(number, passes):
@@ -285,7 +295,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         block = DecoderBlocksKind._saved_besides(self, number, passes)
         if self.model.post_norms and self.model.pre_norms:
-            block = (*block, passes.of_norms(["rms"] * 2))
+            block = (*block, *passes.of_stream("rms", *BLOCK_PARTS))
         if self.model.wide_qk_norm:
             heads = passes.of_head_norms()
             block = (*(each for each in block if each != heads), passes.of_wide_norm())

@@ -21,9 +21,11 @@ from mimo_launch.kinds.layer import LayerKind
 from mimo_launch.kinds.recurrent import RECURRENT_LAYERS, RecurrentLayer, RecurrentShape
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
+    BLOCK_PARTS,
     GATED,
     RETURNED_OF_HEADS,
     SILU,
+    Part,
     Passes,
     Saved,
     Temporary,
@@ -48,7 +50,7 @@ NAMES = {
 
 _INPUT = (
     Saved(name="layer input", stream=1, shared=True),
-    Saved(name="normed input", stream=1, for_weights=True),
+    Saved(name="normed input", stream=1, for_weights=True, normed=True),
 )
 SQUARED = (
     Saved(name="up", inner=1),
@@ -165,26 +167,33 @@ class HybridKind(LanguageKind):
     def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         if (facts := self._recurrent(number)) is not None:
             returned = (RETURNED_OF_HEADS,) if passes.cp > 1 else ()
-            return (*_INPUT, *facts.saved, *returned)
+            return (*self._input("attention"), *facts.saved, *returned)
         inside = GATED if self.model.gated_mlp else SQUARED
         if not self._attends(number):
-            return (*_INPUT, *inside)
+            return (*self._input("mlp"), *inside)
         rotated = self.model.rope_theta is not None
         attention = self._saved_projected(passes, rotated=rotated, normed=self.model.qk_norm)
         rest = (*ATTENTION_OUT, *inside) if self.is_depth(number) else ATTENTION_OUT[:2]
-        return (*_INPUT, *attention, *rest)
+        return (*self._input("attention"), *attention, *rest)
+
+    def _input(self, part: Part) -> tuple[Saved, ...]:
+        """Return the input of a layer with this part, and its norm."""
+        return _INPUT[0], replace(_INPUT[1], part=part)
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        norm = passes.of_norms(["rms"])
+        part: Part = "attention"
+        if self._recurrent(number) is None and not self._attends(number):
+            part = "mlp"
+        norm = passes.of_stream("rms", part)
         if (facts := self._recurrent(number)) is not None:
-            return norm, facts.eager_bf16 if passes.wide > 1 else facts.eager
+            return *norm, facts.eager_bf16 if passes.wide > 1 else facts.eager
         gate = (SILU,) if self.model.gated_mlp else ()
         if not self._attends(number):
-            return (norm, *gate)
+            return (*norm, *gate)
         attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
         if not self.is_depth(number):
-            return (norm, *attention)
-        return (passes.of_norms(["rms"] * 2), *attention, *gate)
+            return (*norm, *attention)
+        return (*passes.of_stream("rms", *BLOCK_PARTS), *attention, *gate)
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a layer."""

@@ -9,7 +9,7 @@ Leaves: the facts to one file per kind, finding the kind of a model to `registry
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mimo_launch.kinds.facts import (
@@ -260,7 +260,12 @@ class ModelKind(ABC):
             saved += (*ROUTED, *of_router(self.moe, passes))
             saved += (SHARED_OUT,) if self.moe.gates_shared else ()
         if self.is_depth(number):
-            saved += (*DEPTH, passes.of_norms(["rms"] * 3))
+            saved += (*DEPTH, *passes.of_stream("rms", None, None, None))
+        if self.has_experts(number) and passes.wide == 1:
+            # The router reads the normed stream itself.
+            saved = tuple(
+                replace(each, normed=each.normed and each.part != "mlp") for each in saved
+            )
         keeps = passes.weights_train or passes.adapts
         return tuple(each for each in saved if keeps or not each.for_weights)
 

@@ -144,7 +144,7 @@ class Widths:
     exchanges: int = 0
     scored: int = 0
     between: float = 0.0
-    regions: int = 0
+    regions: float = 0
 
     def __add__(self, other: "Widths") -> "Widths":
         """Return the sizes of both."""

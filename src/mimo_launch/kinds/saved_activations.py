@@ -9,13 +9,17 @@ Leaves: bytes to `estimate.memory`, the tensors of a kind of layer to the kind.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mimo_launch.spec.layers import Moe
 
 # The most scores of a head, one per pair of query and key, that exist together if they are capped.
 MOST_SCORES = 2**22
+
+
+# Parts of a layer that may be computed again: a mixer, or an MLP or experts, with their norms.
+Part = Literal["attention", "mlp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,8 @@ class Saved:
     expert that a token of this rank chose, `arrived` on all ranks that split it; loads are assumed
     to be balanced. In latent attention `narrow` and `entered` are whole on every rank, `made` and
     `value` are cut over tp. `scores` are the scores that exist together, of each head, in at least
-    4 bytes, as `numbers` are. A tensor `for_weights` is not kept if the weights are frozen.
+    4 bytes, as `numbers` are. A tensor `for_weights` is not kept if the weights are frozen, one of
+    a `part` not if that is computed again, and a `normed` stream not if norms are.
     """
 
     name: str
@@ -47,6 +52,18 @@ class Saved:
     numbers: int = 0
     shared: bool = False
     for_weights: bool = False
+    part: Part | None = None
+    normed: bool = False
+
+    @property
+    def inside(self) -> Part | None:
+        """The part that it belongs to, if any: widths of heads and inner widths tell it."""
+        if self.part is not None:
+            return self.part
+        if self.inner or self.arrived or self.returned:
+            return "mlp"
+        heads = self.query or self.key or self.heads or self.value or self.made or self.scores
+        return "attention" if heads or self.narrow or self.entered else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +113,10 @@ class Passes:
         copies = self.wide - 1 + (input_stays and self.wide > 1)
         return copies + self.wide * (kind == "rms" and self.weights_train)
 
-    def of_norms(self, kinds: Iterable[Literal["rms", "layer"]]) -> Saved:
-        """Return what norms of the stream keep besides their inputs."""
-        name, kept = "inputs of norms in fp32, and results", sum(map(self.of_norm, kinds))
-        return Saved(name=name, stream=kept, shared=True)
+    def of_stream(self, kind: Literal["rms", "layer"], *parts: Part | None) -> tuple[Saved, ...]:
+        """Return what norms of the stream, each of a part, keep besides their inputs."""
+        name, kept = "inputs of norms in fp32, and results", self.of_norm(kind)
+        return tuple(Saved(name=name, stream=kept, shared=True, part=part) for part in parts)
 
     def of_head_norms(self) -> Saved:
         """Return what norms of query and key heads keep besides their inputs."""
@@ -142,12 +159,13 @@ class HeldAtEnds:
     gathered: bool = False
 
 
+BLOCK_PARTS: tuple[Part, Part] = ("attention", "mlp")
 SUMS = Saved(name="log-sum-exp of scores", heads=1)
 ATTENTION_OUT = (
     Saved(name="attention output", query=1),
     SUMS,
     Saved(name="stream after attention", stream=1, shared=True),
-    Saved(name="normed stream", stream=1, for_weights=True),
+    Saved(name="normed stream", stream=1, for_weights=True, part="mlp", normed=True),
 )
 HEAD_STATISTICS = Saved(name="root mean squares of query heads", heads=1)
 # If a gate multiplies the output.
@@ -189,6 +207,11 @@ ROUTED = (
 )
 
 
+def within(part: Part, tensors: Iterable[Saved]) -> tuple[Saved, ...]:
+    """Return tensors as those of a part."""
+    return tuple(replace(each, part=part) for each in tensors)
+
+
 def of_router(moe: Moe, passes: Passes) -> tuple[Saved, ...]:
     """Return what a router keeps: its input in at least 4 bytes, scores, and places of tokens.
 
@@ -196,16 +219,17 @@ def of_router(moe: Moe, passes: Passes) -> tuple[Saved, ...]:
     """
     copy = passes.wide if passes.wide > 1 else 0
     unused = copy > 0 and not moe.shared
-    return (
+    kept = (
         Saved(name="normed stream for the router", stream=copy, shared=True, for_weights=True),
-        Saved(name="less the normed stream", stream=-1 if unused else 0, for_weights=True),
+        Saved(name="less the normed stream", stream=-unused, for_weights=True, normed=True),
         # Choices and places, each way, take 8 bytes, and weights two more numbers.
         Saved(name="scores, choices, places", numbers=moe.experts + 8 * moe.top_k, shared=True),
     )
+    return within("mlp", kept)
 
 
 # In addition, if its shared expert has a gate.
-SHARED_OUT = Saved(name="output of the shared expert", stream=1, shared=True)
+SHARED_OUT = Saved(name="output of the shared expert", stream=1, shared=True, part="mlp")
 
 # In addition, in a depth of multi-token prediction: tensors before and after its block.
 TOKEN_AHEAD = Saved(name="embedding of the token ahead", stream=1, shared=True)

@@ -15,6 +15,7 @@ from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
+    BLOCK_PARTS,
     GATED_TEMPORARY,
     HeldAtEnds,
     Passes,
@@ -28,7 +29,7 @@ from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 
 INPUT = (
     Saved(name="block input", stream=1, shared=True),
-    Saved(name="normed input", stream=1, for_weights=True),
+    Saved(name="normed input", stream=1, for_weights=True, part="attention", normed=True),
 )
 PLAIN = (Saved(name="up", inner=1), Saved(name="its GELU", inner=1, for_weights=True))
 TEMPORARY = Temporary(
@@ -164,7 +165,7 @@ class BlocksKind(ModelKind):
         return (*INPUT, *read_by_attention(passes), *ATTENTION_OUT, *PLAIN)
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        return (passes.of_norms([self.norm().kind] * 2),)
+        return passes.of_stream(self.norm().kind, *BLOCK_PARTS)
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block."""

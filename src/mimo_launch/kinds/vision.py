@@ -14,6 +14,7 @@ from mimo_launch.kinds.facts import Attending, TokenFacts
 from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
+    BLOCK_PARTS,
     GATED,
     SILU,
     HeldAtEnds,
@@ -34,7 +35,10 @@ from mimo_launch.spec.media import Windows
 from mimo_launch.spec.spec import Images, VitModel
 from mimo_launch.spec.vit import Interpolation
 
-SCALED = Saved(name="what attention and MLP add, unscaled", stream=2, shared=True, for_weights=True)
+SCALED = tuple(
+    Saved(name=f"what {part} adds, unscaled", stream=1, shared=True, for_weights=True, part=part)
+    for part in BLOCK_PARTS
+)
 # In addition, if passes are not compiled.
 QUICK_GELU = Saved(name="sigmoid of up", inner=1)
 
@@ -313,7 +317,7 @@ class VisionKind(TransformerEncoderKind):
             in_windows=self.attending.in_windows(number),
         )
         inside = PLAIN if self.mlp().gate is None else GATED
-        scaled = () if self.model.layer_scale is None else (SCALED,)
+        scaled = () if self.model.layer_scale is None else SCALED
         return (*INPUT, *attention, *ATTENTION_OUT, *inside, *scaled)
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:

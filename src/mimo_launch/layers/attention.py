@@ -9,7 +9,9 @@ Legend: N tokens of this rank, M tokens that they attend to, D width, h heads an
 of this rank, K head size.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +26,7 @@ from mimo_launch.layers.linear import ColumnLinear, RowLinear
 from mimo_launch.layers.norms import Norm, Sinks, WideNorm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import rotated, sigmoid_gated
-from mimo_launch.layers.recompute import recomputed
+from mimo_launch.layers.recompute import Remake, recomputed
 from mimo_launch.layers.score_attention import Drop, attend_by_scores, queries_at_once
 from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
 from mimo_launch.layers.shaped_layer import ShapedLayer
@@ -49,12 +51,13 @@ class Attention(ShapedLayer[AttentionShape]):
         self.kv_heads = max(1, shape.kv_heads // context.tp.size)
         self.drop_scores = dropout(context.attention_dropout, context.fused)
 
-    def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        """Return attention over the tokens, [n, D] -> [n, D]."""
+    def forward(
+        self, x_nD: Tensor, attention_context: AttentionContext, again: Remake | None = None
+    ) -> Tensor:
+        """Return attention over the tokens, [n, D] -> [n, D]; see `ColumnLinear.of_tokens`."""
         draws = attention_context.draws
-        q, k, v, *gates = (
-            self._projected(x_nD, draws) if self.latent is None else self.latent(x_nD, draws)
-        )
+        source: Callable[..., tuple[Tensor, ...]] = self.latent or self._projected
+        q, k, v, *gates = source(x_nD, draws, again)
         if isinstance(attention_context, SequenceContext):
             heads = self._causal(q, k, v, attention_context)
         else:
@@ -64,10 +67,12 @@ class Attention(ShapedLayer[AttentionShape]):
         out: Tensor = self.output(heads, draws)
         return out
 
-    def _projected(self, x_nD: Tensor, draws: Draws | None) -> tuple[Tensor, ...]:
+    def _projected(
+        self, x_nD: Tensor, draws: Draws | None, again: Remake | None
+    ) -> tuple[Tensor, ...]:
         """Return queries, keys, values and any gates of this rank's heads, [N, h or g, K]."""
-        x_ND = self.context.enter(x_nD)
-        fused, parts = self.inputs(x_ND, draws), self.shape.query_parts
+        fused: Any = self.inputs.of_tokens(x_nD, draws, again)
+        parts = self.shape.query_parts
         queries = self.heads * parts
         shape = fused.shape[0], queries + 2 * self.kv_heads, self.shape.head_size
         q, k, v = fused.view(shape).split([queries, self.kv_heads, self.kv_heads], dim=1)

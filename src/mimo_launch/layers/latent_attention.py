@@ -18,6 +18,7 @@ from mimo_launch.kinds.block_shapes import LatentShape
 from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.linear import ColumnLinear, WholeLinear
 from mimo_launch.layers.norms import Norm
+from mimo_launch.layers.recompute import Remake, remade
 from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
@@ -31,13 +32,18 @@ class LatentInputs(ShapedLayer[LatentShape]):
     queries: ColumnLinear
     keys: ColumnLinear
 
-    def forward(self, x_nD: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, x_nD: Tensor, draws: Draws | None = None, again: Remake | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of this rank's heads; keys share their rotating part."""
         sizes, rotating = self.shape.sizes, self.shape.sizes.rope_head_dim
         q_nC = x_nD
-        if self.q_down is not None and self.q_norm is not None:
-            q_nC = self.q_norm(self.q_down(x_nD, draws))
-        kv_nC, shared_nR = torch.split(self.kv_down(x_nD, draws), [sizes.kv_rank, rotating], dim=1)
+        with remade(x_nD, again):
+            down_nC = None if self.q_down is None else self.q_down(x_nD, draws)
+            narrow_nC = self.kv_down(x_nD, draws)
+        kv_nC, shared_nR = torch.split(narrow_nC, [sizes.kv_rank, rotating], dim=1)
+        if self.q_norm is not None:
+            q_nC = self.q_norm(down_nC)
         narrow = self.context.enter(torch.cat([q_nC, self.kv_norm(kv_nC), shared_nR], dim=1))
         q_NC, kv_NC, shared_NR = torch.split(
             narrow, [self.shape.query_width, sizes.kv_rank, rotating], dim=1

@@ -24,6 +24,7 @@ from mimo_launch.comm.torch_internals import FsdpParameter, add_product_, fsdp_p
 from mimo_launch.kinds.shapes import ColumnShape, OneShape, RowShape, WholeShape
 from mimo_launch.layers.adapters import LowRank
 from mimo_launch.layers.dropout import Draws
+from mimo_launch.layers.recompute import Remake, remade
 from mimo_launch.layers.shaped_layer import ShapedLayer
 
 
@@ -121,6 +122,16 @@ class ColumnLinear(ShapedLayer[ColumnShape]):
         sizes = {each.name.removesuffix("weight"): each.local_shape[0] for each in maps}
         update: Tensor = self.adapter(x_ND, sizes, draws and draws.tokens)
         return out + update
+
+    def of_tokens(
+        self, x_nD: Tensor, draws: Draws | None = None, again: Remake | None = None
+    ) -> Tensor:
+        """Return the same for tokens before the region, which may be made `again`, not kept."""
+        x_ND = self.context.enter(x_nD)
+        make = None if again is None else lambda: self.context.enter(again())
+        with remade(x_ND, make):
+            out: Tensor = self(x_ND, draws)
+        return out
 
     def _whole_bias(self) -> Tensor | None:
         """Return the bias of all outputs, with zeros for outputs without one."""

@@ -1,15 +1,23 @@
 """Recomputes activations in the backward that the forward did not keep.
 
-Decides: how layers recompute.
-Relies on: `torch.utils.checkpoint`.
+Decides: how layers recompute: a function from its arguments, or one input of a layer alone.
+Relies on: `torch.utils.checkpoint`, and autograd's hooks on what it saves.
 Leaves: the choice of layers to `models` and to the layers themselves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
+
+# Makes a tensor again that was not kept.
+Remake = Callable[[], Tensor]
+# The size, the strides and the offset of a tensor that is not kept.
+_View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def recomputed(compute: Callable[..., Any], *args: Any) -> Any:
@@ -20,3 +28,45 @@ def recomputed(compute: Callable[..., Any], *args: Any) -> Any:
     if torch.is_grad_enabled():
         return checkpoint(compute, *args, use_reentrant=False)
     return compute(*args)
+
+
+@contextmanager
+def remade(x: Tensor, make: Remake | None) -> Iterator[None]:
+    """Let what runs inside keep, in place of its input x, the function that makes it again.
+
+    In the backward x is made once, and is gone when its gradient is there.
+    """
+    if make is None or not torch.is_grad_enabled():
+        yield
+        return
+    again = _Again(x, make)
+    with saved_tensors_hooks(again.pack, again.unpack):
+        yield
+
+
+class _Again:
+    """Hooks that keep everything but one tensor and its views."""
+
+    def __init__(self, x: Tensor, make: Remake) -> None:
+        self._place, self._make = x.untyped_storage().data_ptr(), make
+        self._made: Tensor | None = None
+        if x.requires_grad:
+            x.register_hook(self._forget)  # type: ignore[no-untyped-call]
+
+    def pack(self, tensor: Tensor) -> Tensor | _View:
+        """Return what to keep of a tensor."""
+        if tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != self._place:
+            return tensor
+        return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+
+    def unpack(self, kept: Tensor | _View) -> Tensor:
+        """Return the tensor."""
+        if isinstance(kept, Tensor):
+            return kept
+        if self._made is None:
+            with torch.no_grad():
+                self._made = self._make()
+        return self._made.as_strided(*kept)
+
+    def _forget(self, gradient: Tensor) -> None:
+        self._made = None

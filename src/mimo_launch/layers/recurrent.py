@@ -25,6 +25,7 @@ from mimo_launch.kinds.recurrent import ConvolutionShape, HeadWeightsShape, Recu
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import widened
+from mimo_launch.layers.recompute import Remake
 from mimo_launch.layers.sequence_contexts import Documents, SequenceContext, in_order, in_shards
 from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.ssd_kernels import causal_conv
@@ -68,9 +69,11 @@ class RecurrentMixer(ShapedLayer[RecurrentShape]):
         """
         raise NotImplementedError
 
-    def forward(self, x_nD: Tensor, sequences: SequenceContext) -> Tensor:
+    def forward(
+        self, x_nD: Tensor, sequences: SequenceContext, again: Remake | None = None
+    ) -> Tensor:
         """Return the mixed tokens, [n, D] -> [n, D]; documents do not affect each other."""
-        fused = self.inputs(self.context.enter(x_nD), sequences.draws)
+        fused = self.inputs.of_tokens(x_nD, sequences.draws, again)
         inner, shared = self.heads * self.sizes.head_dim, self.groups * self.sizes.state
         widths = [inner, inner, *[self.heads] * len(self.shape.facts.steps), shared, shared]
         z, x, *steps, b, c = torch.split(fused, widths, dim=1)

@@ -40,6 +40,7 @@ from mimo_launch.models.language_input import LanguageInput, TextForward, langua
 from mimo_launch.models.row_places import all_rows, rows_at
 from mimo_launch.models.stage_interface import ModelStage, StageLosses
 from mimo_launch.models.transformer_block import MtpDepth
+from mimo_launch.spec.module import Recompute
 from mimo_launch.spec.spec import LanguageModel
 
 
@@ -59,7 +60,7 @@ class LanguageStage(ModelStage):
         stage: Stage,
         ends: Ends,
         *,
-        recompute: bool,
+        recompute: Recompute,
     ) -> None:
         # If the last stage needs the embedding, it and the first stage hold it, by the same name.
         super().__init__(context, kind, stage, ends, recompute=recompute)

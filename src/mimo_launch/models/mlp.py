@@ -24,6 +24,7 @@ from mimo_launch.layers.linear import ColumnLinear, RowLinear
 from mimo_launch.layers.norms import TokenGate
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, GATED
+from mimo_launch.layers.recompute import Remake
 from mimo_launch.layers.router import Choice, Router, TokenShares
 from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.layers.shaped_layer import ShapedLayer
@@ -39,9 +40,11 @@ class Mlp(ShapedLayer[MlpShape]):
         super().__init__(context, shape)
         self.between = GATED[shape.gate] if shape.gate else ACTIVATIONS[shape.activation]
 
-    def forward(self, x_nD: Tensor, draws: Draws | None = None) -> Tensor:
-        """Return the MLP of every token."""
-        hidden = self.inputs(self.context.enter(x_nD), draws)
+    def forward(
+        self, x_nD: Tensor, draws: Draws | None = None, again: Remake | None = None
+    ) -> Tensor:
+        """Return the MLP of every token; see `ColumnLinear.of_tokens`."""
+        hidden = self.inputs.of_tokens(x_nD, draws, again)
         # Reuse the name: without a backward, this frees the input before the next product.
         hidden = self.context.fused(self.between, hidden)
         out: Tensor = self.output(hidden, draws)
@@ -56,7 +59,9 @@ class MoeMlp(ShapedLayer[MoeShape]):
     shared: Mlp | None
     shared_gate: TokenGate | None
 
-    def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+    def forward(
+        self, x_nD: Tensor, attention_context: AttentionContext, again: Remake | None = None
+    ) -> Tensor:
         """Return the weighted answers of every token's experts.
 
         Without a routing context the load is not balanced.
@@ -69,7 +74,7 @@ class MoeMlp(ShapedLayer[MoeShape]):
         choice = self.router(own_nD, tokens, None if routing is None else routing.loss)
         planned = PlannedDispatch(self.context, choice.experts, self.shape.moe.experts)
         # While the host waits for the sizes of the dispatch, the device computes this.
-        shared = None if self.shared is None else self.shared(x_nD, attention_context.draws)
+        shared = None if self.shared is None else self.shared(x_nD, attention_context.draws, again)
         if shared is not None and self.shared_gate is not None:
             shared = self.shared_gate(x_nD, shared)
         routed = self._answers(own_nD, choice, planned.dispatch())

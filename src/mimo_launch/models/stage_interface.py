@@ -45,6 +45,7 @@ from mimo_launch.models.patches import Image, Patches, Reader, own_tokens, pack,
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.token_numbers import list_draws
 from mimo_launch.models.transformer_block import blocks
+from mimo_launch.spec.module import Recompute
 from mimo_launch.spec.spec import Model, Spec
 
 
@@ -275,7 +276,7 @@ class ModelStage(nn.Module):
         stage: Stage,
         ends: Ends,
         *,
-        recompute: bool,
+        recompute: Recompute,
     ) -> None:
         super().__init__()
         self.context, self.kind, self.model = context, kind, kind.model
@@ -297,4 +298,4 @@ class ModelStage(nn.Module):
         """Return the layers of one stage with unset weights."""
         module = spec.modules[stage.module]
         ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
-        return cls(context, kind_of(module.model), stage, ends, recompute=module.recomputes)
+        return cls(context, kind_of(module.model), stage, ends, recompute=module.recompute)

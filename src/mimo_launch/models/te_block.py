@@ -9,6 +9,8 @@ Leaves: attention to `layers.te_attention`.
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.te_attention import TeAttention
 from mimo_launch.layers.te_layers import TeLayers, te_layers
 from mimo_launch.layout.row_owners import FP8_STEP
+from mimo_launch.spec.module import Recompute
 
 # Parameters of the layers below and the canonical tensors fused in each, in order. SwiGLU is
 # silu(first half) * second half.
@@ -68,9 +71,11 @@ class TeGeluMlp(nn.Module):
 
 
 class TeBlock(SegmentedModule):
-    """Pre-norm transformer block; with `recompute` it keeps only its input for the backward."""
+    """Pre-norm transformer block; it keeps only the inputs of what it recomputes."""
 
-    def __init__(self, layers: TeLayers, shape: BlockShape, *, name: str, recompute: bool) -> None:
+    def __init__(
+        self, layers: TeLayers, shape: BlockShape, *, name: str, recompute: Recompute
+    ) -> None:
         super().__init__()
         self.fp8, self.recompute = layers.context.fp8, recompute
         self.attention = TeAttention(layers, shape.attention, shape.norm)
@@ -99,16 +104,25 @@ class TeBlock(SegmentedModule):
         return self._run(x_nD, attention_context)
 
     def _run(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        if not self.recompute:
+        if self.recompute != "full":
             return self._compute(x_nD, attention_context)
         out: Tensor = recomputed(self._compute, x_nD, attention_context)
         return out
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        # Inside `_compute`, so that recomputation also runs in this context.
+        x_nD = x_nD + self._part("attention", self.attention, x_nD, attention_context)
+        return x_nD + self._part("mlp", self.mlp, x_nD)
+
+    def _part(self, part: str, layer: nn.Module, *args: Any) -> Tensor:
+        """Return what a part adds to the stream."""
+        compute = partial(self._within, layer)
+        out: Tensor = recomputed(compute, *args) if part in self.recompute else compute(*args)
+        return out
+
+    def _within(self, layer: nn.Module, *args: Any) -> Tensor:
+        """Return the result of a layer; what runs again does so in the same context."""
         with nullcontext() if self.fp8 is None else self.fp8.running():
-            x_nD = x_nD + self.attention(x_nD, attention_context)
-            out: Tensor = x_nD + self.mlp(x_nD)
+            out: Tensor = layer(*args)
         return out
 
 
@@ -137,7 +151,7 @@ def adopted_segments(
 
 
 def te_blocks(
-    context: ParallelContext, shapes: Mapping[int, LayerShape], *, recompute: bool
+    context: ParallelContext, shapes: Mapping[int, LayerShape], *, recompute: Recompute
 ) -> nn.ModuleDict:
     """Return the blocks of a stage, by their number in the whole model.
 

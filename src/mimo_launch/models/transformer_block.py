@@ -1,7 +1,7 @@
 """The layers of a stage: transformer blocks, layers of hybrids, depths of multi-token prediction.
 
 Decides: the order of a block's layers; which library's blocks a stage uses; what a depth reads, and
-that with recomputation of activations the whole depth is recomputed.
+that with full recomputation of activations the whole depth is recomputed.
 Relies on: `layers` for layers that know their tp group, `mlp`.
 Leaves: the rest of a model to `vision_encoder` and `language_model`, sharding the experts over
 their replicas to `fsdp`, tokens and labels further ahead to `language_input`.
@@ -12,7 +12,8 @@ precedes a head.
 Legend: n tokens of this tp rank, N tokens of its replica's cp rank, D width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,24 +27,39 @@ from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.norms import LayerScale, Norm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.recompute import recomputed
+from mimo_launch.layers.recompute import Remake, recomputed
 from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.layers.shaped_layer import S, ShapedLayer, built
 from mimo_launch.models.mlp import Mlp, MoeMlp
 from mimo_launch.models.te_block import te_blocks
+from mimo_launch.spec.module import Recompute
 
 
 class Layer(ShapedLayer[S]):
-    """One of a stage's layers; with `recompute` it keeps only its input for the backward."""
+    """One of a stage's layers; it keeps nothing of the parts that it recomputes but their inputs.
 
-    recompute = False
+    Parts are functions of the stream: a mixer or an MLP with its norms. With `norms`, the products
+    after a norm of the stream do not keep it.
+    """
+
+    recompute: Recompute = "none"
 
     def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return the layer's output for every token."""
-        if not self.recompute:
+        if self.recompute != "full":
             return self._compute(x_nD, attention_context)
         out: Tensor = recomputed(self._compute, x_nD, attention_context)
         return out
+
+    def _part(self, part: str, compute: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Return the result of a part."""
+        out: Tensor = recomputed(compute, *args) if part in self.recompute else compute(*args)
+        return out
+
+    def _again(self, part: str, norm: Norm, x_nD: Tensor) -> Remake | None:
+        """Return how to make the normed input of a part again, if it is not kept."""
+        alone = "norms" in self.recompute and part not in self.recompute
+        return partial(norm, x_nD) if alone else None
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         raise NotImplementedError
@@ -67,29 +83,51 @@ class Block(Layer[BlockShape]):
         self.drop_mlp = dropout(context.dropout, context.fused)
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        draws = attention_context.draws
-        normed = x_nD if self.attention_norm is None else self.attention_norm(x_nD)
-        attended = self.attention(normed, attention_context)
-        if self.post_attention_norm is not None:
-            attended = self.post_attention_norm(attended)
-        if self.attention_scale is not None:
-            attended = self.attention_scale(attended)
-        attended = self._added(attended, self.drop_attention, draws)
+        attended = self._part("attention", self._attended, x_nD, attention_context)
+        if "mlp" in self.recompute:
+            x_nD = x_nD + attended
+            return x_nD + self._part("mlp", self._of_stream, x_nD, attention_context)
+        again = None
         if self.mlp_norm is None:
             x_nD = normed = x_nD + attended
         else:
             x_nD, normed = self.mlp_norm.after(x_nD, attended)
-        change = (
-            self.mlp(normed, attention_context)
+            again = self._again("mlp", self.mlp_norm, x_nD)
+        out: Tensor = x_nD + self._changed(normed, attention_context, again)
+        return out
+
+    def _attended(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+        """Return what attention adds to the stream."""
+        normed, again = x_nD, None
+        if self.attention_norm is not None:
+            normed = self.attention_norm(x_nD)
+            again = self._again("attention", self.attention_norm, x_nD)
+        attended: Tensor = self.attention(normed, attention_context, again)
+        if self.post_attention_norm is not None:
+            attended = self.post_attention_norm(attended)
+        if self.attention_scale is not None:
+            attended = self.attention_scale(attended)
+        return self._added(attended, self.drop_attention, attention_context.draws)
+
+    def _of_stream(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+        """Return what the MLP adds to the stream, from the stream."""
+        normed = x_nD if self.mlp_norm is None else self.mlp_norm(x_nD)
+        return self._changed(normed, attention_context, None)
+
+    def _changed(
+        self, normed_nD: Tensor, attention_context: AttentionContext, again: Remake | None
+    ) -> Tensor:
+        """Return what the MLP adds to the stream, from the stream after its norm."""
+        change: Tensor = (
+            self.mlp(normed_nD, attention_context, again)
             if isinstance(self.mlp, MoeMlp)
-            else self.mlp(normed, draws)
+            else self.mlp(normed_nD, attention_context.draws, again)
         )
         if self.post_mlp_norm is not None:
             change = self.post_mlp_norm(change)
         if self.mlp_scale is not None:
             change = self.mlp_scale(change)
-        out: Tensor = x_nD + self._added(change, self.drop_mlp, draws)
-        return out
+        return self._added(change, self.drop_mlp, attention_context.draws)
 
     def _added(self, change_nD: Tensor, drop: Dropout | None, draws: Draws | None) -> Tensor:
         """Return what a layer adds to the stream: less what it drops, times the model's factor."""
@@ -109,12 +147,15 @@ class HybridLayer(Layer[MixedShape]):
         self.drop = dropout(context.dropout, context.fused)
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+        return x_nD + self._part(self.shape.part, self._mixed, x_nD, attention_context)
+
+    def _mixed(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+        """Return what the mixer adds to the stream."""
         mixer, normed = self.get_submodule(self.shape.name), self.norm(x_nD)
+        again = self._again(self.shape.part, self.norm, x_nD)
         draws = attention_context.draws
-        mixed: Tensor = mixer(normed, draws if isinstance(mixer, Mlp) else attention_context)
-        if self.drop is not None and draws is not None:
-            mixed = self.drop(mixed, draws.own)
-        return x_nD + mixed
+        mixed: Tensor = mixer(normed, draws if isinstance(mixer, Mlp) else attention_context, again)
+        return mixed if self.drop is None or draws is None else self.drop(mixed, draws.own)
 
 
 class MtpDepth(ShapedLayer[DepthShape]):
@@ -126,13 +167,17 @@ class MtpDepth(ShapedLayer[DepthShape]):
     block: Block
     norm: Norm
 
-    def __init__(self, context: ParallelContext, shape: DepthShape, *, recompute: bool) -> None:
+    def __init__(
+        self, context: ParallelContext, shape: DepthShape, *, recompute: Recompute
+    ) -> None:
         super().__init__(context, shape)
         self.recompute, self.part = recompute, context.part(2 * shape.block.width)
+        if recompute != "full":
+            self.block.recompute = recompute
 
     def forward(self, x_nD: Tensor, token_nD: Tensor, sequences: SequenceContext) -> Tensor:
         """Return each token's state, from its state at the depth before and the token ahead."""
-        if not self.recompute:
+        if self.recompute != "full":
             return self._compute(x_nD, token_nD, sequences)
         out: Tensor = recomputed(self._compute, x_nD, token_nD, sequences)
         return out
@@ -146,7 +191,7 @@ class MtpDepth(ShapedLayer[DepthShape]):
 
 
 def blocks(
-    context: ParallelContext, shapes: Mapping[int, LayerShape], *, recompute: bool
+    context: ParallelContext, shapes: Mapping[int, LayerShape], *, recompute: Recompute
 ) -> nn.ModuleDict:
     """Return the layers of a stage, by their number in the whole model.
 

@@ -29,7 +29,9 @@ FEWER = "fewer GPUs"
 # Words for a setting of modules, from its value and their names.
 _OF_MODULES: dict[str, Callable[[Any, str], str]] = {
     "recompute": lambda value, names: (
-        f"recompute {names}" if value == "full" else f"no recomputing of {names}"
+        {"full": f"recompute {names}", "none": f"no recomputing of {names}"}[value]
+        if isinstance(value, str)
+        else f"recompute {listed(value)} of {names}"
     ),
     "sequence_parallel": lambda value, names: (
         f"{'' if value else 'no '}sequence parallelism of {names}"

@@ -115,10 +115,11 @@ def words_of(spec: Spec) -> str:
         words = [sizes_text({axis: getattr(module.grid, axis) for axis in AXES})]
         if module.experts:
             words.append(f"experts {sizes_text(module.experts.model_dump())}")
+        again = "full" if module.recomputes else listed(sorted(module.recomputed_parts))
         settings = {
             f"sharding {module.sharding}": module.sharding != "optimizer",
             f"shards over {module.shard_over}": module.shard_over is not None,
-            f"recompute {module.recompute}": module.recomputes,
+            f"recompute {again}": module.recompute != "none",
             "sequence parallel": module.sequence_parallel,
             f"order {' '.join(module.order)}": module.order != AXES,
         }  # fmt: skip

@@ -22,6 +22,7 @@ from mimo_launch.layout.space import (
     microbatch_numbers,
 )
 from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.module import Recompute
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 
 # Fewer leave the ranks of a pipeline idle for too long.
@@ -34,6 +35,8 @@ _NEAR_GRIDS = 10
 _PARTS, _MOST_SIZES = 24, 3
 # Shorter sequences are cut over cp only if they already are.
 _LONG = 16_384
+# What may be recomputed instead of whole layers, from the least time to the least memory.
+LESS_AGAIN: tuple[Recompute, ...] = ("none", ("norms",), ("mlp", "norms"))
 
 
 def neighbours(spec: Spec, point: Point) -> Iterator[Point]:
@@ -41,8 +44,10 @@ def neighbours(spec: Spec, point: Point) -> Iterator[Point]:
     yield from _microbatches(spec, point)
     yield from _orders(spec, point)
     for name, place in point.places.items():
-        if place.recompute == "full":
-            yield point.moved(name, recompute="none")
+        if place.recompute != "none":
+            for less in LESS_AGAIN:
+                if less != place.recompute:
+                    yield point.moved(name, recompute=less)
         yield from _experts(spec, point, name)
         if place.grid.dp * place.grid.cp > 1:
             other = "optimizer" if place.sharding == "full" else "full"

@@ -8,7 +8,6 @@ Leaves: near moves, which a short search makes first, to `moves`; rules of model
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
-from typing import get_args
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.space import (
@@ -19,9 +18,8 @@ from mimo_launch.layout.space import (
     legal_grids,
     microbatch_numbers,
 )
-from mimo_launch.search.moves import settled
+from mimo_launch.search.moves import LESS_AGAIN, settled
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.module import Recompute
 from mimo_launch.spec.spec import Grid, Spec
 from mimo_launch.spec.values import SHARDINGS
 
@@ -58,7 +56,7 @@ def _of_step(spec: Spec, point: Point) -> Iterator[Point]:
 
 def _of_module(spec: Spec, point: Point, name: str) -> Iterator[Point]:
     place = point.places[name]
-    for recompute in get_args(Recompute):
+    for recompute in (*LESS_AGAIN, ("attention", "norms"), "full"):
         yield point.moved(name, recompute=recompute)
     for sharding in SHARDINGS:
         yield point.moved(name, sharding=sharding)
@@ -142,7 +140,7 @@ def drawn(spec: Spec, point: Point, world: int, random: Random) -> Point:
             ranks=ranks,
             grid=grid,
             sharding=random.choice([*SHARDINGS]),
-            recompute=random.choice(get_args(Recompute)),
+            recompute=random.choice((*LESS_AGAIN, "full")),
             sequence_parallel=grid.tp > 1,
             experts=None,
             shard_over=None,

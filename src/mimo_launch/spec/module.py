@@ -117,7 +117,10 @@ def looks_like_class_path(value: str, kinds: list[str]) -> bool:
 
 
 Balance = Literal["none", "linked", "all"]
-Recompute = Literal["none", "full"]
+# Parts of a layer: attention or a recurrent mixer; an MLP or experts; norms of the stream.
+RecomputedPart = Literal["attention", "mlp", "norms"]
+RecomputedParts = Annotated[tuple[RecomputedPart, ...], Field(strict=False, min_length=1)]
+Recompute = Literal["none", "full"] | RecomputedParts
 
 # Every kind of encoder except users' own classes.
 EncoderKinds = VitModel | Dinov3Model | AudioModel | ConnectorModel
@@ -218,7 +221,13 @@ class ModuleSpec(Strict):
         "after the sum inside each.",
         examples=[8],
     )
-    recompute: Recompute = Field("none", description="Recompute activations.")
+    recompute: Recompute = Field(
+        "none",
+        description="Compute activations again in the backward instead of keeping them: `full`: "
+        "whole layers. A list names parts of each layer: `attention`, or a recurrent mixer; `mlp`, "
+        "or experts; `norms`: the inputs of products, which are norms of the stream.",
+        examples=[["mlp", "norms"]],
+    )
     backend: Literal["torch", "transformer_engine"] = Field(
         "torch", description="Library that provides the layers."
     )
@@ -308,8 +317,13 @@ class ModuleSpec(Strict):
 
     @property
     def recomputes(self) -> bool:
-        """Whether its activations are recomputed in the backward."""
+        """Whether whole layers are computed again in the backward."""
         return self.recompute == "full"
+
+    @property
+    def recomputed_parts(self) -> frozenset[str]:
+        """The parts of layers that are computed again, if not whole layers are."""
+        return frozenset() if isinstance(self.recompute, str) else frozenset(self.recompute)
 
     @property
     def rank_range(self) -> range:

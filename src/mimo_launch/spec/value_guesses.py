@@ -88,6 +88,7 @@ class _Key:
         yield from self._choices(value)
         if self.name in _OFF_AT_ZERO and "null" in self.types and str(value).lower() in _OFF:
             yield "null"
+        yield from self._members(value)
         yield from self._names(value)
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             yield from self._list(value)
@@ -115,6 +116,21 @@ class _Key:
             yield others[0] if truth == "true" else "none"
         if isinstance(value, int) and not isinstance(value, bool):
             yield from (c for c in choices if re.search(rf"(?<!\d){value}(?!\d)", c))
+
+    def _members(self, value: Any) -> Iterator[str]:
+        """Yield a list of known words for other words, in a list, a text or a mapping."""
+        arrays = [each for each in self.parts if each.get("type") == "array"]
+        choices = arrays[0].get("items", {}).get("enum") if arrays else None
+        words = value
+        if isinstance(value, dict):
+            on = [word for word, is_on in value.items() if is_on is True]
+            words = on or [each for each in value.values() if isinstance(each, str)][:1]
+        elif isinstance(value, str):
+            words = re.split(r"[\s,]+", value.strip())
+        if choices and isinstance(words, list):
+            meant = [each if each in choices else same_choice(choices, each) for each in words]
+            if meant and all(meant):
+                yield f"[{', '.join(dict.fromkeys(meant))}]"
 
     def _names(self, value: Any) -> Iterator[str]:
         """Yield a list of names, or of one number, that was written without brackets."""
