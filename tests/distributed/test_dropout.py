@@ -11,6 +11,7 @@ from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.specs import box, spec
 
 from mimo_launch.layers import dropout
+from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models import token_numbers
 from mimo_launch.spec.spec import Spec
 
@@ -132,6 +133,18 @@ BUGS: dict[str, tuple[Callable[[], None], str]] = {
 def test_a_planted_bug_is_rejected(name: str) -> None:
     plant, layout = BUGS[name]
     assert failures(verdicts(LAYOUTS[layout](), prepare=plant)), f"{name} passes"
+
+
+# The import of inductor warns about its own use of torch.jit.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_a_compiled_pass_drops_the_same() -> None:
+    context = ParallelContext(compiled=True, owner="dropout")
+    layers = [dropout.Dropout(0.3, fused) for fused in (context.fused, lambda f, *args: f(*args))]
+    tokens = dropout.states(1, 2, torch.arange(300), torch.arange(300))
+    x = torch.randn(300, 96)
+    compiled, plain = (layer(x, tokens, 5) for layer in layers)
+    torch.testing.assert_close(compiled, plain)
+    assert torch.equal(compiled == 0, plain == 0)
 
 
 def test_numbers_are_dropped_at_their_rate() -> None:

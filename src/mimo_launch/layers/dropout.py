@@ -51,7 +51,12 @@ def _mixed(x: Tensor) -> Tensor:
 
 def drawn(state: Tensor, counter: Tensor) -> Tensor:
     """Return number `counter`, from 0, that follows from a state; both int64."""
-    return _mixed(state + (counter + 1) * _signed(_GOLDEN))
+    return _mixed(state + _steps(counter))
+
+
+def _steps(counter: Tensor) -> Tensor:
+    """Return how far a state is after `counter` numbers."""
+    return (counter + 1) * _signed(_GOLDEN)
 
 
 def states(seed: int, step: int, *counters: Tensor) -> Tensor:
@@ -70,10 +75,11 @@ def _kept(x: Tensor, numbers: Tensor, least: int, scale: float) -> Tensor:
     return torch.where(stays, x * scale, 0.0)
 
 
-def _kept_features(x_NF: Tensor, state_N: Tensor, first: int, least: int, scale: float) -> Tensor:
-    """Return `x_NF` without the features that its tokens drop; the first one has number `first`."""
-    features = torch.arange(first, first + x_NF.shape[1], device=x_NF.device)
-    return _kept(x_NF, drawn(state_N[:, None], features), least, scale)
+def _kept_features(
+    x_NF: Tensor, state_N: Tensor, steps_F: Tensor, least: int, scale: float
+) -> Tensor:
+    """Return `x_NF` without the features that its tokens drop; `steps_F` are those of features."""
+    return _kept(x_NF, _mixed(state_N[:, None] + steps_F), least, scale)
 
 
 class _Dropped(torch.autograd.Function):
@@ -105,7 +111,9 @@ class Dropout(nn.Module):
 
     def forward(self, x_NF: Tensor, tokens_N: Tensor, first: int = 0) -> Tensor:
         """Return the features, of which the first has number `first` among those of all ranks."""
-        rest = first, self._least, self._scale
+        # Made outside of the pass: a compiler would compute it with numbers that do not wrap.
+        features = torch.arange(first, first + x_NF.shape[1], device=x_NF.device)
+        rest = _steps(features), self._least, self._scale
 
         def keep(x: Tensor, state: Tensor) -> Tensor:
             return self._fused(_kept_features, x, state, *rest)
