@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from mimo_launch.checks.load_and_check import load_and_check
+from mimo_launch.checks.load_and_check import Checked, load_and_check
 from mimo_launch.cli.init_draft import GPUS_PER_NODE, Answers, CannotDraft, undecided
 from mimo_launch.cli.init_text import plain_text
 from mimo_launch.cli.shared.console import Console
@@ -29,7 +29,7 @@ from mimo_launch.search.first_spec import on_all_ranks, placed
 from mimo_launch.search.judge import Planned
 from mimo_launch.search.layout_rows import LayoutRow
 from mimo_launch.spec.editing import with_settings
-from mimo_launch.spec.load import dump_spec, spec_from_data
+from mimo_launch.spec.load import dump_spec, load_text, spec_from_data
 from mimo_launch.spec.spec import Grid, Spec
 from mimo_launch.spec.values import GPUS
 from mimo_launch.spec.wording import did_you_mean
@@ -75,7 +75,7 @@ def source_of(
         )
     if file.is_dir() or file.name == "config.json":
         folder = file if file.is_dir() else file.parent
-        spec = _drafted(folder, hardware, data, console)
+        spec = _drafted(folder, hardware, overrides, data, console)
         return Source(spec=spec, file=None, overrides=(), written=spec)
     if data is not None:
         help_ = f"--set data.shards={data}"
@@ -116,7 +116,13 @@ def _on(spec: Spec, hardware: Hardware) -> Spec:
     return spec_from_data({**dump_spec(spec), "nodes": nodes})
 
 
-def _drafted(folder: Path, hardware: Hardware, data: str | None, console: Console) -> Spec:
+def _drafted(
+    folder: Path,
+    hardware: Hardware,
+    overrides: Sequence[str],
+    data: str | None,
+    console: Console,
+) -> Spec:
     gpus = hardware.gpus or GPUS_PER_NODE
     answers = Answers(
         name=folder.name,
@@ -128,11 +134,14 @@ def _drafted(folder: Path, hardware: Hardware, data: str | None, console: Consol
     )
     try:
         parts, _ = undecided(answers)
-        return spec_from_data(placed(parts, on_all_ranks(parts["modules"], Grid(dp=gpus))))
+        text = plain_text(placed(parts, on_all_ranks(parts["modules"], Grid(dp=gpus))))
     except CannotDraft as error:
         console.refuse(str(error), help_=error.help)
-    except ValueError as error:
-        console.refuse(str(error), help_="mimo-launch tune --help")
+    loaded = load_text(text, str(folder), overrides)
+    if loaded.spec is None:
+        show_findings(Checked(None, loaded.diagnostics, loaded.source), console)
+        raise typer.Exit(2)
+    return loaded.spec
 
 
 def _layout_of(spec: Spec) -> dict[str, Any]:

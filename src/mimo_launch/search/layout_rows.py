@@ -31,6 +31,8 @@ TERMS = {
 }
 # Memory that differs by less of a GPU is not given up.
 _SOME_MEMORY = 0.02
+# Two layouts are as fast if they differ by less.
+_SOME_SPEED = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,10 @@ def _given_up(one: tuple[Planned, Estimator], *others: tuple[Planned, Estimator]
     for other, _ in others:
         mine, its = one[0].estimates, other.estimates
         fullest = [max(row.total_bytes for row in each.ranks) for each in (mine, its)]
-        gain = f"{percent(its.step_seconds / mine.step_seconds - 1)} faster than the next"
+        share = its.step_seconds / mine.step_seconds - 1
+        gain = "as fast as the next"
+        if share >= _SOME_SPEED:
+            gain = f"{percent(share)} faster than the next"
         memory = mine.gpu_memory or GPUS[MEASURED].memory
         if (more := fullest[0] - fullest[1]) > _SOME_MEMORY * memory:
             return f"{gain}, for {bytes_text(more)} more memory"
