@@ -1,6 +1,7 @@
 """Packs: every record once an epoch, alike from any place, and the arrays of their records."""
 
 from collections import Counter
+from dataclasses import fields, replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -24,7 +25,7 @@ from mimo_launch.data.sample_order import (
     steps_of,
 )
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
-from mimo_launch.layout.step_data import SampleData, packed
+from mimo_launch.layout.step_data import ImageSpan, SampleData, packed
 from mimo_launch.layout.step_views import Reads
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import read_step, step_inputs
@@ -281,3 +282,8 @@ def test_a_record_that_cannot_be_read_leaves_a_gap_in_its_pack():
         )
     assert left.data.num_labels < inputs.data.num_labels
     assert left.data.indexed == inputs.data.samples
+
+
+def test_a_span_moves_with_all_that_it_says():
+    span = ImageSpan(*range(1, 1 + len(fields(ImageSpan))))
+    assert span.moved(5) == replace(span, position=6)
