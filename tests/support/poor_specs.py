@@ -195,12 +195,13 @@ def with_settings(made: Spec, settings: Settings) -> Spec:
 def followed(made: Spec, times: int = 3) -> list[PlanAnswer]:
     """Return the answers for a spec, and for it with the first advice followed so many times.
 
-    Advice that makes a step slower, on fewer GPUs, is not followed.
+    Advice that makes a step slower, on fewer GPUs, or less exact, in FP8, is not followed.
     """
     answers = [answer(made)]
     while len(answers) <= times and answers[-1].losses:
-        change = answers[-1].losses[0].change
-        if change is None or change.gain < 0:
+        first = answers[-1].losses[0]
+        change = first.change
+        if change is None or change.gain < 0 or first.kind == "precision":
             break
         made = with_settings(made, change.settings)
         answers.append(answer(made))

@@ -6,7 +6,7 @@ Relies on: one `Estimator` for all numbers of the job, `advice` for changes.
 Leaves: showing them to `cli`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from mimo_launch.search.advice import (
     memory_limit,
 )
 from mimo_launch.search.changes import Change
+from mimo_launch.search.fp8_change import fp8_change
 from mimo_launch.search.judge import Planned
 from mimo_launch.search.packing_change import packed, padding_waste
 from mimo_launch.search.wastes import TimeShares, Waste, modules_of, time_shares, wastes
@@ -185,7 +186,7 @@ def answer_of(
         tokens=tokens,
         days=None if tokens is None else tokens / speed / _SECONDS_PER_DAY,
         time=time_shares(estimates, world),
-        losses=_with_padding(losses, estimator, estimates, seeks=seeks),
+        losses=_with_others(losses, estimator, estimates, seeks=seeks),
         compared=compared,
         planned=sum(tried.values()),
         tried=tried,
@@ -194,28 +195,40 @@ def answer_of(
     )
 
 
-def _with_padding(
+def _with_others(
     losses: list[LostTime], estimator: Estimator, estimates: Estimates, *, seeks: bool
 ) -> tuple[LostTime, ...]:
-    """Return the losses with that by padding, in the order of their changes; not more than shown.
+    """Return the losses with those that no layout answers, the best change first; the shown ones.
 
-    A packed spec gains tokens of the data, and its steps hold other samples.
+    These are padding, which packing answers, and numbers in which another type is faster. FP8 comes
+    after all other changes: it is less exact.
     """
-    waste = padding_waste(estimator, estimates)
-    if waste is None:
-        return tuple(losses)
+    found = list(losses)
+    for own in _other_losses(estimator, estimates, seeks=seeks):
+        gain = LEAST_GAIN if own.change is None else own.change.gain
+        if own.kind == "precision" and estimator.spec.language.fp8 is None:
+            gain = 0.0
+        place = sum(each.change is not None and each.change.gain >= gain for each in found)
+        found.insert(place, own)
+    return tuple(found[:MAX_WASTES])
+
+
+def _other_losses(estimator: Estimator, estimates: Estimates, *, seeks: bool) -> Iterator[LostTime]:
+    """Yield losses whose changes do not leave samples or numbers as they are."""
     limit = memory_limit(estimates, _gpu_memory(estimates))
-    found = packed(estimator, limit) if seeks else None
-    offered = None
-    if found is not None:
-        planned = found.planned
-        offered = OfferedChange.between(
-            planned.change, estimates, planned.estimates, fuller=found.fuller
-        )
-    gain = LEAST_GAIN if offered is None else offered.gain
-    own = LostTime.answered(waste, offered if gain > LEAST_GAIN else None)
-    place = sum(each.change is not None and each.change.gain >= gain for each in losses)
-    return (*losses[:place], own, *losses[place:])[:MAX_WASTES]
+    if (padding := padding_waste(estimator, estimates)) is not None:
+        offered, found = None, packed(estimator, limit) if seeks else None
+        if found is not None:
+            planned = found.planned
+            offered = OfferedChange.between(
+                planned.change, estimates, planned.estimates, fuller=found.fuller
+            )
+        helps = offered is not None and offered.gain >= LEAST_GAIN
+        yield LostTime.answered(padding, offered if helps else None)
+    if seeks and (numbers := fp8_change(estimator, estimates, limit)) is not None:
+        waste, planned = numbers
+        offered = OfferedChange.between(planned.change, estimates, planned.estimates)
+        yield LostTime.answered(waste, offered)
 
 
 def _gpu_memory(estimates: Estimates) -> int:

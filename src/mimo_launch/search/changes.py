@@ -42,6 +42,11 @@ _OF_MODULES: dict[str, Callable[[Any, str], str]] = {
     ),
     "order": lambda value, names: f"order {', '.join(value)} for {names}",
     "balance": lambda value, names: f"balance {value} for {names}",
+    "fp8": lambda value, names: (
+        f"compute {names} in FP8 with Transformer Engine"
+        if value is not None
+        else f"compute {names} in bf16 with torch's layers"
+    ),
 }
 
 

@@ -84,7 +84,8 @@ class Gpu:
     """A GPU as its data sheet describes it: TFLOP/s without sparsity, and GB/s.
 
     `memory` is in bytes as CUDA reports it, less than the nominal size; `links` sums all NVLinks
-    of a GPU, both ways. `devices` are torch's full names of the GPUs with this bf16 peak.
+    of a GPU, both ways. `has_fp8`: it multiplies in 8 bits. `devices` are torch's full names of the
+    GPUs with this bf16 peak.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Gpu:
     fp64: float
     memory_bandwidth: float
     links: float
+    has_fp8: bool = True
     devices: tuple[str, ...] = ()
 
 
@@ -131,6 +133,7 @@ GPUS: dict[str, Gpu] = {
         fp64=19.5,
         memory_bandwidth=2039,
         links=600,
+        has_fp8=False,
         devices=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
     ),
     "a100-40gb": Gpu(
@@ -141,6 +144,7 @@ GPUS: dict[str, Gpu] = {
         fp64=19.5,
         memory_bandwidth=1555,
         links=600,
+        has_fp8=False,
         devices=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
     ),
     "b200-180gb": Gpu(
