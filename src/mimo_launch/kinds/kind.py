@@ -8,7 +8,7 @@ Leaves: the facts to one file per kind, finding the kind of a model to `registry
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -225,6 +225,10 @@ class ModelKind(ABC):
         """Return the sizes of what a layer computes."""
         return _widths(self, number)
 
+    def reach(self, number: int) -> Hashable:
+        """Return what the pairs of a layer depend on, besides the work."""
+        return self.attending.in_windows(number)
+
     def pairs(self, number: int, work: Workload) -> float:
         """Return the pairs of tokens that attend to each other in a layer; here in a span."""
         spans = work.windows if self.attending.in_windows(number) else work.spans
@@ -240,11 +244,11 @@ class ModelKind(ABC):
         """Return the operations of one forward of a stage, with its ends among the blocks."""
         found: dict[LayerKind, Flops] = defaultdict(Flops)
         found[LayerKind.BLOCK] = self.end_flops(ends, work)
-        for number in numbers:
-            widths, tokens = self.layer_widths(number), work.tokens
+        for number, times in _alike(self, tuple(numbers)):
+            widths, tokens = self.layer_widths(number), times * work.tokens
             between = tokens * widths.between
             if widths.scored:
-                between += 2 * self.pairs(number, work) * widths.scored
+                between += 2 * times * self.pairs(number, work) * widths.scored
             linear = 2.0 * tokens * widths.products
             found[self.layer_kind(number)] += Flops(linear=linear, attention=between)
         return found
@@ -284,6 +288,16 @@ class ModelKind(ABC):
     @abstractmethod
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers that a rank saves before the layers and after them."""
+
+
+@lru_cache(maxsize=1024)
+def _alike(kind: ModelKind, numbers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Return the first layer of each group with the same operations, and the size of the group."""
+    found: dict[Hashable, list[int]] = {}
+    for number in numbers:
+        key = kind.layer_widths(number), kind.layer_kind(number), kind.reach(number)
+        found.setdefault(key, []).append(number)
+    return tuple((group[0], len(group)) for group in found.values())
 
 
 @lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ Leaves: the layers to `decoder` and `hybrid`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from mimo_launch.kinds.block_shapes import AttentionShape, DepthShape, MlpShape, MoeShape
 from mimo_launch.kinds.facts import TpCuts
@@ -138,6 +139,10 @@ class CausalKind(ModelKind):
         """Return the last tokens that tokens of a layer attend to, None if all."""
         return None
 
+    def reach(self, number: int) -> SlidingWindow | None:
+        """Return what the pairs of a layer depend on, besides the work."""
+        return self.window(number)
+
     def pairs(self, number: int, work: Workload) -> float:
         """Return the pairs of tokens that attend: with earlier tokens, or in a block of tokens."""
         found, window = 0.0, self.window(number)
@@ -179,10 +184,7 @@ class LanguageKind(CausalKind):
         pairs = self.model.mrope
         if pairs is None:
             return None
-        if not self.model.mrope_interleaved:
-            return tuple(axis for axis, number in enumerate(pairs) for _ in range(number))
-        # The axes alternate as long as height and width have pairs left; the rest is for time.
-        return tuple(i % 3 if i < 3 * pairs[i % 3] else 0 for i in range(sum(pairs)))
+        return _axes_of_pairs(tuple(pairs), is_interleaved=self.model.mrope_interleaved)
 
     @property
     def moe(self) -> Moe | None:
@@ -307,3 +309,12 @@ class LanguageKind(CausalKind):
     def logit_cap(self) -> float | None:
         """The number below which logits stay, if any; the backward of the cap needs the logits."""
         return None
+
+
+@lru_cache
+def _axes_of_pairs(pairs: tuple[int, ...], *, is_interleaved: bool) -> tuple[int, ...]:
+    """Return the axis that rotates each pair of a head, from the pairs of each axis (cached)."""
+    if not is_interleaved:
+        return tuple(axis for axis, number in enumerate(pairs) for _ in range(number))
+    # The axes alternate as long as height and width have pairs left; the rest is for time.
+    return tuple(i % 3 if i < 3 * pairs[i % 3] else 0 for i in range(sum(pairs)))

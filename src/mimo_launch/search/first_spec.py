@@ -164,24 +164,33 @@ def first_spec(data: Mapping[str, Any], num_ranks: int) -> FirstSpec:
 
 def _better(data: Mapping[str, Any], layout: Point, *, rule_fits: bool) -> FirstSpec | None:
     """Return a spec that is faster than a layout, or that fits if the layout does not."""
-    estimator = Estimator.of(Plan.of(spec_from_data(placed(data, layout))))
-    estimates = estimator.estimates()
+    base = Estimator.of(Plan.of(spec_from_data(placed(data, layout))))
+    estimates = base.estimates()
     if estimates.gpu_memory is None:
         return None
-    search = Changes.of(estimator, estimates, estimates.gpu_memory)
+    # As in `plan`, layouts are compared in one step of the run.
+    brief = base.brief
+    search = Changes.of(brief, brief.estimates(), estimates.gpu_memory)
     # A layout must not choose what is computed, such as its precision, nor leave GPUs out.
     found = [
         each
         for each in (search.run() if rule_fits else search.that_fit())
         if not any(path.startswith("train.") for path in each.change.settings)
         and each.change.kind != FEWER
+        and not (rule_fits and search.gain(each) < LEAST_GAIN)
     ]
-    if not found or (rule_fits and search.gain(found[0]) < LEAST_GAIN):
+    # The largest steps of another layout may be others.
+    simplest = map(search.simplest, found)
+    best = next((each for each in simplest if fits(each.change.spec, base.constants)), None)
+    if best is None:
         return None
-    best = search.simplest(found[0])
     return FirstSpec(
         data=with_settings(placed(data, layout), best.change.settings),
         changes=best.change.text,
-        gain=search.gain(best) if rule_fits else None,
+        gain=estimates.step_seconds / _seconds(base, best.change.spec) - 1 if rule_fits else None,
         compared=1 + search.search.compared,
     )
+
+
+def _seconds(base: Estimator, spec: Spec) -> float:
+    return base.on(Plan.of(spec)).estimates().step_seconds

@@ -12,9 +12,10 @@ from mimo_launch.diag.quantities import percent
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates, RankEstimate
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.advice import LEAST_GAIN, Planned
+from mimo_launch.search.advice import LEAST_GAIN
 from mimo_launch.search.bounds import Bounds
 from mimo_launch.search.changes import Settings, changed
+from mimo_launch.search.judge import Planned
 from mimo_launch.search.wastes import LEAST, Waste
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
