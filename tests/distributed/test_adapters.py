@@ -11,7 +11,7 @@ from tests.distributed.test_checkpoints import make_spec, numbers, run, run_anew
 from tests.support.planted_experts import mixture
 from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.running_ranks import run_on_running_ranks
-from tests.support.specs import box, spec
+from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.estimate.estimates import Estimator
@@ -88,6 +88,14 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
             "model": mixture(width=8),
             "sharding": "full",
             "recompute": "full",
+        },
+    ),
+    "first stages without an adapter": lambda: made(
+        {"dp": 2, "adapter": None, "frozen": True},
+        {
+            "pp": 3,
+            "model": hybrid({"tp": 1}, "M--M*-"),
+            "adapter": {**LORA, "targets": ["attention"]},
         },
     ),
     "trained projector": lambda: made({"dp": 2, "frozen": "except_projector"}, {"tp": 2}),

@@ -56,7 +56,8 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
         {"dp": 2}, {"cp": 2, "tp": 2, "model": hybrid({"tp": 2, "cp": 2}, "M*-M"), "adapter": LORA}
     ),
     "windows, class tokens": lambda: made(
-        {"cp": 2, "model": {"class_token": True}}, {"model": {"sliding_window": {"size": 6}}}
+        {"cp": 2, "model": {"class_token": True, "registers": 2}},
+        {"model": {"sliding_window": {"size": 6}}},
     ),
     "frozen vision, interleaved": lambda: made(
         {"dp": 2, "frozen": True},

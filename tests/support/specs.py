@@ -545,7 +545,31 @@ def one_module(
         # Of three encoders each has its own.
         made["placeholder"] = draw(st.sampled_from([None, 1 + ENCODERS.index(name)]))
         made["balance"] = draw(st.sampled_from(["linked", "all", "none", "linked"]))
+    made |= draw(_beside(name, model, is_frozen=made.get("frozen") is True))
     return {**made, "model": model}
+
+
+@st.composite
+def _beside(
+    draw: st.DrawFn, name: str, model: dict[str, Any], *, is_frozen: bool
+) -> dict[str, Any]:
+    """Draw what steps drop, and an adapter."""
+    found: dict[str, Any] = {"dropout": draw(st.sampled_from([0.0, 0.0, 0.0, 0.2]))}
+    if name == "language":
+        found["attention_dropout"] = draw(st.sampled_from([0.0, 0.0, 0.0, 0.2]))
+    targets = ["attention"] if "*" in model.get("pattern", "*") else []
+    if "moe" in model and draw(st.booleans()):
+        targets.append("experts")
+    if targets and not is_frozen and draw(st.sampled_from([False, False, True])):
+        rates = [0.0] if "experts" in targets else [0.0, 0.3]
+        found["adapter"] = {
+            "rank": draw(st.sampled_from([1, 2, 3])),
+            "alpha": 3.0,
+            "rslora": draw(st.booleans()),
+            "dropout": draw(st.sampled_from(rates)),
+            "targets": targets,
+        }
+    return found
 
 
 @st.composite

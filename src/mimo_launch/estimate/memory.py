@@ -17,6 +17,7 @@ from mimo_launch.estimate.workload import backward_path, gathered_patches
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.block_shapes import narrow_width
 from mimo_launch.kinds.layer import Workload, even_cut
+from mimo_launch.kinds.lowest_trained import lowest_trained
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import (
     DROPPED_BACKWARD,
@@ -235,7 +236,7 @@ class _Activations:
     def _constant_input(self) -> int:
         """Return the bytes of a layer's input, and its copy, that RMSNorm needs for gradients."""
         first = next(iter(self.path.layers), None)
-        if first is None or self.path.before or first != self.own.lowest_trained:
+        if first is None or self.path.before or first != lowest_trained(self.own):
             return 0
         norm = getattr(self.kind.layer(first), "norm", None)
         is_rms = isinstance(norm, NormShape) and norm.kind == "rms"

@@ -15,6 +15,7 @@ from operator import add
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
+from mimo_launch.kinds.lowest_trained import lowest_trained
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
@@ -143,7 +144,7 @@ def backward_path(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage
     written, goes_on = spec.modules[module.name], trains_before(layout, module.name)
     if not goes_on and not written.trains_besides_projector:
         return BackwardPath()
-    lowest = 0 if goes_on else written.lowest_trained
+    lowest = 0 if goes_on else lowest_trained(written)
     numbers = kind_of(written.model).numbers(stage.layers, is_last=stage.is_last)
     through = tuple(each for each in numbers if each >= lowest)
     return BackwardPath(

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.lowest_trained import lowest_trained
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.vocabulary import text_readers
@@ -274,6 +275,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     sizes = layer_sizes(module.model, Share(module.grid.tp, 0, split.ep, split.tp))
     stages = cut_into_stages(name, module, virtual, lanes, sizes)
     grid, windows = RankGrid.of(module), kind.attending.windows
+    lowest = lowest_trained(module)
     sources = spec.sources_of(name)
     images = tuple(each for each in sources if kind_of(spec.modules[each].model).images)
     experts = None
@@ -291,7 +293,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         rules=spec.optimizer.rules(module.optimizer),
         # The last stage needs the embedding, too.
         tied=kind.text.tied or kind.depths > 0 or (name == LANGUAGE and bool(text_readers(spec))),
-        first_trained=sum(stage.layers.stop <= module.lowest_trained for stage in stages[:-1]),
+        first_trained=sum(stage.layers.stop <= lowest for stage in stages[:-1]),
         patches_per_row=kind.tokens.per_row,
         learned_tokens=kind.tokens.learned,
         window_side=None if windows is None else windows.side,

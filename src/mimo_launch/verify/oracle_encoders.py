@@ -86,7 +86,9 @@ def _encode_image(
     Rows of other layers are appended to the rows of the last layer: [r, layers * L].
     """
     x_ND, (height, width) = _embedded(weights, encoder, model, image)
-    learned = range(EXTRA, EXTRA + len(x_ND) - height * width)
+    # The class token comes after registers here, and has the first number.
+    number, first_of = len(x_ND) - height * width, int(model.class_token)
+    learned = [EXTRA + (place + first_of) % number for place in range(number)]
     patches = _in_squares(height, width, model.shuffle)
     weights.name_tokens([IMAGE * first + place for place in (*learned, *patches)])
     turn = None
