@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 
-from mimo_launch.data.sources.media_folders import MAX_RECORD, MediaFolders, shaped_member
+from mimo_launch.data.sources.media_folders import MAX_RECORD, ShapedRecords
 from mimo_launch.data.sources.record_shapes import BadRecord, ShapedRecord, shaped
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import (
@@ -21,7 +21,6 @@ from mimo_launch.data.sources.source_file import (
     Part,
     Places,
     PlainFile,
-    Recent,
     SourceFile,
 )
 
@@ -35,9 +34,9 @@ class JsonLines(SourceFile):
 
     def __init__(self, shard: NamedShard) -> None:
         """Open it. Raises: OSError."""
-        self._path, self._file = shard.path, PlainFile(shard.path)
-        self._folders = MediaFolders(shard.media or (shard.path.parent,))
-        self._recent = Recent[int, ShapedRecord](8)
+        self._path, file = shard.path, PlainFile(shard.path)
+        folders = shard.media or (shard.path.parent,)
+        self._records = ShapedRecords(folders, lambda place: _shaped(file.bytes_at(place)))
 
     def parts(self) -> Sequence[Part]:
         """Return parts that begin with a line. Raises: OSError."""
@@ -68,10 +67,7 @@ class JsonLines(SourceFile):
                     yield self._member(f"line {number}", place, text)
 
     def _member(self, key: str, place: MemberPlace, text: bytes) -> Member:
-        try:
-            return shaped_member(key, place, _shaped(text), self._folders)
-        except BadRecord as error:
-            return Member(key, fault=str(error))
+        return self._records.member(key, place, lambda: _shaped(text))
 
     def share(self, places: Places) -> float:
         """Return the share of the file up to the end of a record. Raises: OSError."""
@@ -80,13 +76,7 @@ class JsonLines(SourceFile):
 
     def read(self, places: Places, suffix: str, limit: int | None = None) -> bytes:
         """Return the text of a record, or a medium. Raises: OSError, EOFError, BadRecord."""
-        place = places["json"]
-        record = self._recent.get(place.offset, lambda _: _shaped(self._file.bytes_at(place)))
-        if suffix == "json":
-            return record.text
-        if suffix not in record.media:
-            raise BadRecord("it is not the record of the index")
-        return self._folders.read(record.media[suffix], limit)
+        return self._records.read(places, suffix, limit)
 
 
 class JsonList(JsonLines):

@@ -9,11 +9,11 @@ Leaves: which keys name files to `record_shapes`.
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mimo_launch.data.sources.record_shapes import BadRecord, Medium, ShapedRecord
-from mimo_launch.data.sources.source_file import Member, MemberPlace
+from mimo_launch.data.sources.source_file import Member, MemberPlace, Places, Recent
 
 # The largest file of an image, clip or video, and the longest record, in bytes.
 MAX_FILE, MAX_RECORD = 4 << 30, 256 << 20
@@ -27,6 +27,8 @@ class MediaFolders:
         self._base = str(folders[0])
         # The folders as they are after links: a record may not lead out of these.
         self._inside = tuple(os.path.join(os.path.realpath(each), "") for each in folders)
+        # An index asks for a file several times.
+        self._paths = Recent[str, str](64)
 
     def size(self, medium: Medium) -> int:
         """Return the size in bytes of a medium, in base64 if it is that. Raises: BadRecord."""
@@ -46,18 +48,20 @@ class MediaFolders:
 
     def _path(self, medium: Medium) -> str:
         """Return where a file is. Raises: BadRecord if it may not be read."""
-        name = medium.said
+        return self._paths.get(medium.said, lambda name: self._found(medium.kind, name))
+
+    def _found(self, kind: str, name: str) -> str:
         if _ADDRESS.match(name):
             raise BadRecord(
-                f"its {medium.kind} is the address {name[:80]}, and nothing is fetched while a run "
+                f"its {kind} is the address {name[:80]}, and nothing is fetched while a run "
                 "reads: copy the files to a folder, and write their paths"
             )
         if "\0" in name:
-            raise BadRecord(f"the name of its {medium.kind} has a zero byte")
+            raise BadRecord(f"the name of its {kind} has a zero byte")
         path = os.path.realpath(os.path.join(self._base, name))
         if not path.startswith(self._inside):
             raise BadRecord(
-                f"its {medium.kind} `{name[:200]}` lies outside of {self._base}: write "
+                f"its {kind} `{name[:200]}` lies outside of {self._base}: write "
                 f"`media: [{self._base}, FOLDER]` in the source with the folder that holds it"
             )
         return path
@@ -76,11 +80,32 @@ def _size(path: str, name: str) -> int:
     return found.st_size
 
 
-def shaped_member(
-    key: str, place: MemberPlace, record: ShapedRecord, folders: MediaFolders
-) -> Member:
-    """Return a record as a sample of a file. Raises: BadRecord if a file that it names is bad."""
-    places = {"json": place}
-    for suffix, medium in record.media.items():
-        places[suffix] = MemberPlace(0, folders.size(medium))
-    return Member(key, places)
+class ShapedRecords:
+    """The records of one file: their media, and those that were read last."""
+
+    def __init__(
+        self, folders: Sequence[Path], make: Callable[[MemberPlace], ShapedRecord]
+    ) -> None:
+        self._folders, self._make = MediaFolders(folders), make
+        self._recent = Recent[MemberPlace, ShapedRecord](8)
+
+    def member(self, key: str, place: MemberPlace, read: Callable[[], ShapedRecord]) -> Member:
+        """Return a record as a sample of the file; its fault if it is bad, or a file it names."""
+        places = {"json": place}
+        try:
+            record = read()
+            for suffix, medium in record.media.items():
+                places[suffix] = MemberPlace(0, self._folders.size(medium))
+        except BadRecord as error:
+            return Member(key, fault=str(error))
+        self._recent.keep(place, record)
+        return Member(key, places)
+
+    def read(self, places: Places, suffix: str, limit: int | None) -> bytes:
+        """Return the text of a record, or a medium. Raises: OSError, EOFError, BadRecord."""
+        record = self._recent.get(places["json"], self._make)
+        if suffix == "json":
+            return record.text
+        if suffix not in record.media:
+            raise BadRecord("it is not the record of the index")
+        return self._folders.read(record.media[suffix], limit)

@@ -98,11 +98,15 @@ class Recent(Generic[K, V]):
                 self._values.move_to_end(key)
                 return self._values[key]
         value = make(key)
+        self.keep(key, value)
+        return value
+
+    def keep(self, key: K, value: V) -> None:
+        """Keep a value that was just made."""
         with self._lock:
             self._values[key] = value
             if len(self._values) > self._most:
                 self._values.popitem(last=False)
-        return value
 
 
 class OpenFiles:

@@ -10,10 +10,11 @@ import threading
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from mimo_launch.data.sources.media_folders import MediaFolders, shaped_member
+from mimo_launch.data.sources.media_folders import ShapedRecords
 from mimo_launch.data.sources.record_shapes import BadRecord, ShapedRecord, shaped
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import (
@@ -36,8 +37,8 @@ class TableFile(SourceFile):
 
     def __init__(self, shard: NamedShard) -> None:
         """Open it. Raises: OSError, ValueError."""
-        self._folders = MediaFolders(shard.media or (shard.path.parent,))
-        self._recent = Recent[int, ShapedRecord](8)
+        folders = shard.media or (shard.path.parent,)
+        self._records = ShapedRecords(folders, lambda place: self._row(place.offset))
         self._begins: Sequence[int] = (0,)
 
     @abstractmethod
@@ -72,15 +73,8 @@ class TableFile(SourceFile):
             for start in range(0, last - first, _ROWS):
                 rows = table.slice(start, _ROWS).to_pylist()
                 for number, row in enumerate(rows, start=first + start):
-                    yield self._member(number, row)
-
-    def _member(self, number: int, row: dict[str, Any]) -> Member:
-        key = f"row {number}"
-        try:
-            record = shaped(row)
-            return shaped_member(key, MemberPlace(number, len(record.text)), record, self._folders)
-        except BadRecord as error:
-            return Member(key, fault=str(error))
+                    place = MemberPlace(number, 0)
+                    yield self._records.member(f"row {number}", place, partial(shaped, row))
 
     def share(self, places: Places) -> float:
         """Return the share of the rows up to a record."""
@@ -88,12 +82,7 @@ class TableFile(SourceFile):
 
     def read(self, places: Places, suffix: str, limit: int | None = None) -> bytes:
         """Return the text of a row, or a medium. Raises: OSError, ValueError."""
-        record = self._recent.get(places["json"].offset, self._row)
-        if suffix == "json":
-            return record.text
-        if suffix not in record.media:
-            raise BadRecord("it is not the row of the index")
-        return self._folders.read(record.media[suffix], limit)
+        return self._records.read(places, suffix, limit)
 
     def _row(self, number: int) -> ShapedRecord:
         if not 0 <= number < self._begins[-1]:
