@@ -41,6 +41,7 @@ FREE = replace(
     p2p_bandwidth=1e12,
     network_bandwidth=1e12,
     memory_bandwidth=1e12,
+    host_bandwidth=1e12,
     collective_latency=0.0,
     hop_latency=0.0,
     short_hop_latency=0.0,
@@ -271,6 +272,24 @@ def test_weights_are_updated_at_memory_bandwidth() -> None:
     spent = [got.ranks[0].updating * got.step_seconds for got in (one, two)]
     assert spent[0] == pytest.approx(8 * 4 * parameters / 1e9, rel=1e-3)
     assert spent[1] == pytest.approx(spent[0] / 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_moments_on_the_host_travel_there_and_back_and_leave_the_gpu(dp: int) -> None:
+    modules = {"language": box(0, model=DECODER, dp=dp)}
+    bf16 = {"steps": 1, "precision": "bf16"}
+    here, there = (
+        of(
+            spec(modules, optimizer={"offload": offload}, train=bf16),
+            replace(FREE, host_bandwidth=1.0),
+        )
+        for offload in (False, True)
+    )
+    (one,), (other,) = here.ranks, there.ranks
+    assert (other.memory.optimizer, other.memory.host) == (0, one.memory.optimizer)
+    assert one.memory.host == 0
+    spent = other.updating * there.step_seconds - one.updating * here.step_seconds
+    assert spent == pytest.approx(2 * other.memory.host / 1e9, rel=1e-3)
 
 
 def test_matrices_of_muon_travel_to_a_rank_each_and_back() -> None:

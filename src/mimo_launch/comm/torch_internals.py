@@ -7,6 +7,7 @@ Leaves: the use of their results to the callers. Internals of Transformer Engine
 `layers.te_fp8`.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,61 @@ class LocalKernels:
 
     Why: a fused kernel over DTensors costs the host more time than the kernel takes. The state
     stays with its parameter, sharded like it. `_init_group` is where torch's optimizers collect
-    the tensors of a group for their kernel.
+    the tensors of a group for their kernel. Of a state `on_host`, the kernel gets copies on the
+    device, which go back before the next group and after the last one.
     """
 
+    on_host = False
+    _lent: tuple[tuple[Tensor, Tensor], ...] = ()
+
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        self._return_state()
+        for weight in group["params"] if self.on_host else ():
+            if weight.grad is not None and weight not in self.state:  # type: ignore[attr-defined]
+                first = self.initial_state(weight)  # type: ignore[attr-defined]
+                self.state[weight] = on_host(first)  # type: ignore[attr-defined]
         answer: bool = super()._init_group(group, *lists)  # type: ignore[misc]
         for tensors in lists:
             tensors[:] = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+        if self.on_host:
+            self._lend_state(group, lists)
         return answer
+
+    def _lend_state(self, group: dict[str, Any], lists: Iterable[list[Tensor]]) -> None:
+        """Put copies on the device in the place of tensors on the host."""
+        lent: dict[int, tuple[Tensor, Tensor]] = {}
+        for weight in group["params"]:
+            for name, kept in self.state.get(weight, {}).items():  # type: ignore[attr-defined]
+                if name != "step":
+                    there = kept.to(weight.device, non_blocking=True, copy=True)
+                    lent[id(kept)] = kept, there
+        for tensors in lists:
+            tensors[:] = [lent[id(t)][1] if id(t) in lent else t for t in tensors]
+        self._lent = tuple(lent.values())
+
+    def _return_state(self) -> None:
+        for kept, there in self._lent:
+            kept.copy_(there, non_blocking=True)
+        self._lent = ()
+
+    def step(self, closure: Any = None) -> Any:
+        """Update all groups."""
+        answer = super().step(closure)  # type: ignore[misc]
+        self._return_state()
+        return answer
+
+
+def on_host(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state of a weight with the local parts of all but its count on the host.
+
+    Why: torch copies between a device and pinned memory without waiting.
+    """
+    return {name: each if name == "step" else _on_host(each) for name, each in state.items()}
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return torch.zeros_like(local, device="cpu", pin_memory=local.is_cuda).copy_(local)
 
 
 def norms(

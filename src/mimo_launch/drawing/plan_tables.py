@@ -315,6 +315,8 @@ def memory_table(estimates: Estimates) -> Table:
     limit, rows = estimates.gpu_memory, estimates.ranks
     of = f" of {bytes_text(limit)}" if limit else ""
     parts = [Column(name, f"memory.parts.{name}", bytes_text) for name in rows[0].memory.parts]
+    if any(row.memory.host for row in rows):
+        parts.append(Column("on the host", "memory.host", bytes_text))
     columns = (_RANKS, _HOLDS, Column(f"memory{of}", "total_bytes", bytes_text), *parts)
     marked = (number for number, row in enumerate(rows) if limit and row.total_bytes > limit)
     return Table(columns, rows, frozenset(marked))

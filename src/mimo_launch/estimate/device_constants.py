@@ -83,6 +83,9 @@ class Calibration:
     memory_bandwidth: float = _constant(
         4300.0, "GB/s", "reads and writes of a device's own memory", "measured on one H200"
     )
+    host_bandwidth: float = _constant(
+        50.0, "GB/s", "copies between a GPU and pinned memory of its host", f"PCIe 5.0; {_OPEN}"
+    )
     collective_bandwidth: float = _constant(
         312.0, "GB/s", "bus bandwidth of collectives in a host", "all-gather on 4 H200, NVLink"
     )
@@ -241,6 +244,7 @@ def constants_for(nodes: NodesSpec | None, given: Calibration | None = None) -> 
         values: dict[str, Any] = {
             "peak": made.peak * compute,
             "memory_bandwidth": made.memory_bandwidth * memory,
+            "host_bandwidth": made.host_bandwidth * gpu.host_link / measured.host_link,
             "collective_bandwidth": made.collective_bandwidth * links,
             "p2p_bandwidth": made.p2p_bandwidth * links,
             "fp32_speed": gpu.fp32 / gpu.bf16,

@@ -47,9 +47,10 @@ from mimo_launch.spec.spec import Grid, Spec
 class StageMemory:
     """Bytes of one stage on one rank.
 
-    `weights`, `moments`: sharded over dp x cp, always present. `gathered`: full weights, from the
-    first forward to the last backward (with full sharding only the units in use); `gather_buffer`:
-    in addition, while they arrive. `accumulated`: full gradients, from the first backward to the
+    `weights`, `moments`: sharded over dp x cp, always present; moments may lie on the `host`.
+    `gathered`: full weights, from the first forward to the last backward (with full sharding only
+    the units in use); `gather_buffer`: in addition, while they arrive. `accumulated`: full
+    gradients, from the first backward to the
     last. `gradients`: their shards, after the last backward (with full sharding after the first).
     `backward_gradients`: in addition, during any backward; `reduce_buffer`: in addition, during the
     last backward; `last_buffer`: at its end, for the weights around the layers. `kept`: per forward
@@ -60,6 +61,7 @@ class StageMemory:
 
     weights: int
     moments: int
+    host: int
     gathered: int
     gather_buffer: int
     accumulated: int
@@ -103,9 +105,15 @@ def stage_memory(
     beside = [each for each in (*unit, *rest) if not (in_products and each.in_product)]
     block, last = (sum(each.numel for each in some) for some in (unit, rest))
     activations = _Activations(spec, layout, module, stage, work, tp)
+    moments = {True: 0, False: 0}
+    for each in trained:
+        rule = rule_for(module.rules, is_matrix=each.matrix)
+        offloads = spec.optimizer.offload and rule.may_offload
+        moments[offloads] += len(rule.state) * sharded((each,))
     return StageMemory(
         weights=shard * stored,
-        moments=sum(_state(module.rules, each) * sharded((each,)) for each in trained) * stored,
+        moments=moments[False] * stored,
+        host=moments[True] * stored,
         # The root stays gathered, and one unit arrives while another computes.
         gathered=(two_blocks + ends if full else weights.numel) * computed,
         gather_buffer=(two_blocks or ends) * computed if shards > 1 else 0,

@@ -156,4 +156,5 @@ def peak_memory(
         workspace=workspace,
         reserve=round(calibration.allocator_slack * (sum(worst) + workspace)),
         device=round(outside * GB),
+        host=sum(each[0].host for each in stages.values()),
     )

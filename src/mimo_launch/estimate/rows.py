@@ -14,7 +14,7 @@ class MemoryRow:
 
     `weights` are shards and gathered copies, `transfers` the buffers of bridges, stage edges,
     gathers and reductions. `reserve` is memory that the allocator holds and cannot use, `device`
-    the CUDA context and communicators.
+    the CUDA context and communicators. `host` is in the memory of the host, none of it here.
     """
 
     weights: int
@@ -25,6 +25,7 @@ class MemoryRow:
     workspace: int
     reserve: int
     device: int
+    host: int = 0
 
     @property
     def allocated(self) -> int:

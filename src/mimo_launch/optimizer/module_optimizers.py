@@ -30,16 +30,21 @@ from mimo_launch.spec.optimizers import (
 )
 from mimo_launch.spec.spec import Spec
 
+# The numbers of weights with state on the device at a time, if it lies on the host.
+AT_ONCE = 2**28
+
 
 @dataclass(frozen=True, slots=True)
 class RuleOptimizer:
     """The optimizer of the weights of a module that follow one rule.
 
-    `torch` works like torch's fused optimizers: it reads `found_inf` and `grad_scale`.
+    `torch` works like torch's fused optimizers: it reads `found_inf` and `grad_scale`. Its state
+    may lie `on_host`.
     """
 
     rule: UpdateRule
     torch: Any
+    on_host: bool = False
 
     def states(self) -> dict[Tensor, dict[str, Tensor]]:
         """Return the state of each weight; a weight without an update gets its initial state."""
@@ -47,7 +52,11 @@ class RuleOptimizer:
             return {}
         for weight in (each for group in self.torch.param_groups for each in group["params"]):
             if weight not in self.torch.state:
-                self.torch.state[weight] = self.torch.initial_state(weight)
+                first = self.torch.initial_state(weight)
+                self.torch.state[weight] = torch_internals.on_host(first) if self.on_host else first
+        if self.on_host and torch.cuda.is_available():
+            # The last update may still be on its way.
+            torch.cuda.current_stream().synchronize()
         found: dict[Tensor, dict[str, Tensor]] = self.torch.state
         return found
 
@@ -151,12 +160,30 @@ def _optimizers_of(
             continue
         file, _, name = rule.made_by.partition(":")
         make = getattr(import_module(file), name)
+        on_host = common.offload and rule.may_offload
         groups = [
-            {"params": decayed, "weight_decay": rate},
-            {"params": others, "weight_decay": 0.0},
+            {"params": part, "weight_decay": decay}
+            for weights, decay in ((decayed, rate), (others, 0.0))
+            for part in (_parts(weights) if on_host else [weights])
         ]
-        optimizers.append(RuleOptimizer(rule, make(groups, common)))
+        made = make(groups, common)
+        if on_host:
+            made.on_host = True
+        optimizers.append(RuleOptimizer(rule, made, on_host))
     return optimizers
+
+
+def _parts(weights: list[Tensor]) -> list[list[Tensor]]:
+    """Return weights in parts of about `AT_ONCE` numbers, and at least one part."""
+    parts, size = [list[Tensor]()], 0
+    for weight in weights:
+        number = local_tensor(weight).numel()
+        if parts[-1] and size + number > AT_ONCE:
+            parts.append([])
+            size = 0
+        parts[-1].append(weight)
+        size += number
+    return parts
 
 
 def rate_at(spec: Spec, step: int, module: str | None = None) -> float:

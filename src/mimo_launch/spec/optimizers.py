@@ -30,7 +30,7 @@ class UpdateRule:
     before it. `settings` are the keys of `optimizer` that only some rules read. With
     `matrices_only`, the rule after it in a list takes all other weights; with `whole_matrices`, an
     update needs the whole gradient of a matrix, gathered over tp and shards, and takes `flops` for
-    a matrix of so many rows and columns.
+    a matrix of so many rows and columns. Its state `may_offload` to the host.
     """
 
     title: str
@@ -40,6 +40,7 @@ class UpdateRule:
     settings: tuple[str, ...] = ()
     matrices_only: bool = False
     whole_matrices: bool = False
+    may_offload: bool = False
     flops: "Callable[[OptimizerSpec, int, int], float] | None" = None
 
 
@@ -51,6 +52,7 @@ ADAMW = UpdateRule(
     state=("exp_avg", "exp_avg_sq"),
     passes=7 + 1,
     settings=("betas", "eps"),
+    may_offload=True,
 )
 SGD = UpdateRule(title="SGD", made_by="mimo_launch.optimizer.sgd:LocalSGD", passes=3 + 1)
 
@@ -175,6 +177,11 @@ class OptimizerSpec(Strict):
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="Clip gradients to this norm, over all modules; `null`: no clipping.",
+    )
+    offload: bool = Field(
+        False,
+        description="Keep AdamW's moments in the memory of the host; an update copies them to the "
+        "GPU and back. The momentum of Muon stays on GPUs.",
     )
     schedule: LrSchedule = Field(
         LrSchedule(),

@@ -84,8 +84,8 @@ class Gpu:
     """A GPU as its data sheet describes it: TFLOP/s without sparsity, and GB/s.
 
     `memory` is in bytes as CUDA reports it, less than the nominal size; `links` sums all NVLinks
-    of a GPU, both ways. `has_fp8`: it multiplies in 8 bits. `devices` are torch's full names of the
-    GPUs with this bf16 peak.
+    of a GPU, both ways; `host_link` is PCIe to the host, one way. `has_fp8`: it multiplies in 8
+    bits. `devices` are torch's full names of the GPUs with this bf16 peak.
     """
 
     name: str
@@ -95,6 +95,7 @@ class Gpu:
     fp64: float
     memory_bandwidth: float
     links: float
+    host_link: float
     has_fp8: bool = True
     devices: tuple[str, ...] = ()
 
@@ -113,6 +114,7 @@ GPUS: dict[str, Gpu] = {
         fp64=67,
         memory_bandwidth=4800,
         links=900,
+        host_link=64,
         devices=("NVIDIA H200",),
     ),
     "h100-80gb": Gpu(
@@ -123,6 +125,7 @@ GPUS: dict[str, Gpu] = {
         fp64=67,
         memory_bandwidth=3350,
         links=900,
+        host_link=64,
         devices=("NVIDIA H100 80GB HBM3",),
     ),
     "a100-80gb": Gpu(
@@ -133,6 +136,7 @@ GPUS: dict[str, Gpu] = {
         fp64=19.5,
         memory_bandwidth=2039,
         links=600,
+        host_link=32,
         has_fp8=False,
         devices=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
     ),
@@ -144,6 +148,7 @@ GPUS: dict[str, Gpu] = {
         fp64=19.5,
         memory_bandwidth=1555,
         links=600,
+        host_link=32,
         has_fp8=False,
         devices=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
     ),
@@ -155,6 +160,7 @@ GPUS: dict[str, Gpu] = {
         fp64=37,
         memory_bandwidth=8000,
         links=1800,
+        host_link=64,
     ),
 }
 # Dense bf16 peaks in TFLOP/s, by the full names that torch reports: an H100 NVL or H200 NVL is

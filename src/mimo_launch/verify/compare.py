@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from mimo_launch.checkpoint.boxes import resharded_parameters
 from mimo_launch.comm.collectives import all_gather_uneven
-from mimo_launch.layers.parameter_segments import DeclaredParameter
+from mimo_launch.layers.parameter_segments import DeclaredParameter, local_tensor
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.train.rank_session import RankSession
 
@@ -260,13 +260,13 @@ def module_pieces(
             continue
         group = session.grids.replicas(module, item.parameter)
         full = tensor.detach()
-        if isinstance(full, DTensor):
+        if isinstance(item.parameter, DTensor):
             # DTensor gathers through functional collectives. In some runs gloo's threads released
-            # their tensors at the wrong moment.
-            rows = full.shape[0]
+            # their tensors at the wrong moment. State on the host is a local part as it is.
+            rows = item.parameter.shape[0]
             size = -(-rows // group.size)
             sizes = tuple(max(0, min(size, rows - i * size)) for i in range(group.size))
-            full = all_gather_uneven(full.to_local(), sizes, group)
+            full = all_gather_uneven(local_tensor(full), sizes, group)
         if group.index > 0:
             continue
         for placed in item.placed:
