@@ -40,7 +40,15 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
     "dp 2, fully sharded": lambda: made(
         {"dp": 2, "sharding": "full"}, {"dp": 2, "sharding": "full"}
     ),
-    "pp 2, tied": lambda: made({"dp": 2}, {"pp": 2, "model": {"tied": True}, "adapter": LORA}),
+    "pp 2, tied, parts recomputed": lambda: made(
+        {"dp": 2, "recompute": ["mlp"]},
+        {
+            "pp": 2,
+            "model": {"tied": True},
+            "adapter": LORA,
+            "recompute": ["attention", "norms"],
+        },
+    ),
     "cp 2, recomputed": lambda: made(
         {"cp": 2, "recompute": "full", "adapter": LORA},
         {"cp": 2, "tp": 2, "first": 0, "recompute": "full", "adapter": LORA},

@@ -305,3 +305,12 @@ def test_files_that_are_cut_off_or_lack_a_part_are_found(
     (item,) = again(content)
     assert (item.code, item.is_error) == ("init-from-not-supported", True)
     assert why in item.why
+
+
+def test_a_folder_with_dropout_starts_a_module_that_asks_for_it(tmp_path: Path) -> None:
+    config = CONFIG | {"attention_dropout": 0.1}
+    refused = [each for each in found(tmp_path, config) if "attention_dropout" in each.headline]
+    assert [each.help for each in refused] == ["write `attention_dropout: 0.1` in `language`"]
+    asked = found(tmp_path, config, "modules.language.attention_dropout=0.1")
+    assert not [each for each in asked if "attention_dropout" in each.headline]
+    assert found(tmp_path, config, "modules.language.attention_dropout=0.2")

@@ -25,6 +25,7 @@ from mimo_launch.hugging_face.folder import (
     has_adapter,
     has_weights,
     read_config,
+    short,
 )
 from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.hugging_face.part import NoSuchPart, Part
@@ -34,10 +35,26 @@ from mimo_launch.hugging_face.settings import value_of
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ModuleSpec, Spec
 from mimo_launch.spec.wording import text_of
 
 _SHOWN = 4
+
+
+# Dropouts of language in folders, and the keys of a module that drop the same.
+_DROPOUTS = {
+    "attention_dropout": "attention_dropout",
+    "residual_dropout": "dropout",
+    "resid_pdrop": "dropout",
+}
+
+
+def _dropouts(spec: Spec, name: str) -> set[str]:
+    """Return the settings of a folder that a module computes, as it asks for them."""
+    if name != LANGUAGE:
+        return set()
+    return {f"{key}: {short(getattr(spec.modules[name], own))}" for key, own in _DROPOUTS.items()}
 
 
 def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) -> Findings:
@@ -59,7 +76,8 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
         part = part_of(read_config(folder), model.kind)
         headers = read_tensors(folder)
         part = repeats.as_stored(part, folder, headers)
-        settings = part.not_computed()
+        asked = _dropouts(spec, name)
+        settings = tuple(each for each in part.not_computed() if each not in asked)
         wanted = {} if settings else part.keys()
         training = {} if settings else part.training()
     except NoSuchPart as error:
@@ -70,6 +88,10 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
         return
     for setting in settings:
         why = f"a `{model.kind}` has no such setting; it reads the model types {', '.join(types)}"
+        key, _, rate = setting.partition(": ")
+        if name == LANGUAGE and key in _DROPOUTS:
+            why = "the module does not ask for it, and would train without"
+            helps = [f"write `{_DROPOUTS[key]}: {rate}` in `{name}`"]
         yield _cannot(name, folder, f"with `{setting}`", why, *helps)
     if settings or part is None:
         return
