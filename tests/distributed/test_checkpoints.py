@@ -370,7 +370,8 @@ def state_again(spec: Spec, folder: Path, state: RunState) -> RunState:
 def test_a_resumed_run_goes_on_counting_steps_and_samples_that_were_skipped(
     tmp_path: Path,
 ) -> None:
-    state = RunState(step=3, samples=24, skipped=2, bad_samples=5)
+    """And in the order of samples in which it began."""
+    state = RunState(step=3, samples=24, skipped=2, bad_samples=5, order=1)
     spec = make_spec("one rank", 6)
     assert run_on_running_ranks(state_again, spec, tmp_path, state, world_size=1) == [state]
 

@@ -2,16 +2,20 @@
 
 import time
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mimo_launch.checkpoint.folder import Marker
+from mimo_launch.checkpoint.loading import run_state
 from mimo_launch.data.order import epochs
 from mimo_launch.data.order.permutation import ROUNDS, Permutation
 from mimo_launch.data.random_draws import Purpose, generator, split_key
 from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.runtime.progress import RunState
 
 
 def permutation(number: int, seed: int = 0) -> Permutation:
@@ -85,4 +89,8 @@ def test_runs_of_earlier_releases_keep_their_order(monkeypatch: pytest.MonkeyPat
     assert old.between(60, 120).tolist() == np.argsort(words, kind="stable").tolist()
     assert sorted(new.between(60, 120).tolist()) == list(range(60))
     assert new.between(60, 120).tolist() != old.between(60, 120).tolist()
+    counts = {"step": 3, "samples": 24, "skipped": 0, "bad_samples": 0}
+    saved = Marker(format=1, counts=counts, updates={}, plan="", spec={}, torch="", files={})
+    assert run_state(saved) == RunState(step=3, samples=24, order=1)
+    assert run_state(replace(saved, counts={**counts, "order": 2})).order == 2 == RunState().order
     assert GlobalOrder(50, 6, 5, version=1).ids(3) == GlobalOrder(50, 6, 5).ids(3)

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 from tests.support.shards import clip_bytes, image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
-from tests.unit.test_shard_samples import VIT, opened
+from tests.unit.test_shard_samples import VIT, opened, with_vocab
 
 from mimo_launch.checks.sources import sources_are_there
 from mimo_launch.data.dataset import BadSample
@@ -24,13 +24,15 @@ from mimo_launch.data.index import indexer
 from mimo_launch.data.index.columns import BAD, Bad, ShardRows
 from mimo_launch.data.index.indexer import tasks_of
 from mimo_launch.data.index.kept_parts import KeptParts
+from mimo_launch.data.known_order import known_order
+from mimo_launch.data.known_shards import records_of_shards
 from mimo_launch.data.sample_order import global_order, steps_of
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.data.sources import json_files, tables
 from mimo_launch.data.sources.file_formats import split_files
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.parse import read_spec
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import FilesData, Spec
 
 Chat = tuple[list[dict[str, Any]], list[bytes]]
 
@@ -429,6 +431,32 @@ def test_damage_of_a_table_is_a_bad_sample_with_its_rows(tmp_path: Path) -> None
     found = opened(files_spec(tmp_path, str(path), str(tmp_path / "x.jsonl")))
     assert found.num_samples("train") == 2
     assert "the rest of the file cannot be read" in bad_of(found)[""]
+
+
+def test_a_plan_without_an_index_looks_at_every_source_and_mixes_them(tmp_path: Path) -> None:
+    """Long texts are one in ten of the samples, whatever the sizes of the files."""
+    for name, number, words in (("short", 600, 1), ("long", 40, 60)):
+        turns = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "ho " * words})
+        text = "\n".join([json.dumps({"messages": turns})] * number)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    given = [
+        {"path": str(tmp_path / f"{name}.jsonl"), "weight": weight}
+        for name, weight in (("short", 9), ("long", 1))
+    ]
+    made = with_vocab(files_spec(tmp_path, *given, index=str(tmp_path / "index")))
+    assert isinstance(made.data, FilesData)
+    records = records_of_shards(made, made.data)
+    assert records is not None
+    assert records.in_all == pytest.approx(640, rel=0.02)
+    short, long = (each.tokens / each.number for each in records.sources)
+    made = made.replace(train=made.train.replace(steps=1000 // made.batch.global_))
+    looked = known_order(made, records).tokens.mean()
+    assert looked == pytest.approx(0.9 * short + 0.1 * long, rel=0.05)
+    opened(made)
+    exact = records_of_shards(made, made.data)
+    assert exact is not None
+    assert exact.source == "index"
+    assert known_order(made, exact).tokens.mean() == pytest.approx(looked, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["lines", "list", "parquet", "saved"])

@@ -23,7 +23,7 @@ from mimo_launch.checkpoint.boxes import (
     set_update_counts,
     state_boxes,
 )
-from mimo_launch.checkpoint.folder import CHECKPOINTS, changed_data, changed_settings
+from mimo_launch.checkpoint.folder import CHECKPOINTS, Marker, changed_data, changed_settings
 from mimo_launch.checkpoint.saver import CheckpointSaver
 from mimo_launch.checkpoint.starts import Start, Starts
 from mimo_launch.checkpoint.storage import CheckpointError, read_boxes
@@ -78,9 +78,14 @@ def load_state(
     read_boxes(usable.path, fitting.boxes, group, session.progress.beat)
     set_update_counts(session.modules, session.updates, usable.marker.updates)
     fresh = {name.partition("/")[2].partition(".")[0] for name in missing_moments}
-    # Earlier releases had one order of samples, and did not write its version.
-    state = RunState(**{"order": 1, **usable.marker.counts}, best=usable.marker.best)
+    state = run_state(usable.marker)
     return state, tuple(sorted(fresh))
+
+
+def run_state(marker: Marker) -> RunState:
+    """Return the state of a run as it was saved."""
+    # Earlier releases had one order of samples, and did not write its version.
+    return RunState(**{"order": 1, **marker.counts}, best=marker.best)
 
 
 def load_all_weights(session: RankSession, path: Path, emit: Listener) -> None:

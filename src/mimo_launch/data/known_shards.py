@@ -6,6 +6,7 @@ Relies on: `index` for the columns of records.
 Leaves: making an index to `train` and `data`, the steps of a run to `expected_steps`.
 """
 
+from collections import defaultdict
 from itertools import islice
 from pathlib import Path
 
@@ -54,23 +55,33 @@ def records_of_shards(spec: Spec, data: UserData) -> Records | None:
 def _looked_at(spec: Spec, data: UserData) -> Records | None:
     """Return records like those of the shards, after a look at some of them."""
     shards = split_files(data, "train")
-    chosen = sorted({round(each) for each in np.linspace(0, len(shards) - 1, _SHARDS)})
+    evenly = {round(each) for each in np.linspace(0, len(shards) - 1, _SHARDS)}
+    # And one file of each source, as a mixture has samples of all of them.
+    of_source = {each.source: number for number, each in reversed([*enumerate(shards)])}
+    chosen = sorted(evenly | {*of_source.values()})
     indexer = SampleIndexer(spec, data)
     rows, bad = ShardRows(0), list[Bad]()
-    seen_bytes, each = 0.0, _LOOKED_AT // len(chosen)
+    # By source, because bytes of a sample differ between formats.
+    seen_bytes, each = defaultdict[int, float](float), max(1, _LOOKED_AT // len(chosen))
     for number in chosen:
         rows.number, shard = number, shards[number]
         seen = list(islice(read_part(indexer, shard, Part(), rows, bad), each))
         # The share of the file up to the last of them; all of it, if that was its end.
         share = open_file(shard).share(seen[-1].places) if len(seen) == each else 1.0
-        seen_bytes += shard.times * share * shard.path.stat().st_size
+        seen_bytes[shard.source] += shard.times * share * shard.path.stat().st_size
     found = rows.index(bad)
     index = Columns(Path(), found.columns, {"num_bad": len(bad), "suffixes": list(found.suffixes)})
     split = OpenSplit(spec, data, indexer.inputs, "train", index)
     given = [split.describe(sample) for sample in range(split.num_samples)]
     if not given:
         return None
-    in_all = sum(shard.times * shard.path.stat().st_size for shard in shards)
-    number = max(len(given), round(len(given) * in_all / seen_bytes))
+    in_all = defaultdict[int, float](float)
+    for shard in shards:
+        in_all[shard.source] += shard.times * shard.path.stat().st_size
+    samples = [each.number for each in split.sources] or [len(given)]
+    times = (in_all[source] / (seen_bytes[source] or 1) for source in range(len(samples)))
+    likely = sum(number * more for number, more in zip(samples, times, strict=True))
+    number = max(len(given), round(likely))
     basis = f"{len(given):,} of about {number:,} samples, looked at because there is no index yet"
-    return records_like(Source.HEADERS, basis, given, number)
+    sources = split.sources if all(each.number for each in split.sources) else ()
+    return records_like(Source.HEADERS, basis, given, number, sources)

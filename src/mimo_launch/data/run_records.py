@@ -113,8 +113,17 @@ class ColumnRecords(Records):
         return self._describe(index % len(self._tokens))
 
 
-def records_like(source: Source, basis: str, given: Sequence[SampleData], number: int) -> Records:
-    """Return an epoch of `number` records like the given ones, each as often as the others."""
+def records_like(
+    source: Source,
+    basis: str,
+    given: Sequence[SampleData],
+    number: int,
+    sources: tuple[SourceSamples, ...] = (),
+) -> Records:
+    """Return an epoch of `number` records like the given ones, each as often as the others.
+
+    `sources` says which of the given ones are of which source, for a mixture.
+    """
 
     def column(of: Callable[[SampleData], int]) -> Int64s:
         return np.array([of(record) for record in given], dtype=np.int64)
@@ -126,4 +135,5 @@ def records_like(source: Source, basis: str, given: Sequence[SampleData], number
         column(lambda record: record.num_tokens),
         lambda module: column(lambda record: record.rows(module)),
         given.__getitem__,
+        sources,
     )

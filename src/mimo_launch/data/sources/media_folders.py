@@ -16,7 +16,7 @@ from mimo_launch.data.sources.record_shapes import BadRecord, Medium, ShapedReco
 from mimo_launch.data.sources.source_file import Member, MemberPlace, Places, Recent
 
 # The largest file of an image, clip or video, and the longest record, in bytes.
-MAX_FILE, MAX_RECORD = 4 << 30, 256 << 20
+MAX_FILE, MAX_RECORD = 4 << 30, 64 << 20
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
