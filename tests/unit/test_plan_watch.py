@@ -1,15 +1,19 @@
 """A run says what its plan expects of it, and how it compares, where both are about the same."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.support.histories import USAGE
 from tests.support.specs import box, spec
 from tests.unit.test_metrics_file import started, step
 
-from mimo_launch.cli.launch.prepare import forecast_of
+from mimo_launch.cli.launch.prepare import Start, forecast_of, prepare
+from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.lines import other_lines
 from mimo_launch.drawing.plan_report import build_report
+from mimo_launch.launcher.rank_tasks import Training
 from mimo_launch.plan.plan import Plan
 from mimo_launch.train.events import (
     Event,
@@ -128,6 +132,27 @@ def test_only_what_can_be_compared_is() -> None:
     assert not comparisons(heard(machine=elsewhere, first=6, last=12))
     short = RunStopped(step=4, signal=15, checkpoint=None)
     assert not comparisons(heard(last=4, end=short)), "two steps after those that compile"
+
+
+def test_the_task_of_a_run_gets_the_forecast_of_its_plan(tmp_path: Path) -> None:
+    made = spec({"vision": box(0, model={"patch": 4}), "language": box(1)}, mbs=2)
+    request = Start(
+        plan=Plan.of(made),
+        task=Training(),
+        file=tmp_path / "spec.yaml",
+        runs=tmp_path,
+        say=lambda line: None,
+        show=lambda plain: nullcontext(lambda event: None),
+        device="cpu",
+        num_workers=2,
+    )
+    prepared = prepare(request, Console())
+    assert not isinstance(prepared, int)
+    ready, folder = prepared
+    folder.lock.close()
+    assert isinstance(ready.task, Training)
+    assert ready.task.forecast == forecast_of(build_report(Plan.of(made)), made)
+    assert ready.job.task is ready.task
 
 
 def comparisons(told: list[Event]) -> list[PlanCompared]:
