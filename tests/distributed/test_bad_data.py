@@ -11,7 +11,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.data.order.sample_order import GlobalOrder
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan

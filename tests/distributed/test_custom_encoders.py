@@ -7,7 +7,7 @@ from tests.support.proof import failures, verdicts
 from tests.support.specs import Box, box, spec
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import GlobalOrder, make_step_data
+from mimo_launch.data.order.sample_order import GlobalOrder, make_step_data
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.spec import Spec

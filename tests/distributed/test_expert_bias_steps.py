@@ -4,7 +4,7 @@ import torch
 from tests.support.planted_experts import BIASED, routed
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import global_order, steps_of
+from mimo_launch.data.order.sample_order import global_order, steps_of
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layers.router import ExpertBias
 from mimo_launch.plan.plan import Plan

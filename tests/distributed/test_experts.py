@@ -15,8 +15,8 @@ from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
+from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.data.synthetic import SyntheticSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layout.step_data import SampleData

@@ -10,7 +10,7 @@ from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
 from torch import Tensor
 
-from mimo_launch.data.sample_order import global_order, records_of, steps_of
+from mimo_launch.data.order.sample_order import global_order, records_of, steps_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layout.layout import world_size

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo_launch.comm.async_copies import HostCopy
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.data.order.sample_order import GlobalOrder
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layers import experts
 from mimo_launch.layout.layout import world_size

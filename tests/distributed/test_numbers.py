@@ -12,7 +12,7 @@ from tests.support.specs import box, spec
 from mimo_launch.checkpoint.folder import all_checkpoints
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.data.order.sample_order import GlobalOrder
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout.layout import build_layout, world_size

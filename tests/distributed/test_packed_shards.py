@@ -8,7 +8,7 @@ from tests.support.shard_runs import Given, shard_spec
 from tests.support.shards import planted, write_shards
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import global_order
+from mimo_launch.data.order.sample_order import global_order
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan

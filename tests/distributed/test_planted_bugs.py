@@ -34,7 +34,7 @@ from tests.support.planted_windows import windowed
 from tests.support.proof import failures, training_verdicts, verdicts
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import GlobalOrder, make_step_data
+from mimo_launch.data.order.sample_order import GlobalOrder, make_step_data
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews

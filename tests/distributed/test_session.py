@@ -16,7 +16,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.comm.bridge_transfers import PostedTransfers
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.data.order.sample_order import GlobalOrder
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layers.parameter_segments import local_tensor

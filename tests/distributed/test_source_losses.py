@@ -13,7 +13,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.record_order import Sample
-from mimo_launch.data.sample_order import global_order, records_of
+from mimo_launch.data.order.sample_order import global_order, records_of
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.step_data import StepData

@@ -149,7 +149,7 @@ def test_ranks_that_others_started(
 def step_ids(folder: Path, layout: str, step: int) -> list[int]:
     """Ids of the samples of a step."""
     from mimo_launch.data.build import build_dataset
-    from mimo_launch.data.sample_order import GlobalOrder
+    from mimo_launch.data.order.sample_order import GlobalOrder
     from mimo_launch.spec.load import load_spec
 
     spec = load_spec(write_spec(folder, layout)).spec

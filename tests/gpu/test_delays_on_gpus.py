@@ -19,7 +19,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.data.order.sample_order import GlobalOrder
 from mimo_launch.launcher.run_on_ranks import RankDevice, Ranks, run_ranks
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan

@@ -12,7 +12,7 @@ from tests.support.proof import failures
 
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import global_order, steps_of
+from mimo_launch.data.order.sample_order import global_order, steps_of
 from mimo_launch.launcher.run_on_ranks import RankDevice, Ranks
 from mimo_launch.layers.router import ExpertBias
 from mimo_launch.plan.plan import Plan

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.data.order.sample_order import GlobalOrder
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import RunState
 from mimo_launch.spec.spec import Spec

@@ -18,7 +18,7 @@ from mimo_launch.checkpoint.boxes import Box, weight_boxes
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import GlobalOrder
+from mimo_launch.data.order.sample_order import GlobalOrder
 from mimo_launch.layers.sequence_contexts import zigzag_positions
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.plan.plan import Plan

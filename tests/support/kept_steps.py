@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import global_order
+from mimo_launch.data.order.sample_order import global_order
 from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.estimate.workload import workload
 from mimo_launch.layers import attention, mamba, recurrent, varlen_attention

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import global_order
+from mimo_launch.data.order.sample_order import global_order
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs

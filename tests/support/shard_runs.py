@@ -10,7 +10,7 @@ from tests.support.shards import shard_data, tokenizer_folder
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import global_order
+from mimo_launch.data.order.sample_order import global_order
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import RunState

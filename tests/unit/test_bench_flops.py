@@ -8,7 +8,7 @@ from tests.support.specs import box, spec
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.data.sample_order import make_step_data
+from mimo_launch.data.order.sample_order import make_step_data
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.workload import step_flops
 from mimo_launch.layout.layout import build_layout

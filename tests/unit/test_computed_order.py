@@ -13,8 +13,8 @@ from mimo_launch.checkpoint.folder import Marker
 from mimo_launch.checkpoint.loading import run_state
 from mimo_launch.data.order import epochs
 from mimo_launch.data.order.permutation import ROUNDS, Permutation
+from mimo_launch.data.order.sample_order import GlobalOrder
 from mimo_launch.data.random_draws import Purpose, generator, split_key
-from mimo_launch.data.sample_order import GlobalOrder
 from mimo_launch.runtime.progress import RunState
 
 
@@ -83,7 +83,7 @@ def test_any_step_of_a_billion_samples_takes_milliseconds_and_little_memory() ->
 def test_runs_of_earlier_releases_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first version sorted random words, whatever the size."""
     monkeypatch.setattr(epochs, "LARGE", 50)
-    monkeypatch.setattr("mimo_launch.data.sample_order.LARGE", 50)
+    monkeypatch.setattr("mimo_launch.data.order.sample_order.LARGE", 50)
     words = generator(split_key(5, "train", Purpose.ORDER), 1).random_raw(60)
     old, new = GlobalOrder(60, 6, 5, version=1), GlobalOrder(60, 6, 5)
     assert old.between(60, 120).tolist() == np.argsort(words, kind="stable").tolist()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mimo_launch.data.digit_images import from_uci, write_npz
+from mimo_launch.data.order.sample_order import GlobalOrder, heldout_batches, make_step_data
 from mimo_launch.data.random_draws import Draws, Purpose, noise_of, pick, split_key, threshold
-from mimo_launch.data.sample_order import GlobalOrder, heldout_batches, make_step_data
 from mimo_launch.layout.step_data import SampleData, without_records
 
 

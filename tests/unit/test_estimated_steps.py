@@ -7,7 +7,7 @@ import pytest
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import global_order, make_step_data, steps_of
+from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_views import StepViews

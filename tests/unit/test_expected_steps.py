@@ -10,8 +10,8 @@ from tests.support.specs import box, layout_specs, spec
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.fact_source import Source
-from mimo_launch.data.known_order import KnownOrder
-from mimo_launch.data.sample_order import global_order, make_step_data, steps_of
+from mimo_launch.data.order.known_order import KnownOrder
+from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews

@@ -13,7 +13,7 @@ from mimo_launch.checks.mixtures import weights_mix
 from mimo_launch.data.dataset import SourceSamples
 from mimo_launch.data.order import mixture
 from mimo_launch.data.order.mixture import BLOCK, BadMixture, MixedOrder, Phase, schedule_of
-from mimo_launch.data.sample_order import PackedOrder, record_order
+from mimo_launch.data.order.sample_order import PackedOrder, record_order
 from mimo_launch.spec.spec import FilesData, Spec
 from mimo_launch.survey.index_statistics import source_facts
 

@@ -14,8 +14,8 @@ from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.packing import Int64s, best_fit, joined_documents
-from mimo_launch.data.sample_order import (
+from mimo_launch.data.order.packing import Int64s, best_fit, joined_documents
+from mimo_launch.data.order.sample_order import (
     GlobalOrder,
     PackedOrder,
     SampleOrder,

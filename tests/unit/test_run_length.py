@@ -13,8 +13,8 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import ready_shards
 from mimo_launch.data.build import build_dataset
+from mimo_launch.data.order.sample_order import global_order, records_of
 from mimo_launch.data.run_length import with_steps
-from mimo_launch.data.sample_order import global_order, records_of
 from mimo_launch.spec.load import dump_spec, spec_from_data
 from mimo_launch.spec.spec import Spec
 

@@ -11,7 +11,7 @@ from tests.support.specs import box, brief, hybrid, layout_specs, spec
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import global_order, records_of
+from mimo_launch.data.order.sample_order import global_order, records_of
 from mimo_launch.data.sample_sizes import sizes_drawn
 from mimo_launch.kinds.tiles import Frame, Tiling
 from mimo_launch.layout.layout import world_size

@@ -24,9 +24,9 @@ from mimo_launch.data.index import indexer
 from mimo_launch.data.index.columns import BAD, Bad, ShardRows
 from mimo_launch.data.index.indexer import tasks_of
 from mimo_launch.data.index.kept_parts import KeptParts
-from mimo_launch.data.known_order import known_order
 from mimo_launch.data.known_shards import records_of_shards
-from mimo_launch.data.sample_order import global_order, steps_of
+from mimo_launch.data.order.known_order import known_order
+from mimo_launch.data.order.sample_order import global_order, steps_of
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.data.sources import json_files, tables
 from mimo_launch.data.sources.file_formats import split_files

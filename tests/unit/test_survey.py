@@ -14,7 +14,12 @@ from tests.support.specs import box, spec
 from mimo_launch.cli.data_tables import page, png, record_text
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.sample_order import GlobalOrder, global_order, make_step_data, records_of
+from mimo_launch.data.order.sample_order import (
+    GlobalOrder,
+    global_order,
+    make_step_data,
+    records_of,
+)
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_views import StepViews

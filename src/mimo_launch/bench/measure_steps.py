@@ -47,8 +47,8 @@ from mimo_launch.comm.world import (
 )
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.record_order import Sample, SampleOrder
+from mimo_launch.data.order.sample_order import global_order, steps_of
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.sample_order import global_order, steps_of
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.estimate.workload import peak_tflops, rate_of, step_flops

@@ -16,10 +16,11 @@ _METRIC, _STOP, _BEST = ("eval", "metric"), ("eval", "stop_after"), ("checkpoint
 
 def eval_shards_used(spec: Spec) -> Findings:
     """Held-out shards are read by evaluations."""
-    if isinstance(spec.data, WebdatasetData) and spec.data.eval_shards and spec.eval is None:
+    if isinstance(spec.data, UserData) and spec.data.heldout_names and spec.eval is None:
+        key = "eval_shards" if isinstance(spec.data, WebdatasetData) else "eval_sources"
         yield no_effect(
-            ("data", "eval_shards"),
-            "`eval_shards` without an `eval` section does nothing",
+            ("data", key),
+            f"`{key}` without an `eval` section does nothing",
             "they are read when the model is evaluated",
         )
 

@@ -20,7 +20,7 @@ from mimo_launch.spec.spec import Spec, UserData
 
 # Imported where needed: a spec that needs no estimates is checked without numpy.
 if TYPE_CHECKING:
-    from mimo_launch.data.known_order import KnownOrder
+    from mimo_launch.data.order.known_order import KnownOrder
     from mimo_launch.data.run_records import Records
 
 # Steps that stand for the run.
@@ -191,7 +191,7 @@ def expected_records(spec: Spec, data: UserData) -> "Records | None":
 
 def _steps_of(spec: Spec, records: "Records") -> ExpectedSteps:
     """Return the steps of a run over these records."""
-    from mimo_launch.data.known_order import known_order
+    from mimo_launch.data.order.known_order import known_order
 
     order = known_order(spec, records)
     last = order.num_steps - 1

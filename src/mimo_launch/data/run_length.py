@@ -59,7 +59,7 @@ class _Walk:
 def _steps(records: "Records", walk: _Walk) -> int:
     """Return the steps that take as many records as the epochs have, packed or not."""
     # Imported here because it needs numpy.
-    from mimo_launch.data.sample_order import PackedOrder, record_order
+    from mimo_launch.data.order.sample_order import PackedOrder, record_order
 
     spec = walk.spec
     wanted = ceil(Fraction(str(spec.train.epochs)) * records.in_all)

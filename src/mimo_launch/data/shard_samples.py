@@ -2,7 +2,7 @@
 
 Decides: how the members of a sample become tokens and pixels.
 Relies on: `open_split` for the samples of a split; `sample_encoder` and `decode_media` for members.
-Leaves: the order of samples to `data.sample_order`, threads to `loader`.
+Leaves: the order of samples to `data.order.sample_order`, threads to `loader`.
 """
 
 from collections.abc import Iterable, Sequence

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import Dataset, Media
-from mimo_launch.data.packing import count_labels
+from mimo_launch.data.order.packing import count_labels
 from mimo_launch.data.random_draws import (
     Draws,
     Purpose,

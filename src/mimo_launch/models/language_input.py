@@ -4,7 +4,7 @@ Decides: the form of text, documents and places for a model; that text of multi-
 shifted before it is cut over cp, so that no rank needs another rank's tokens; that a token counts
 in the balance of experts only if there is a token that far ahead.
 Relies on: `layout.step_views` for the samples of a replica, so that every language stage knows them
-without messages; `data.packing` for documents.
+without messages; `data.order.packing` for documents.
 Leaves: reading to `train`, angles and the loss to `language_model`.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.data.packing import has_ahead, labels_ahead, tokens_ahead
+from mimo_launch.data.order.packing import has_ahead, labels_ahead, tokens_ahead
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.parallel_context import ParallelContext

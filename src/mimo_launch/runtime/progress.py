@@ -17,7 +17,7 @@ from collections.abc import MutableSequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from mimo_launch.data.sample_order import NEWEST
+from mimo_launch.data.order.sample_order import NEWEST
 
 # On any of these signals, a run ends after its current step.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -154,9 +154,9 @@ class Best:
 class RunState:
     """Counts since the start of the run: steps, samples, skipped steps, unreadable samples.
 
-    `samples` is the position in the order of samples; see `data.sample_order` for packs. `best` is
-    the best evaluation so far, if there was one. `order` is the version of that order, which a run
-    keeps from its start.
+    `samples` is the position in the order of samples (for packs see `data.order.sample_order`), and
+    `order` the version of that order, which a run keeps from its start. `best` is the best
+    evaluation so far, if there was one.
     """
 
     step: int = 0

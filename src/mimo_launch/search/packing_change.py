@@ -23,7 +23,7 @@ from mimo_launch.search.judge import Planned
 from mimo_launch.search.moves import lighter
 from mimo_launch.search.wastes import LEAST, SHARES, Waste, gpus_text, language_share
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec, WebdatasetData
+from mimo_launch.spec.spec import Spec, UserData
 
 PACKING = "data.packing"
 # Layouts of a packed spec that are planned until one fits.
@@ -78,7 +78,7 @@ def packed(estimator: Estimator, limit: int) -> Packed | None:
 def _may_pack(estimator: Estimator) -> bool:
     data, expected = estimator.spec.data, estimator.expected
     knows = not estimator.worst and expected.source is not Source.GUESS
-    return isinstance(data, WebdatasetData) and not data.packing and knows
+    return isinstance(data, UserData) and not data.packing and knows
 
 
 def _full(expected: ExpectedSteps, *, packing: bool = False) -> float:

@@ -13,9 +13,9 @@ import numpy as np
 
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.order.mixture import BLOCK, MixedOrder, schedule_of
+from mimo_launch.data.order.packing import best_fit
 from mimo_launch.data.order.record_order import Sample, SampleOrder
-from mimo_launch.data.packing import best_fit
-from mimo_launch.data.sample_order import CHUNK, global_order, make_step_data, record_order
+from mimo_launch.data.order.sample_order import CHUNK, global_order, make_step_data, record_order
 from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import Imbalance, StepViews

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.data.dataset import Dataset, Media
-from mimo_launch.data.sample_order import heldout_batches
+from mimo_launch.data.order.sample_order import heldout_batches
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.step_data import ImageSpan, StepData

@@ -1,7 +1,7 @@
 """Reads the samples of a step, on demand or ahead of the step.
 
 Decides: that padding replaces a record that cannot be read.
-Relies on: `data.sample_order` for the ids.
+Relies on: `data.order.sample_order` for the ids.
 Leaves: decoding to the data set, agreeing on unreadable samples to `prefetch`.
 """
 
@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample, Dataset
+from mimo_launch.data.order.packing import joined_documents, joined_texts
 from mimo_launch.data.order.record_order import Sample
-from mimo_launch.data.packing import joined_documents, joined_texts
+from mimo_launch.data.order.sample_order import make_step_data
 from mimo_launch.data.random_draws import Noise, Split, noises_of
-from mimo_launch.data.sample_order import make_step_data
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.parallel_context import torch_type

@@ -2,7 +2,7 @@
 
 Decides: when to evaluate and save; that a signal to one rank ends the run on all ranks after the
 same step.
-Relies on: `step` for steps, `data.sample_order` for samples, `checkpoint` for saving.
+Relies on: `step` for steps, `data.order.sample_order` for samples, `checkpoint` for saving.
 Leaves: showing and storing events to listeners.
 """
 
@@ -15,7 +15,7 @@ from mimo_launch.comm.async_copies import MaxOverRanks
 from mimo_launch.comm.world import peak_memory
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
-from mimo_launch.data.sample_order import global_order
+from mimo_launch.data.order.sample_order import global_order
 from mimo_launch.optimizer.step_metrics import StepMetrics
 from mimo_launch.runtime.progress import STOP_SIGNALS, EndOfRun, Phase, RunState
 from mimo_launch.spec.sections import EvalSpec

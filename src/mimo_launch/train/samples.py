@@ -18,7 +18,7 @@ import numpy.typing as npt
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
-from mimo_launch.data.sample_order import heldout_batches
+from mimo_launch.data.order.sample_order import heldout_batches
 from mimo_launch.runtime.progress import RunState
 from mimo_launch.train.evaluation import Answer, Drawn, draw, greedy_answers
 from mimo_launch.train.events import Listener, SamplesWritten

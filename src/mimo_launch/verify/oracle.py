@@ -21,8 +21,8 @@ from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.record_order import Sample
+from mimo_launch.data.order.sample_order import records_of
 from mimo_launch.data.random_draws import Split, noise_of
-from mimo_launch.data.sample_order import records_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_size
 from mimo_launch.layout.step_data import ImageSpan

@@ -15,7 +15,7 @@ from math import cos, inf, isnan, nan, pi, sqrt
 import torch
 from torch import Tensor
 
-from mimo_launch.data.sample_order import global_order, records_of, steps_of
+from mimo_launch.data.order.sample_order import global_order, records_of, steps_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.spec.optimizers import STATE, LrSchedule, OptimizerName, OptimizerSpec

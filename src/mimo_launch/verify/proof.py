@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import global_order, steps_of
+from mimo_launch.data.order.sample_order import global_order, steps_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.run_on_ranks import RankDevice, RankError, Ranks
 from mimo_launch.layout.layout import world_size

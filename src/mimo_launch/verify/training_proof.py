@@ -24,7 +24,7 @@ from mimo_launch.checkpoint import loading  # noqa: F401 - once, before ranks ar
 from mimo_launch.checkpoint.boxes import resharded_parameters
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.sample_order import heldout_batches
+from mimo_launch.data.order.sample_order import heldout_batches
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.rank_tasks import Training
 from mimo_launch.launcher.run_on_ranks import RankDevice

@@ -13,9 +13,9 @@ from typing import overload
 
 import numpy as np
 
-from mimo_launch.data.packing import best_fit
+from mimo_launch.data.order.packing import best_fit
+from mimo_launch.data.order.sample_order import CHUNK, PackedOrder, record_order, records_of
 from mimo_launch.data.run_records import MOST_PACKED, Int64s, Records
-from mimo_launch.data.sample_order import CHUNK, PackedOrder, record_order, records_of
 from mimo_launch.layout.step_data import SampleData, StepData, packed
 from mimo_launch.spec.spec import Spec
 

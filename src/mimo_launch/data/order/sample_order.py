@@ -14,9 +14,9 @@ import numpy as np
 from mimo_launch.data.dataset import Dataset, SourceSamples
 from mimo_launch.data.order.epochs import LARGE, Epochs
 from mimo_launch.data.order.mixture import MixedOrder, schedule_of
+from mimo_launch.data.order.packing import best_fit
 from mimo_launch.data.order.permutation import Int64s
 from mimo_launch.data.order.record_order import RecordOrder, Sample, SampleOrder
-from mimo_launch.data.packing import best_fit
 from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
 from mimo_launch.layout.step_data import StepData, packed
 from mimo_launch.spec.sections import HeldOut
