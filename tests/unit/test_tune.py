@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from mimo_launch.search.layout_rows import layout_rows, terms_between
 from mimo_launch.search.pins import CannotPin, Pins
 from mimo_launch.search.team import Team
 from mimo_launch.search.tune import Layouts, NoLayout, Wish, counts, smallest, speeds, tune
+from mimo_launch.search.wide_moves import drawn
 from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.spec import Spec
 
@@ -204,3 +206,12 @@ def test_counts_of_gpus_are_whole_hosts_and_not_many() -> None:
     assert counts(64, 8) == [8, 16, 24, 32, 40, 48, 56, 64]
     assert counts(4096, 8) == [256 * each for each in range(1, 17)]
     assert counts(24, 8) == [8, 16, 24]
+
+
+def test_a_random_layout_needs_no_more_ranks_than_there_are() -> None:
+    """Two modules on one rank share it."""
+    made, random = of("quickstart"), Random(0)
+    for world in (1, 2, 8):
+        for _ in range(40):
+            point = drawn(made, Point.of(made), world, random)
+            assert all(place.ranks and place.ranks.stop <= world for place in point.places.values())

@@ -34,20 +34,22 @@ def spec_text(first: FirstSpec, memory: str | None, of_data: str = "") -> str:
 
     `memory` is a GPU's memory or name, if known; `of_data` is the comment on the data, if any.
     """
-    data = _values(first.data)
+    return text_with_comments(first.data, of_data, _why(first, memory))
+
+
+def text_with_comments(data: Mapping[str, Any], of_data: str, why: str = "") -> str:
+    """Return the data of a spec with comments; `why` is the first one, about the layout."""
+    data = _values(data)
     comments = _comments(data)
+    if not why:
+        del comments["schedule",]  # It is about a layout that will change.
     if of_data:
         comments["data",] = wrap(of_data, _WIDTH)
     comments["version",] = [
-        *wrap(_why(first, memory), _WIDTH),
+        *wrap(why, _WIDTH),
         "What each key means: docs/spec-reference.md, or `mimo-launch schema` for your editor.",
     ]
     return "".join(f"{line}\n" for line in _lines(data, comments))
-
-
-def plain_text(data: Mapping[str, Any]) -> str:
-    """Return the data of a spec as text, without comments."""
-    return "".join(f"{line}\n" for line in _lines(data, {}))
 
 
 def _values(data: Mapping[str, Any]) -> dict[str, Any]:

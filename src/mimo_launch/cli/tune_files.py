@@ -16,7 +16,7 @@ import typer
 
 from mimo_launch.checks.load_and_check import Checked, load_and_check
 from mimo_launch.cli.init_draft import GPUS_PER_NODE, Answers, CannotDraft, undecided
-from mimo_launch.cli.init_text import plain_text
+from mimo_launch.cli.init_text import text_with_comments
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import show_findings
 from mimo_launch.diag.quantities import percent, seconds_text
@@ -28,31 +28,32 @@ from mimo_launch.search.changes import Change, changed
 from mimo_launch.search.first_spec import on_all_ranks, placed
 from mimo_launch.search.judge import Planned
 from mimo_launch.search.layout_rows import LayoutRow
-from mimo_launch.spec.editing import with_settings
+from mimo_launch.spec.editing import edit, merge, tree_of
 from mimo_launch.spec.load import dump_spec, load_text, spec_from_data
+from mimo_launch.spec.overrides import apply_overrides
 from mimo_launch.spec.spec import Grid, Spec
 from mimo_launch.spec.values import GPUS
 from mimo_launch.spec.wording import did_you_mean
+from mimo_launch.spec.yaml_source import read_text
 
 _WIDTH = 96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What is tuned: a spec on its GPUs; `file` is None if it was drafted from a model folder."""
+    """What is tuned: a spec on its GPUs, and the text and `--set` that it was `written` as."""
 
     spec: Spec
-    file: Path | None
+    text: str
     overrides: Sequence[str]
     written: Spec
 
     def text_of(self, spec: Spec) -> str:
-        """Return the text of a spec of another layout, with the comments of the file."""
-        if self.file is None:
-            return plain_text(dump_spec(spec))
+        """Return the text of a spec of another layout, with the comments of this one."""
         change = changed(self.written, "", {**_layout_of(spec), **_nodes_of(spec)})
         settings = {} if change is None else change.settings
-        return with_settings(self.file, self.overrides, settings)
+        document = apply_overrides(read_text(self.text), self.overrides)
+        return edit(self.text, merge(document.data, tree_of(settings)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +76,12 @@ def source_of(
         )
     if file.is_dir() or file.name == "config.json":
         folder = file if file.is_dir() else file.parent
-        spec = _drafted(folder, hardware, overrides, data, console)
-        return Source(spec=spec, file=None, overrides=(), written=spec)
+        text = _drafted(folder, hardware, data, console)
+        loaded = load_text(text, str(folder), overrides)
+        if loaded.spec is None:
+            show_findings(Checked(None, loaded.diagnostics, loaded.source), console)
+            raise typer.Exit(2)
+        return Source(spec=loaded.spec, text=text, overrides=overrides, written=loaded.spec)
     if data is not None:
         help_ = f"--set data.shards={data}"
         console.refuse("--data is for model folders; a spec says what it trains on", help_=help_)
@@ -85,7 +90,10 @@ def source_of(
     if checked.spec is None:
         raise typer.Exit(2)
     return Source(
-        spec=_on(checked.spec, hardware), file=file, overrides=overrides, written=checked.spec
+        spec=_on(checked.spec, hardware),
+        text=file.read_text(encoding="utf-8"),
+        overrides=overrides,
+        written=checked.spec,
     )
 
 
@@ -116,13 +124,8 @@ def _on(spec: Spec, hardware: Hardware) -> Spec:
     return spec_from_data({**dump_spec(spec), "nodes": nodes})
 
 
-def _drafted(
-    folder: Path,
-    hardware: Hardware,
-    overrides: Sequence[str],
-    data: str | None,
-    console: Console,
-) -> Spec:
+def _drafted(folder: Path, hardware: Hardware, data: str | None, console: Console) -> str:
+    """Return the text of a spec of a model folder, with a layout that may be illegal."""
     gpus = hardware.gpus or GPUS_PER_NODE
     answers = Answers(
         name=folder.name,
@@ -133,15 +136,11 @@ def _drafted(
         data=data,
     )
     try:
-        parts, _ = undecided(answers)
-        text = plain_text(placed(parts, on_all_ranks(parts["modules"], Grid(dp=gpus))))
+        parts, of_data = undecided(answers)
     except CannotDraft as error:
         console.refuse(str(error), help_=error.help)
-    loaded = load_text(text, str(folder), overrides)
-    if loaded.spec is None:
-        show_findings(Checked(None, loaded.diagnostics, loaded.source), console)
-        raise typer.Exit(2)
-    return loaded.spec
+    layout = on_all_ranks(parts["modules"], Grid(dp=gpus))
+    return text_with_comments(placed(parts, layout), of_data)
 
 
 def _layout_of(spec: Spec) -> dict[str, Any]:
@@ -182,8 +181,9 @@ def write_specs(
 def _reason(row: LayoutRow, number: int, command: str) -> str:
     place = "The fastest" if row.number == 1 else f"Number {row.number}"
     slower = f", {percent(row.slower)} slower than the fastest" if row.number > 1 else ""
+    many = f"{place} of {number} layouts" if number > 1 else "The layout"
     return (
-        f"{place} of {number} layouts that `{command}` lists: {seconds_text(row.step_seconds)} a "
+        f"{many} that `{command}` lists: {seconds_text(row.step_seconds)} a "
         f"step, {row.tokens_per_second:,.0f} tokens/s, MFU {percent(row.mfu)}{slower}. "
-        f"{row.words}. What limits it: {row.limited_by}."
+        f"{row.words}. Limit: {row.limited_by}."
     )

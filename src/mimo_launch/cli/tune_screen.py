@@ -122,11 +122,12 @@ def curve_of(found: Sequence[Speed]) -> Iterator[RenderableType]:
             continue
         step = each.best[0].seconds
         bar = "#" * round(_CURVE * fastest / step)
-        yield f"{each.gpus:>6,} GPUs {seconds_text(step):>9} {percent(fastest / step):>5}  {bar}"
+        speed = percent(fastest / step)
+        yield f"{each.gpus:>6,} GPUs {seconds_text(step):>9} {speed:>5}  {bar}"
     if (least := smallest(found)) is not None and least.best is not None:
         loss = percent(1 - fastest / least.best[0].seconds)
         yield ""
-        yield f"{least.gpus:,} GPUs are the fewest that lose less than 5%: they lose {loss}."
+        yield f"The fewest that lose less than 5% are {least.gpus:,}, which lose {loss}:"
         yield words_of(least.best[1].spec)
 
 

@@ -188,11 +188,14 @@ def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:
 
 
 def _sizes(before: Any, after: Any) -> Any:
-    """Return what a setting becomes; for a grid, the sizes that are, or were, more than 1."""
+    """Return what a setting becomes; of a section, the values that are, or were, no default.
+
+    The default of a size of a grid is 1, that of others None.
+    """
     if not isinstance(after, dict):
         return after
     before = before or {}
-    return {axis: size for axis, size in after.items() if max(size, before.get(axis, 1)) > 1}
+    return {key: value for key, value in after.items() if {value, before.get(key)} - {1, None}}
 
 
 def kind_between(before: Spec, after: Spec) -> str:

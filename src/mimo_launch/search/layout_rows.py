@@ -87,7 +87,7 @@ def layout_rows(found: Sequence[tuple[Planned, Estimator]]) -> Iterator[LayoutRo
             headroom=(estimates.gpu_memory or GPUS[MEASURED].memory) - max(memory.values()),
             bubble=estimates.bubble,
             traffic=traffic_of(estimator.typical.model),
-            limited_by=lost[0].text if lost else "nothing: GPUs compute all the time",
+            limited_by=lost[0].text if lost else "GPUs compute all the time",
             slower=estimates.step_seconds / found[0][0].seconds - 1,
             gives_up=_given_up(*found[number - 1 : number + 1]),
             time=time_shares(estimates, world),

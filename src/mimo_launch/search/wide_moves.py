@@ -122,8 +122,8 @@ def jump(spec: Spec, point: Point, world: int, random: Random) -> Point:
 
 def drawn(spec: Spec, point: Point, world: int, random: Random) -> Point:
     """Return a random point: modules share all ranks, or lie side by side, or anywhere."""
-    way, ends = random.randrange(3), 0
     names = list(point.places)
+    way, ends = random.randrange(3 if world >= len(names) else 1), 0
     for number, name in enumerate(names):
         ranks = range(world)
         if way == 1:
