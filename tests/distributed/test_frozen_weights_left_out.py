@@ -10,14 +10,19 @@ from tests.distributed.test_adapters import LORA, first_loss
 from tests.distributed.test_checkpoints import make_spec, numbers, run, run_anew
 from tests.support.exports import exported, trained, with_sections
 from tests.support.families import FAMILIES
+from tests.support.running_ranks import run_on_running_ranks
 
+from mimo_launch.checkpoint.boxes import weight_boxes
 from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint, read_index
+from mimo_launch.checkpoint.loading import load_all_weights
 from mimo_launch.checks.all_checks import check
 from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.export.adapter_folder import adapter_plan
 from mimo_launch.export.export_plan import Exporter
 from mimo_launch.launcher.run_on_ranks import RankError
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
+from mimo_launch.train.rank_session import RankSession
 
 LEFT_OUT = {"every": 3, "frozen_weights": False}
 
@@ -28,6 +33,14 @@ def adapted(layout: str, steps: int, base: Path, *, whole: bool = False) -> Spec
     modules |= {("language", "adapter"): LORA, ("vision", "frozen"): "except_projector"}
     saves = {**LEFT_OUT, "frozen_weights": whole}
     return make_spec(layout, steps, modules=modules, checkpoint=saves)
+
+
+def sums(spec: Spec, folder: Path) -> dict[str, float]:
+    """Return the sum of each weight that commands read from a run, on one rank."""
+    with RankSession(Plan.of(spec)) as session:
+        load_all_weights(session, folder, lambda event: None)
+        boxes = [box for each in session.modules.values() for box in weight_boxes(each)]
+        return {box.name: float(box.tensor.sum()) for box in boxes}
 
 
 def test_a_run_resumes_without_its_base_on_another_layout(tmp_path: Path) -> None:
@@ -50,6 +63,11 @@ def test_a_run_resumes_without_its_base_on_another_layout(tmp_path: Path) -> Non
     assert sorted(open_checkpoint(folder, None).shapes.items()) == sorted(
         (name, shape) for name, shape in open_checkpoint(tmp_path / "alone", None).shapes.items()
     )
+    left, kept = (
+        run_on_running_ranks(sums, adapted("one rank", 5, base), each, world_size=1)[0]
+        for each in (folder, tmp_path / "alone")
+    )
+    assert left == pytest.approx(kept, rel=1e-9)
     run_anew(make_spec("one rank", 6), base)
     with pytest.raises(RankError, match=r"leaves out weights of `\w+`.*has changed since"):
         run_anew(adapted("one rank", 6, base), folder)
