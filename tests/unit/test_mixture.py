@@ -3,17 +3,21 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.specs import spec
 
+from mimo_launch.checkpoint.folder import DataHasChanged, Marker
+from mimo_launch.checkpoint.loading import refuse_other_mixture
 from mimo_launch.checks.mixtures import weights_mix
 from mimo_launch.data.dataset import SourceSamples
 from mimo_launch.data.order import mixture
 from mimo_launch.data.order.mixture import BLOCK, BadMixture, MixedOrder, Phase, schedule_of
 from mimo_launch.data.order.sample_order import PackedOrder, record_order
+from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.spec import FilesData, Spec
 from mimo_launch.survey.index_statistics import source_facts
 
@@ -112,6 +116,39 @@ def test_a_source_that_starts_anew_at_a_resume_is_found() -> None:
 
     with pytest.raises(AssertionError):
         what_is_left(planted)
+
+
+def goes_on(before: Spec, now: Spec, step: int) -> None:
+    """Resume a run that was saved at a step with other settings."""
+    counts = {"step": step, "samples": step * before.batch.global_}
+    saved = Marker(
+        format=1, counts=counts, updates={}, plan="", spec=dump_spec(before), torch="", files={}
+    )
+
+    class Sources:
+        def sources(self) -> tuple[SourceSamples, ...]:
+            return sources()
+
+    found: Any = SimpleNamespace(marker=saved, path="step-3")
+    refuse_other_mixture(found, now, Sources())  # type: ignore[arg-type]
+
+
+def test_a_run_does_not_go_on_with_another_mixture_of_what_it_has_taken() -> None:
+    """Samples would come twice or not at all: a weight, or the place of an earlier change."""
+    change = [{"step": 300, "weights": {"text": 0}}]
+    goes_on(mixed(), mixed(), 500)
+    goes_on(mixed(), mixed(batch=16), 500)
+    goes_on(mixed(), mixed(weight_changes=change), 300)
+    goes_on(mixed((3, 1, 2)), mixed((6, 2, 4)), 300)
+    for before, now in (
+        (mixed(), mixed((3, 2, 2))),
+        (mixed(), mixed(weigh="tokens")),
+        (mixed(), mixed((None,) * 3)),
+        (mixed(), mixed(weight_changes=change)),
+        (mixed(weight_changes=change), mixed(weight_changes=change, batch=16)),
+    ):
+        with pytest.raises(DataHasChanged, match="before step 500 were mixed otherwise"):
+            goes_on(before, now, 500)
 
 
 def shares_of_tokens(order: MixedOrder) -> dict[str, float]:

@@ -7,6 +7,7 @@ Leaves: whether a run may resume at all to the command line, which empties or ke
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -23,7 +24,13 @@ from mimo_launch.checkpoint.boxes import (
     set_update_counts,
     state_boxes,
 )
-from mimo_launch.checkpoint.folder import CHECKPOINTS, Marker, changed_data, changed_settings
+from mimo_launch.checkpoint.folder import (
+    CHECKPOINTS,
+    DataHasChanged,
+    Marker,
+    changed_data,
+    changed_settings,
+)
 from mimo_launch.checkpoint.saver import CheckpointSaver
 from mimo_launch.checkpoint.starts import Start, Starts
 from mimo_launch.checkpoint.storage import CheckpointError, read_boxes
@@ -31,9 +38,10 @@ from mimo_launch.checkpoint.usable import Usable, newest_usable
 from mimo_launch.comm.collectives import from_first
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Contents, Dataset
+from mimo_launch.data.order.mixture import begun_phases
 from mimo_launch.data.random_draws import Split
 from mimo_launch.runtime.progress import Phase, RunState
-from mimo_launch.spec.load import dump_spec, with_defaults
+from mimo_launch.spec.load import dump_spec, spec_from_data, with_defaults
 from mimo_launch.spec.optimizers import STATE
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.best_evaluation import evaluates_alike
@@ -88,6 +96,26 @@ def run_state(marker: Marker) -> RunState:
     return RunState(**{"order": 1, **marker.counts}, best=marker.best)
 
 
+def refuse_other_mixture(usable: Usable, spec: Spec, dataset: Dataset) -> None:
+    """Raise DataHasChanged if sources were mixed otherwise up to where a run goes on."""
+    marker = usable.marker
+    with suppress(ValueError):  # A spec of an earlier release may not be one any more.
+        before, now = (
+            begun_phases(each, dataset.sources(), marker.counts["samples"])
+            for each in (spec_from_data(marker.spec), spec)
+        )
+        if before == now:
+            return
+        step = marker.counts["step"]
+        raise DataHasChanged(
+            f"the samples of `data` before step {step:,} were mixed otherwise when {usable.path} "
+            "was saved, so some would come twice or not at all: write the weights and the batch "
+            "as they were, and other weights as `weight_changes: "
+            f"[{{step: {step}, weights: ...}}]`\n`--set train.allow_changed_data=true` goes on all "
+            "the same; `--no-resume` starts a new run"
+        )
+
+
 def load_all_weights(session: RankSession, path: Path, emit: Listener) -> None:
     """Fill the weights of every module from a checkpoint or a run folder, saved on any layout.
 
@@ -140,6 +168,8 @@ def start_run(
         session.progress.enter(Phase.LOADING)
         allowed, agree = spec.train.allow_changed_data, partial(from_first, group=group)
         changed = changed_data(usable.path, usable.marker.data, data, agree, allowed=allowed)
+        if dataset is not None and not allowed:
+            refuse_other_mixture(usable, spec, dataset)
         begun = _left_out(spec, usable, starts)
         left = frozenset[str]().union(*(each.names for each in begun.values()))
         state, fresh = load_state(session, usable, group, left)

@@ -85,6 +85,15 @@ def schedule_of(spec: Spec, data: FilesData, sources: Sequence[SourceSamples]) -
     return Schedule(tuple(phases), int(place_at(spec.train.steps)))
 
 
+def begun_phases(spec: Spec, sources: Sequence[SourceSamples], place: int) -> tuple[Phase, ...]:
+    """Return the phases that began before a place; none without weights. Raises: BadMixture."""
+    data = spec.data
+    if not isinstance(data, FilesData) or not data.is_mixed or not sources:
+        return ()
+    phases = schedule_of(spec, data, sources).phases
+    return tuple(each for each in phases if each.block * BLOCK < place)
+
+
 def _records_each(spec: Spec, phase: Phase, lengths: Sequence[float]) -> float:
     """Return the records of a sequence: 1 or, packed, about as many as there is room for."""
     if not spec.data.packing:
