@@ -1,5 +1,6 @@
 """What random specs cover, for tables of coverage. Imports no torch."""
 
+from tests.support.partly_trained import parts_trained
 from tests.support.specs import AXES
 
 from mimo_launch.layout.balance import replicas_that_share
@@ -36,7 +37,13 @@ def features(made: Spec) -> set[str]:
         found |= {f"frozen {role}"} if module.frozen is True else set()
         found |= {"frozen except projector"} if module.frozen == "except_projector" else set()
         found |= {"recompute"} if module.recompute == "full" else set()
-    return found | _of_encoders(made) | _of_placements(layout) | _of_language(made, layout)
+    return (
+        found
+        | parts_trained(made)
+        | _of_encoders(made)
+        | _of_placements(layout)
+        | _of_language(made, layout)
+    )
 
 
 def _of_encoders(made: Spec) -> set[str]:

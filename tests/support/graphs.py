@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from hypothesis import strategies as st
+from tests.support.partly_trained import parts_trained
 from tests.support.specs import (
     AXES,
     DRAWS,
@@ -213,7 +214,10 @@ def graph_features(made: Spec) -> set[str]:
     layout = build_layout(made)
     found = {made.schedule.kind, *(["packed records"] if made.data.packing else [])}
     found |= {f"{axis} > 1" for m in layout.modules for axis in AXES if m.grid.size(axis) > 1}
-    found |= {f"generators {len(layout.losses) - 1}", f"encoders {len(made.encoders)}"}
+    found |= parts_trained(made) | {
+        f"generators {len(layout.losses) - 1}",
+        f"encoders {len(made.encoders)}",
+    }
     found |= (
         {"connector behind language"} if made.modules.keys() & set(ADAPTERS.values()) else set()
     )

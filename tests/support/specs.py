@@ -813,6 +813,8 @@ def brief(made: Spec) -> str:
     ]
     for name, module in made.modules.items():
         sizes = " ".join(f"{axis}{getattr(module.grid, axis)}" for axis in module.order)
-        flags = [flag for flag in ("sequence_parallel", "frozen") if getattr(module, flag)]
-        lines.append(" ".join([f"{name}: ranks {module.ranks}", sizes, *flags]))
+        flags = ["sequence_parallel"] * module.sequence_parallel
+        flags += [f"frozen {module.frozen}"] * (module.frozen is not False)
+        adapter = "" if module.adapter is None else f"adapter: {module.adapter}"
+        lines.append(" ".join([f"{name}: ranks {module.ranks}", sizes, *flags, adapter]).rstrip())
     return "\n".join(lines)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from tests.support.features import features
 from tests.support.graphs import graph_features, graph_specs
+from tests.support.partly_trained import partly_trained
 from tests.support.planted_training import with_settings
 from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.specs import SPARSE, brief, layout_specs
@@ -57,7 +58,7 @@ def prove(models: str, spec: Spec, covered: set[str]) -> None:
 
 @pytest.mark.sweep
 @of_this_run(NUM_SPECS)
-@given(spec=layout_specs(8, supported_only=False))
+@given(spec=layout_specs(8, supported_only=False).flatmap(partly_trained))
 def test_random_layouts_compute_the_one_rank_gradients(spec: Spec) -> None:
     """Loss, norms, every gradient and the update of a random layout equal the oracle's.
 
@@ -68,7 +69,7 @@ def test_random_layouts_compute_the_one_rank_gradients(spec: Spec) -> None:
 
 @pytest.mark.sweep
 @of_this_run(NUM_SPARSE)
-@given(spec=layout_specs(8, supported_only=False, languages=SPARSE))
+@given(spec=layout_specs(8, supported_only=False, languages=SPARSE).flatmap(partly_trained))
 def test_random_hybrid_and_expert_models_compute_the_one_rank_gradients(spec: Spec) -> None:
     """The same of language models that are hybrid, have experts, or both."""
     prove("hybrid and experts", spec, features(spec))
@@ -76,7 +77,7 @@ def test_random_hybrid_and_expert_models_compute_the_one_rank_gradients(spec: Sp
 
 @pytest.mark.sweep
 @of_this_run(NUM_GRAPHS)
-@given(spec=graph_specs())
+@given(spec=graph_specs().flatmap(partly_trained))
 def test_random_graphs_compute_the_one_rank_gradients(spec: Spec) -> None:
     """The same of connectors, several readers and generators."""
     prove("graphs", spec, graph_features(spec))

@@ -2,6 +2,7 @@
 
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.support.features import features
+from tests.support.partly_trained import partly_trained
 from tests.support.specs import KINDS, SPARSE, layout_specs
 
 from mimo_launch.checks.all_checks import check
@@ -15,7 +16,9 @@ NAMED = {
     "hybrid, Mamba layers", "hybrid, attention layers", "hybrid, MLP layers", "hybrid, experts",
     "Mamba over tp", "Mamba over cp", "Mamba groups shared over tp",
     "colocated", "disjoint", "overlap", "sequence parallel", "packed documents", "packed records",
-    "text only", "mixed text",
+    "text only", "mixed text", "adapter of language", "adapter of another module",
+    "adapter with dropout", "frozen layers of language", "frozen layers of another module",
+    "shards over a part of dp",
 }  # fmt: skip
 
 
@@ -31,7 +34,7 @@ def test_random_hybrid_and_expert_models_are_valid_and_of_every_sort() -> None:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(made=layout_specs(8, supported_only=False, languages=SPARSE))
+    @given(made=layout_specs(8, supported_only=False, languages=SPARSE).flatmap(partly_trained))
     def each(made: Spec) -> None:
         assert not [item for item in check(made) if item.is_error]
         found = features(made)

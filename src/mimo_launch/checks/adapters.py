@@ -109,7 +109,7 @@ def targets_are_maps(spec: Spec, name: str) -> Findings:
     if module.adapter is None:
         return
     kind = kind_of(module.model)
-    known = tuple(dict.fromkeys(_targets(kind, module.model.layers)))
+    known = tuple(dict.fromkeys(targets_of(kind, module.model.layers)))
     wrong = [each for each in module.adapter.targets if each not in known]
     if not wrong:
         return
@@ -207,7 +207,7 @@ def _cannot(name: str, why: str, help_: str, *related: Related) -> Diagnostic:
     )
 
 
-def _targets(kind: ModelKind, layers: int) -> Iterator[str]:
+def targets_of(kind: ModelKind, layers: int) -> Iterator[str]:
     """Yield the parts of layers that hold maps, and the maps, as targets name them."""
     for layer in range(layers):
         shape = kind.layer(layer)

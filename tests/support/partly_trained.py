@@ -1,0 +1,51 @@
+"""Draws what trains in a spec: low-rank updates of some maps, or some layers. Imports no torch."""
+
+from hypothesis import strategies as st
+
+from mimo_launch.checks.adapters import targets_of
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.adapters import AdapterSpec
+from mimo_launch.spec.module import FrozenLayers, ModuleSpec
+from mimo_launch.spec.spec import AudioModel, LanguageModel, Spec, VitModel
+
+
+@st.composite
+def partly_trained(draw: st.DrawFn, made: Spec) -> Spec:
+    """Give some modules of a spec adapters, or frozen layers; they are as valid as before."""
+    drawn = {name: draw(_part_of(module)) for name, module in made.modules.items()}
+    return made.replace(modules=drawn)
+
+
+@st.composite
+def _part_of(draw: st.DrawFn, module: ModuleSpec) -> ModuleSpec:
+    what = draw(st.sampled_from(["all", "adapter", "all", "layers"]))
+    layers = module.model.layers
+    if what == "layers" and module.frozen is False:
+        first = draw(st.integers(0, layers - 1))
+        last = draw(st.integers(first, layers - 1))
+        return module.replace(frozen=FrozenLayers(layers=f"{first}-{last}"))
+    targets = tuple(dict.fromkeys(targets_of(kind_of(module.model), layers)))
+    if what != "adapter" or not targets:
+        return module
+    drops = isinstance(module.model, LanguageModel | VitModel | AudioModel)
+    adapter = AdapterSpec(
+        rank=draw(st.integers(1, 3)),
+        alpha=draw(st.sampled_from([None, 5.0])),
+        rslora=draw(st.booleans()),
+        dropout=draw(st.sampled_from([0.0, 0.0, 0.5])) if drops else 0.0,
+        targets=tuple(sorted(draw(st.sets(st.sampled_from(targets), min_size=1)))),
+    )
+    kept = module.frozen if module.frozen == "except_projector" else False
+    return module.replace(adapter=adapter, frozen=kept)
+
+
+def parts_trained(made: Spec) -> set[str]:
+    """Name what of modules trains."""
+    found = set()
+    for name, module in made.modules.items():
+        role = "language" if name == "language" else "another module"
+        found |= {f"adapter of {role}"} if module.adapter else set()
+        found |= {"adapter with dropout"} if module.adapter and module.adapter.dropout else set()
+        found |= {f"frozen layers of {role}"} if module.frozen_layers else set()
+        found |= {"shards over a part of dp"} if module.shard_over else set()
+    return found
