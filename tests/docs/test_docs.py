@@ -59,14 +59,27 @@ def write_files(page: Path, folder: Path) -> None:
             (folder / block.title).write_text(block.text, encoding="utf-8")
 
 
-# Its commands need what those before them made: test_worked_example.py runs them in one go.
-ALL = [block for page in PAGES if page.stem != "worked-example" for block in blocks(page)]
+# Their commands need what those before them made: test_worked_example.py runs them in one go.
+AS_WRITTEN = ("worked-example", "fine-tune")
+ALL = [block for page in PAGES if page.stem not in AS_WRITTEN for block in blocks(page)]
 SPECS = [
     block
     for block in ALL
     if block.language == "yaml" and re.search(r"^version:", block.text, re.MULTILINE)
 ]
-COMMANDS = [block for block in ALL if block.language == "console" and RUNNABLE.match(block.text)]
+# Those of shipped specs need nothing before them.
+SHIPPED = [
+    block
+    for page in PAGES
+    if page.stem in AS_WRITTEN
+    for block in blocks(page)
+    if block.text.startswith("$ mimo-launch plan topologies/")
+]
+COMMANDS = [
+    block
+    for block in (*ALL, *SHIPPED)
+    if block.language == "console" and RUNNABLE.match(block.text)
+]
 TOPOLOGIES = sorted((ROOT / "topologies").rglob("*.yaml"))
 
 

@@ -1,4 +1,4 @@
-"""The worked example runs as written: real folders, real files, real commands, in one shell."""
+"""Pages that run as written: real folders, real files, real commands, in one shell."""
 
 import os
 import re
@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.docs.test_docs import ROOT, Block, blocks
+from tests.docs.test_docs import AS_WRITTEN, ROOT, Block, blocks
 
-PAGE = ROOT / "docs" / "worked-example.md"
 MARK = "=== command "
 # The tests have installed it already.
 LEFT_OUT = "pip install "
@@ -95,10 +94,12 @@ def run(script: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.example
-def test_it_runs_as_written(tmp_path: Path) -> None:
-    script, found = script_of(PAGE)
+@pytest.mark.parametrize("name", AS_WRITTEN)
+def test_it_runs_as_written(name: str, tmp_path: Path) -> None:
+    script, found = script_of(ROOT / "docs" / f"{name}.md")
     checkout = tmp_path / "checkout"
     checkout.mkdir()
+    (checkout / "topologies").symlink_to(ROOT / "topologies")
     for command, printed in zip(found, run(script, checkout), strict=True):
         lost = missing(command.shown, printed)
         assert not lost, f"$ {command.typed}\nnot printed:\n{lost}\nprinted:\n{printed}"

@@ -156,6 +156,10 @@ NO_KEYS = (
     "torchrun",
     "transformers",
     "compile.enable",
+    "LoraConfig",
+    "PeftModel",
+    "model.",
+    "EarlyStoppingCallback",
 )
 
 
