@@ -18,6 +18,8 @@ def partly_trained(draw: st.DrawFn, made: Spec) -> Spec:
 
 @st.composite
 def _part_of(draw: st.DrawFn, module: ModuleSpec) -> ModuleSpec:
+    if module.adapter is not None:
+        return module
     what = draw(st.sampled_from(["all", "adapter", "all", "layers"]))
     layers = module.model.layers
     if what == "layers" and module.frozen is False:
@@ -27,13 +29,15 @@ def _part_of(draw: st.DrawFn, module: ModuleSpec) -> ModuleSpec:
     targets = tuple(dict.fromkeys(targets_of(kind_of(module.model), layers)))
     if what != "adapter" or not targets:
         return module
+    chosen = tuple(sorted(draw(st.sets(st.sampled_from(targets), min_size=1))))
     drops = isinstance(module.model, LanguageModel | VitModel | AudioModel)
+    drops = drops and "experts" not in chosen
     adapter = AdapterSpec(
         rank=draw(st.integers(1, 3)),
         alpha=draw(st.sampled_from([None, 5.0])),
         rslora=draw(st.booleans()),
         dropout=draw(st.sampled_from([0.0, 0.0, 0.5])) if drops else 0.0,
-        targets=tuple(sorted(draw(st.sets(st.sampled_from(targets), min_size=1)))),
+        targets=chosen,
     )
     kept = module.frozen if module.frozen == "except_projector" else False
     return module.replace(adapter=adapter, frozen=kept)
