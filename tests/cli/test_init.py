@@ -212,22 +212,27 @@ def test_the_image_token_of_a_tokenizer(
     assert ("the tokenizer has no <image>" in file.read_text()) == (not image_token)
 
 
+@pytest.mark.parametrize("name", ["a.tar", "a.jsonl"])
 @pytest.mark.parametrize("there", [True, False])
 def test_shards_that_leave_much_padding_are_packed_and_absent_ones_are_guessed(
-    there: bool, llama: Path, tmp_path: Path, run_cli: Cli
+    there: bool, name: str, llama: Path, tmp_path: Path, run_cli: Cli
 ) -> None:
     texts, shard, file = (
         tokenizer_folder(tmp_path / "texts"),
-        tmp_path / "a.tar",
+        tmp_path / name,
         tmp_path / "a.yaml",
     )
     if there:
         said = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "So."}]
-        records = ((f"{n:03d}", {"json": {"messages": said}}) for n in range(30))
-        write_shard(shard, records)
+        if name == "a.tar":
+            records = ((f"{n:03d}", {"json": {"messages": said}}) for n in range(30))
+            write_shard(shard, records)
+        else:
+            shard.write_text("\n".join([json.dumps({"messages": said})] * 30))
     options = f"--language {llama} --tokenizer {texts} --data {shard} --gpus 1 --seq 128"
     code, _, err = run_cli(f"init {file} {options}")
     assert code == 0, err
+    assert ("kind: files" in file.read_text()) == (name == "a.jsonl")
     assert ("packing: true" in file.read_text()) == there
     assert ("sequences are 14% full; packed" in file.read_text()) == there
     assert ("# Plans rest on a guess" in file.read_text()) != there

@@ -30,6 +30,7 @@ from mimo_launch.data.order.sample_order import global_order, steps_of
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.data.sources import json_files, tables
 from mimo_launch.data.sources.file_formats import split_files
+from mimo_launch.data.sources.record_shapes import shaped
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.parse import read_spec
 from mimo_launch.spec.spec import FilesData, Spec
@@ -312,6 +313,29 @@ def test_clips_are_read_as_images_are(tmp_path: Path) -> None:
     rows = [span.rows for span in found.describe("train", 0).spans["sound"]]
     assert len(rows) == 2
     assert rows[0] > rows[1]
+
+
+def test_media_get_the_suffixes_of_their_names_and_types() -> None:
+    """So that each is decoded as its medium, and by its number among those of its kind."""
+    wav = {"data": "AAAA", "format": "mp3"}
+    record = {
+        "images": ["a.JPEG", "b", "https://x/c.webp", {"bytes": b"x", "path": "d.png"}, URL],
+        "videos": ["a.mp4", "b.frames.zip", "c.zip"],
+        "audio": [wav, "a.flac"],
+        "target": ["a.npy", "b.png"],
+        "loss": 1,
+    }
+    found = shaped(record)
+    assert list(found.media) == [
+        *("0.jpeg", "1.jpg", "2.webp", "3.png", "4.png"),
+        *("0.mp4", "1.frames.zip", "2.mp4"),
+        *("0.mp3", "1.flac"),
+        *("target.0.npy", "target.1.png"),
+    ]
+    assert json.loads(found.text) == {"loss": 1}
+    assert found.media["3.png"].held(1) == b"x"
+    assert found.media["4.png"].held(3) == image_bytes(8, 12)[:3]
+    assert found.media["4.png"].held() == image_bytes(8, 12)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from mimo_launch.data.sources.file_formats import (
 )
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.diag.installed import PYARROW, is_installed
+from mimo_launch.spec.files_data import Source
 from mimo_launch.spec.spec import FilesData, Spec
-from mimo_launch.spec.user_data import Source, patterns_of
+from mimo_launch.spec.user_data import patterns_of
 
 
 def sources_are_there(spec: Spec, data: FilesData) -> Findings:

@@ -1,7 +1,7 @@
 """The `data` section of the spec: what to train on.
 
 Decides: keys, defaults and limits of each kind of generated data.
-Relies on: `base`; `user_data` for users' own files.
+Relies on: `base`; `user_data` and `files_data` for users' own files.
 Leaves: what fits together to `checks`, samples to `data`.
 """
 
@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import MAX_COUNT, Count
-from mimo_launch.spec.user_data import FilesData, Samples, WebdatasetData
+from mimo_launch.spec.files_data import FilesData
+from mimo_launch.spec.user_data import Samples, WebdatasetData
 
 
 class DigitsData(Samples):

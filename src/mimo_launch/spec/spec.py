@@ -29,6 +29,7 @@ from mimo_launch.spec.encoders import (
     AudioModel,
     TalkerModel,
 )
+from mimo_launch.spec.files_data import FilesData
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel, LanguageModel
 from mimo_launch.spec.layers import RopeScaling
@@ -47,7 +48,6 @@ from mimo_launch.spec.sections import (
 from mimo_launch.spec.user_data import (
     CaptionTemplate,
     ChatTemplate,
-    FilesData,
     UserData,
     WebdatasetData,
 )

@@ -20,8 +20,9 @@ from mimo_launch.data.sources.shard_names import NamedShard, named_shards
 from mimo_launch.data.sources.source_file import SourceFile
 from mimo_launch.data.sources.tables import ArrowTable, ParquetTable
 from mimo_launch.data.sources.tar_files import TarFile
+from mimo_launch.spec.files_data import Source
 from mimo_launch.spec.spec import FilesData, UserData, WebdatasetData
-from mimo_launch.spec.user_data import Source, patterns_of
+from mimo_launch.spec.user_data import patterns_of
 
 # Imported for its type only: a spec is checked without numpy.
 if TYPE_CHECKING:

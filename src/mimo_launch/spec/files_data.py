@@ -1,0 +1,133 @@
+"""Data of `kind: files`: sources of any format, and how they are mixed.
+
+Decides: keys, defaults and limits of sources; their names.
+Relies on: `user_data` for the keys of every kind of users' files.
+Leaves: what fits together to `checks`, formats and orders to the room `data`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from mimo_launch.spec.base import Count, LocalPath, Strict
+from mimo_launch.spec.user_data import Paths, SetName, UserData, patterns_of
+
+Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
+class WeightChange(Strict):
+    """Other weights of sources, from a step on."""
+
+    step: Count = Field(description="The step, counted from 0, from which these weights hold.")
+    weights: dict[str, Weight] = Field(
+        min_length=1,
+        description="New weights by source, 0 for none of it; other sources keep theirs.",
+        examples=[{"chats": 1, "charts": 2}],
+    )
+
+
+class Source(Strict):
+    """Files of one format, which is recognised by their content."""
+
+    path: LocalPath | Paths = Field(
+        description="A file, a folder, a pattern with `*` or `{000..009}`, or a list of these: tar "
+        "shards, JSON lines or lists, Parquet, Arrow. A file counts as often as it is written.",
+        examples=["data/llava.jsonl"],
+    )
+    media: LocalPath | Paths | None = Field(
+        None,
+        description="Folder that the paths of images, clips and videos in records are relative to, "
+        "by default that of the file; or a list: paths are relative to the first, and files may "
+        "lie in any. Records name no files elsewhere.",
+        examples=["data/images"],
+    )
+    name: SetName | None = Field(
+        None,
+        description="Name of the source in metrics and `weight_changes`; default: that of its "
+        "file or folder.",
+    )
+    weight: Weight | None = Field(
+        None,
+        description="Share of this source in every block of 1,000 samples, relative to the weights "
+        "of the others, 0 for none of it; every source has one, or none has.",
+        examples=[3],
+    )
+    epochs: Count = Field(
+        1, description="Without weights: how often the source counts in an epoch of all sources."
+    )
+
+
+# A source that has only a path may be written as that path.
+AnySource = Annotated[
+    Source,
+    BeforeValidator(
+        lambda value: {"path": value} if isinstance(value, str) else value,
+        json_schema_input_type=Source | str,
+    ),
+]
+Sources = Annotated[tuple[AnySource, ...], Field(strict=False, min_length=1)]
+
+
+class FilesData(UserData):
+    """Your files as they are: tar shards, JSON with images beside it, Parquet, `datasets`."""
+
+    kind: Literal["files"]
+    sources: Sources = Field(description="Files to train on.", examples=[["data/llava.jsonl"]])
+    eval_sources: Sources | dict[SetName, Sources] | None = Field(
+        None,
+        description="Files of held-out samples, for `eval`, as `sources`; or several sets of them "
+        "by name, each evaluated by itself.",
+        examples=[["held-out.jsonl"], {"photos": ["photos.jsonl"], "charts": ["charts.jsonl"]}],
+        json_schema_extra={
+            "expected": "a list of sources, or one by the name of each set (letters, digits, `_` "
+            "and `-`, a letter first)"
+        },
+    )
+
+    weigh: Literal["samples", "tokens"] = Field(
+        "samples", description="What the weights of sources share out: samples, or their tokens."
+    )
+    weight_changes: Annotated[tuple[WeightChange, ...], Field(strict=False)] = Field(
+        (),
+        description="Weights that change during the run, in the order of steps.",
+        examples=[[{"step": 1000, "weights": {"chats": 1, "charts": 2}}]],
+    )
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether weights mix the sources."""
+        return any(each.weight is not None for each in self.sources)
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The names of the sources: as given, or those of files; of equal ones, with a number."""
+        given = [each.name or _name_of(patterns_of(each.path)[0]) for each in self.sources]
+        return tuple(
+            f"{name}-{number}" if (number := given[:place].count(name) + 1) > 1 else name
+            for place, name in enumerate(given)
+        )
+
+    @property
+    def source_weights(self) -> dict[str, float]:
+        """The weights of the sources at the start, by name."""
+        return {
+            name: each.weight or 0.0
+            for name, each in zip(self.source_names, self.sources, strict=True)
+        }
+
+    @property
+    def heldout_sets(self) -> dict[str, tuple[Source, ...]]:
+        """The sources of each set of held-out samples; the name of an only set is empty."""
+        asked = self.eval_sources
+        return asked if isinstance(asked, dict) else {} if asked is None else {"": asked}
+
+    @property
+    def heldout_names(self) -> tuple[str, ...]:
+        """The names of the sets of held-out samples."""
+        return tuple(self.heldout_sets)
+
+
+def _name_of(path: str) -> str:
+    """Return the last part of a path that is no pattern, without suffixes."""
+    parts = [each for each in path.split("/") if each and not set(each) & set("*?[{")]
+    return parts[-1].partition(".")[0] if parts and parts[-1].partition(".")[0] else "source"
