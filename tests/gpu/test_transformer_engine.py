@@ -15,6 +15,7 @@ from tests.support.gpu_ranks import engine_ranks
 
 from mimo_launch.diag.installed import ENGINE
 from mimo_launch.launcher.run_on_ranks import Ranks
+from mimo_launch.spec.module import Recompute
 
 pytestmark = pytest.mark.gpu
 
@@ -56,9 +57,9 @@ def test_a_block_is_as_exact_as_with_torch(
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "full", ("mlp",)])
 def test_no_token_goes_forward_and_backward(
-    recompute: bool, turned: bool, lasting_ranks: Callable[[int], Ranks]
+    recompute: Recompute, turned: bool, lasting_ranks: Callable[[int], Ranks]
 ) -> None:
     case = engine_blocks.Case(engine_blocks.VIT, recompute=recompute, turned=turned)
     found = lasting_ranks(1).run(engine_blocks.zero_tokens, case, ENGINE, "cuda", timeout_s=120)

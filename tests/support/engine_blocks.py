@@ -23,6 +23,7 @@ from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.layers.sequence_contexts import Documents, sequence_context, zigzag_positions
 from mimo_launch.models.transformer_block import blocks
+from mimo_launch.spec.module import Recompute
 
 DECODER = block_shape(width=512, heads=8, head_size=64, mlp=1408)
 GROUPED = block_shape(width=512, heads=8, kv_heads=2, head_size=64, mlp=1408, qk_norm=True)
@@ -47,7 +48,7 @@ class Case:
     num_tokens: int = 512
     batch: int = 2
     documents: tuple[int, ...] = ()
-    recompute: bool = False
+    recompute: Recompute = "none"
     tp: int = 1
     cp: int = 1
     sequence_parallel: bool = False
@@ -61,19 +62,20 @@ ONE_GPU = {
     "decoder": Case(DECODER),
     "decoder, grouped heads, qk_norm": Case(GROUPED),
     "decoder, packed documents": Case(GROUPED, documents=DOCUMENTS),
-    "decoder, recompute": Case(GROUPED, recompute=True),
-    "decoder, compiled, recompute": Case(GROUPED, recompute=True, compiled=True),
+    "decoder, recompute": Case(GROUPED, recompute="full"),
+    "decoder, parts recomputed": Case(GROUPED, recompute=("attention", "mlp")),
+    "decoder, compiled, recompute": Case(GROUPED, recompute="full", compiled=True),
     "vit, equal images": Case(VIT, (128, 128), num_tokens=256),
     "vit, ragged images": Case(VIT, RAGGED, num_tokens=sum(RAGGED)),
     "vit, ragged images and padding": Case(VIT, RAGGED, num_tokens=sum(RAGGED) + 6),
     "vit, equal images, turned": Case(VIT, (128, 128), num_tokens=256, turned=True),
     "vit, ragged images, turned": Case(VIT, RAGGED, num_tokens=sum(RAGGED) + 6, turned=True),
-    "vit, ragged images, recompute": Case(VIT, RAGGED, num_tokens=400, recompute=True),
+    "vit, ragged images, recompute": Case(VIT, RAGGED, num_tokens=400, recompute="full"),
 }
 # Not with transformer_engine.
 PACKED_CP2 = {
     "decoder, cp2, packed": Case(GROUPED, documents=DOCUMENTS, cp=2),
-    "decoder, cp2, packed, recompute": Case(DECODER, documents=DOCUMENTS, cp=2, recompute=True),
+    "decoder, cp2, packed, recompute": Case(DECODER, documents=DOCUMENTS, cp=2, recompute="full"),
     "decoder, cp2, packed, one sequence": Case(
         GROUPED, documents=(40, 24, 200, 1, 247), batch=1, cp=2
     ),
@@ -83,11 +85,11 @@ TWO_GPUS = {
     "decoder, tp2": Case(GROUPED, **TP2),
     "decoder, tp2, sequence parallel": Case(GROUPED, sequence_parallel=True, **TP2),
     "decoder, tp2, one kv head": Case(ONE_KV_HEAD, sequence_parallel=True, **TP2),
-    "decoder, tp2, packed": Case(GROUPED, documents=(100, 156, 256), recompute=True, **TP2),
+    "decoder, tp2, packed": Case(GROUPED, documents=(100, 156, 256), recompute="full", **TP2),
     "vit, tp2": Case(VIT, RAGGED, num_tokens=sum(RAGGED), **TP2),
     "vit, tp2, sequence parallel": Case(VIT, RAGGED, num_tokens=400, sequence_parallel=True, **TP2),
     "decoder, cp2": Case(GROUPED, cp=2),
-    "decoder, cp2, recompute": Case(DECODER, cp=2, recompute=True),
+    "decoder, cp2, recompute": Case(DECODER, cp=2, recompute="full"),
     "vit, cp2": Case(VIT, RAGGED, num_tokens=400, cp=2),
     "vit, cp2, a rank of padding": Case(VIT, (64,), num_tokens=128, cp=2),
 }

@@ -76,7 +76,7 @@ def sized_specs(draw: st.DrawFn) -> Spec:
         experts={"ep": one(1, ranks, 2), "tp": one(1, 1, 2)} if "moe" in model else None,
         sequence_parallel=grid["tp"] > 1 and one(False, True),
         sharding=one("optimizer", "full"),
-        recompute=one("none", "full"),
+        recompute=one("none", "full", ("norms",), ("attention", "mlp")),
     )
     made = spec(
         {"language": module}, kind=one("1f1b", "gpipe"), microbatches=one(2, 1, 3),

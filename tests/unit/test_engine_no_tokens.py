@@ -59,7 +59,7 @@ def test_without_a_token_a_block_gives_none_and_gradients_of_zeros(
     )
     context = ParallelContext()
     layers = TeLayers(engine, context, None)
-    block = TeBlock(layers, VIT, name="layers.0", recompute=False)
+    block = TeBlock(layers, VIT, name="layers.0", recompute="none")
     if in_fp8:
         block.fp8 = SimpleNamespace(running=torch.enable_grad)
     mask = image_context([], range(0), CPU, alone=True)
@@ -69,3 +69,35 @@ def test_without_a_token_a_block_gives_none_and_gradients_of_zeros(
     out.sum().backward()
     assert out.shape == (0, VIT.width)
     assert not any(parameter.grad.any() for parameter in block.parameters())
+
+
+class Mixed(Linear):
+    """Stands in for attention."""
+
+    def forward(self, x: Tensor, attention_context: Any) -> Tensor:
+        return super().forward(x.tanh())
+
+
+@pytest.mark.parametrize("parts", [(), ("attention",), ("attention", "mlp")])
+def test_parts_of_a_block_run_again_in_its_context(parts: tuple[Any, ...]) -> None:
+    engine: Any = SimpleNamespace(
+        Linear=Linear, LayerNormLinear=LayerNormLinear, DotProductAttention=no_attention
+    )
+    x, mask = torch.randn(5, VIT.width), image_context([5], range(5), CPU, alone=True)
+    runs, entered = [], []
+
+    def running() -> Any:
+        entered.append(None)
+        return torch.enable_grad()
+
+    for recompute in ("none", parts or "none"):
+        torch.manual_seed(0)
+        layers = TeLayers(engine, ParallelContext(), None)
+        block = TeBlock(layers, VIT, name="layers.0", recompute=recompute)
+        block.attention = Mixed(VIT.width, VIT.width)  # type: ignore[assignment]
+        block.fp8 = SimpleNamespace(running=running)  # type: ignore[assignment]
+        entered.clear()
+        block(x, mask).square().sum().backward()
+        runs.append([parameter.grad for parameter in block.parameters()])
+    assert len(entered) == 2 + len(parts)
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))

@@ -26,7 +26,7 @@ def first_stage(model: AudioModel, dtype: torch.dtype = torch.float64) -> Any:
     context = ParallelContext(dtype=dtype, compute_dtype=dtype)
     stage = Stage("audio", 0, 0, 1, is_first=True, is_last=False)
     ends = Ends(is_first=True, is_last=False, vocab=0, row_width=8)
-    network = AudioStage(context, AudioKind(model), stage, ends, recompute=False)
+    network = AudioStage(context, AudioKind(model), stage, ends, recompute="none")
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)

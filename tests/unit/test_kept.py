@@ -67,7 +67,7 @@ def block_of(
     block: Block | MtpDepth = (
         Block(context, shaped)
         if made is Block
-        else MtpDepth(context, DepthShape(shaped), recompute=False)
+        else MtpDepth(context, DepthShape(shaped), recompute="none")
     )
     for layer in block.modules():
         if hasattr(layer, "weight_gradients"):

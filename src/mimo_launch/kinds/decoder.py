@@ -278,7 +278,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
             if passes.cp > 1 and passes.packed_keys is None:
                 block = (*block, LATENT_IN_ORDER)
         if self.model.attention_softcap is not None:
-            block = tuple(each for each in block if each is not SUMS)
+            block = tuple(each for each in block if each != SUMS)
         if not self.model.pre_norms:
             # Products read the stream itself, which stays.
             block = tuple(
@@ -287,7 +287,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
                 if each not in STREAMS
             )
         if self.model.wide_qk_norm:
-            block = tuple(each for each in block if each is not HEAD_STATISTICS)
+            block = tuple(each for each in block if each != HEAD_STATISTICS)
         if self.model.mla is None and not self.model.qk_norm and not self._copies(number, passes):
             block = (*block, *((GROWN,) if self.sight(number).growth else ()))
         return (*block, *(UNNORMED if self.model.post_norms else ()))
