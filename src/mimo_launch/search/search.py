@@ -47,15 +47,17 @@ class Search:
     """Plans layouts until as many small plans are spent as are `left`.
 
     `most` gives the seconds that a layout on so many ranks may take at most to be of use. A layout
-    is better if it takes a share of `step` less. `ways` are settings outside of a layout that may
-    make it faster. `width` layouts are planned at once. `found` are the layouts that fit; `tried`
-    counts the planned ones by what they change first.
+    is better if it takes a share of `step` less, and is planned if its bound is not above the best
+    by a share of `slack`. `ways` are settings outside of a layout that may make it faster. `width`
+    layouts are planned at once. `found` are the layouts that fit; `tried` counts the planned ones
+    by what they change first.
     """
 
     judge: Judge
     left: float
     most: Callable[[int], float] = lambda ranks: INFINITE
     step: float = 0.0
+    slack: float = 0.0
     width: int = 1
     ways: tuple[Settings, ...] = ()
     team: Team
@@ -148,7 +150,7 @@ class Search:
     def _next(self, least: float, *, alone: bool) -> Iterator[_Seen]:
         """Yield queued layouts that may be better than the best."""
         while self._queue:
-            if self._queue[0][0] >= (1 - self.step) * least and not alone:
+            if self._queue[0][0] >= (1 - self.step + self.slack) * least and not alone:
                 return
             yield heappop(self._queue)[2]
 

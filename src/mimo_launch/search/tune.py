@@ -42,8 +42,9 @@ _WIDTH, _BEAM = 8, 12
 _JUMPS, _MOST_FRUITLESS = 60, 12
 # Parts of all plans: what starting points may take, and what is kept to fill the list.
 _FOR_STARTS, _FOR_OTHERS = 0.5, 0.1
-# Of the best layouts, so many times as many as are listed are estimated over the whole run.
-_CLOSER = 2
+# Of the best layouts, so many times as many as are listed, and so many at least, are estimated
+# over the whole run. One step tells less of uneven layouts, so some worse ones are planned, too.
+_CLOSER, _LEAST_CLOSER, _SLACK = 2, 24, 0.01
 
 
 # Numbers of GPUs on a curve of speed.
@@ -108,7 +109,7 @@ def tune(
     limit = int((1 - TOLERANCE) * (memory or GPUS[MEASURED].memory))
     judge = Judge(base, limit, wish.pins)
     with Team(judge, wish.processes) as team:
-        search = Search(judge=judge, left=wish.plans, width=_WIDTH, team=team)
+        search = Search(judge=judge, left=wish.plans, width=_WIDTH, slack=_SLACK, team=team)
         search.take(Change("", {}, start), judge.plan_of(start))
         work = work_of(base.layout, base.estimates())
         _Climb(search, wish, Point.of(start), work, say).run()
@@ -221,7 +222,7 @@ def _closer(search: Search, wish: Wish) -> Layouts:
     shapes: dict[Any, Planned] = {}
     for each in best:
         shapes.setdefault(_shape(each.change.spec), each)
-    most = _CLOSER * wish.top
+    most = max(_LEAST_CLOSER, _CLOSER * wish.top)
     # Layouts of a shape may change places when they are estimated over all steps.
     looked_at = {id(each): each for each in (*[*shapes.values()][:most], *best[:most])}
     whole = search.team.map("whole", [(each.change.spec,) for each in looked_at.values()])
