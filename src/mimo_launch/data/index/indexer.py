@@ -256,7 +256,8 @@ def tasks_of(shards: Sequence[NamedShard]) -> list[Task]:
     for number, shard in enumerate(shards):
         parts: Sequence[Part] = (Part(),)
         with suppress(BrokenFile, OSError, ValueError):
-            parts = open_file(shard).parts()
+            # A shard is one part: there may be many of them, on a slow file system.
+            parts = parts if shard.is_tar else open_file(shard).parts()
         found += [Task(number, shard, part) for part in parts]
     return found
 

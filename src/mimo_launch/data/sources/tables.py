@@ -27,7 +27,7 @@ from mimo_launch.data.sources.source_file import (
 )
 
 # Bytes that one process looks at, rows that are in memory at once, and row groups that are kept.
-PART, _ROWS, _GROUPS = 64 << 20, 64, 4
+PART, _ROWS, _GROUPS = 32 << 20, 64, 4
 # The largest row group: it is in memory as a whole, several times.
 MAX_GROUP = 2 << 30
 
