@@ -27,8 +27,11 @@ from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import Point
 from mimo_launch.plan.plan import Plan
+from mimo_launch.search.advice import Changes
 from mimo_launch.search.changes import Change, changed, kind_between
+from mimo_launch.search.judge import Planned
 from mimo_launch.search.moves import lighter, neighbours, placements, smaller_worlds
+from mimo_launch.search.search import Search
 from mimo_launch.search.tune import Wish, tune
 from mimo_launch.spec.editing import edit, lines_of, merge, tree_of
 from mimo_launch.spec.load import load_text
@@ -298,3 +301,18 @@ def deep(made: Spec, layers: int) -> Spec:
 def test_fewer_changes_are_planned_of_models_with_more_layers() -> None:
     """A plan of 2,000 layers takes a third of a second; `plan` answers within seconds."""
     assert answer(deep(POOR[OF_8], 2000)).planned < answer(POOR[OF_8]).planned / 2
+
+
+def test_a_setting_that_does_nothing_after_a_change_goes_without_time_for_a_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sequence parallelism at tp 1; no more plans may be made."""
+    made = spec({"language": box(0, tp=2, sequence_parallel=True)}, mbs=2)
+    grid = {"modules.language.grid": {"tp": 1, "dp": 2}}
+    change = changed(made, "grid", grid)
+    assert change is not None
+    changes, after = (Estimator.of(Plan.of(each)) for each in (made, change.spec))
+    search = Changes.of(changes, changes.estimates(), 10**12)
+    monkeypatch.setattr(Search, "same", lambda *_: None)
+    found = search.simplest(Planned(change, after.estimates()))
+    assert found.change.settings == {**grid, "modules.language.sequence_parallel": False}

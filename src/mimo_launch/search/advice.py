@@ -7,7 +7,7 @@ Leaves: the words of losses to `wastes`, the words of changes to `changes`.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mimo_launch.checks.all_checks import idle_settings
 from mimo_launch.checks.memory import TOLERANCE
@@ -116,7 +116,9 @@ class Changes:
                 fewer = {key: value for key, value in own.settings.items() if key != path}
                 shorter = changed(self.base.spec, own.kind, fewer)
                 planned = self._if_as_fast(shorter, most) or planned
-        return self._if_as_fast(self._without_idle(planned.change), most) or planned
+        # Settings that do nothing need no other plan, for which there may be no time left.
+        active = self._without_idle(planned.change)
+        return planned if active is None else replace(planned, change=active)
 
     def _if_as_fast(self, change: Change | None, most: float) -> Planned | None:
         """Plan a change; return it if it fits and a step takes at most `most` seconds."""
