@@ -31,6 +31,7 @@ from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.data.sources import json_files, tables
 from mimo_launch.data.sources.file_formats import split_files
 from mimo_launch.data.sources.record_shapes import shaped
+from mimo_launch.data.sources.source_file import Recent
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.parse import read_spec
 from mimo_launch.spec.spec import FilesData, Spec
@@ -336,6 +337,29 @@ def test_media_get_the_suffixes_of_their_names_and_types() -> None:
     assert found.media["3.png"].held(1) == b"x"
     assert found.media["4.png"].held(3) == image_bytes(8, 12)[:3]
     assert found.media["4.png"].held() == image_bytes(8, 12)
+
+
+def test_what_files_keep_together_is_bounded() -> None:
+    """A row group of each of many files would not fit in memory; one may be larger than all."""
+    kept, made = Recent(10), list[str]()
+
+    def value_of(key: str, cost: int) -> str:
+        def make() -> str:
+            made.append(key)
+            return key * 2
+
+        return kept.get(key, make, lambda _: cost)
+
+    assert [value_of(key, 4) for key in "ababcb"] == ["aa", "bb", "aa", "bb", "cc", "bb"]
+    assert made == ["a", "b", "c"]
+    value_of("a", 4)
+    assert made == ["a", "b", "c", "a"]
+    value_of("large", 99)
+    value_of("large", 99)
+    value_of("b", 4)
+    assert made[4:] == ["large", "b"]
+    kept.keep("b", "bb", 9)
+    assert value_of("b", 9) == "bb"
 
 
 @pytest.mark.parametrize(

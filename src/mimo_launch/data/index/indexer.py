@@ -40,12 +40,14 @@ from mimo_launch.data.samples.text_tokens import loss_mask_among
 from mimo_launch.data.sources.file_formats import open_file
 from mimo_launch.data.sources.media_suffixes import target_of
 from mimo_launch.data.sources.shard_names import NamedShard
-from mimo_launch.data.sources.source_file import BrokenFile, Member, Part
+from mimo_launch.data.sources.source_file import BrokenFile, Member, Part, Recent
 from mimo_launch.spec.spec import CaptionTemplate, Spec, UserData
 
 # The size of an image is in its first bytes, unless a thumbnail or a profile comes before it.
 _HEADS = (4096, 1 << 17)
 _MOST_LISTED = 5
+# Bytes of the records that an index looked at last: each is read several times in a row.
+_KEPT = 16 << 20
 
 
 class SampleIndexer:
@@ -196,7 +198,7 @@ def read_part(
     """Append each sample of a part of a file to `rows` or `bad`, and yield it."""
     name = shard.path.name
     try:
-        file = open_file(shard)
+        file = open_file(shard, Recent(_KEPT))
         for member in file.records(part):
             if member.fault:
                 bad.append(Bad(name, member.key, member.fault))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mimo_launch.data.sources.json_files import JsonLines, JsonList
 from mimo_launch.data.sources.shard_names import NamedShard, named_shards
-from mimo_launch.data.sources.source_file import SourceFile
+from mimo_launch.data.sources.source_file import KEPT, Recent, SourceFile
 from mimo_launch.data.sources.tables import ArrowTable, ParquetTable
 from mimo_launch.data.sources.tar_files import TarFile
 from mimo_launch.spec.files_data import Source
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 IN_FOLDERS = (".tar", ".jsonl", ".ndjson", ".parquet", ".arrow")
 # What `Dataset.save_to_disk` writes beside the files of a data set.
 _STATE = "state.json"
-_TABLES: dict[bytes, Callable[[NamedShard], SourceFile]] = {
+Format = Callable[[NamedShard, Recent], SourceFile]
+_TABLES: dict[bytes, Format] = {
     b"PAR1": ParquetTable,
     b"ARROW1": ArrowTable,
     b"\xff\xff\xff\xff": ArrowTable,
@@ -130,12 +131,14 @@ def in_set(data: UserData, name: str, shards: Sequence[NamedShard]) -> list[bool
     return []
 
 
-def open_file(shard: NamedShard) -> SourceFile:
-    """Open a file. Raises: OSError, NoFormat."""
-    return TarFile(shard.path) if shard.is_tar else format_of(shard.path)(shard)
+def open_file(shard: NamedShard, recent: Recent | None = None) -> SourceFile:
+    """Open a file, which keeps its last records in `recent`. Raises: OSError, NoFormat."""
+    if shard.is_tar:
+        return TarFile(shard.path)
+    return format_of(shard.path)(shard, recent or Recent(KEPT))
 
 
-def format_of(path: Path) -> Callable[[NamedShard], SourceFile]:
+def format_of(path: Path) -> Format:
     """Return the class that opens a file, by its first bytes. Raises: OSError, NoFormat."""
     with path.open("rb") as file:
         head = file.read(tarfile.BLOCKSIZE)
@@ -152,4 +155,4 @@ def format_of(path: Path) -> Callable[[NamedShard], SourceFile]:
             tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
     except tarfile.HeaderError as error:
         raise NoFormat(f"{path} holds no tar archive, JSON or table") from error
-    return lambda shard: TarFile(shard.path)
+    return lambda shard, _: TarFile(shard.path)

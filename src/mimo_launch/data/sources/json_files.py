@@ -21,6 +21,7 @@ from mimo_launch.data.sources.source_file import (
     Part,
     Places,
     PlainFile,
+    Recent,
     SourceFile,
 )
 
@@ -32,11 +33,10 @@ _MARK = b"\xef\xbb\xbf"
 class JsonLines(SourceFile):
     """A file with a record in each line; the place of a record is its offset in the file."""
 
-    def __init__(self, shard: NamedShard) -> None:
+    def __init__(self, shard: NamedShard, recent: Recent) -> None:
         """Open it. Raises: OSError."""
         self._path, file = shard.path, PlainFile(shard.path)
-        folders = shard.media or (shard.path.parent,)
-        self._records = ShapedRecords(folders, lambda place: _shaped(file.bytes_at(place)))
+        self._records = ShapedRecords(shard, lambda place: _shaped(file.bytes_at(place)), recent)
 
     def parts(self) -> Sequence[Part]:
         """Return parts that begin with a line. Raises: OSError."""

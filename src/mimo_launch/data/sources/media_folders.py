@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mimo_launch.data.sources.record_shapes import BadRecord, Medium, ShapedRecord
+from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import Member, MemberPlace, Places, Recent
 
 # The largest file of an image, clip or video, and the longest record, in bytes.
@@ -28,7 +29,7 @@ class MediaFolders:
         # The folders as they are after links: a record may not lead out of these.
         self._inside = tuple(os.path.join(os.path.realpath(each), "") for each in folders)
         # An index asks for a file several times.
-        self._paths = Recent[str, str](64)
+        self._paths = Recent(64)
 
     def size(self, medium: Medium) -> int:
         """Return the size in bytes of a medium, in base64 if it is that. Raises: BadRecord."""
@@ -48,7 +49,8 @@ class MediaFolders:
 
     def _path(self, medium: Medium) -> str:
         """Return where a file is. Raises: BadRecord if it may not be read."""
-        return self._paths.get(medium.said, lambda name: self._found(medium.kind, name))
+        kind, name = medium.kind, medium.said
+        return self._paths.get(name, lambda: self._found(kind, name), lambda _: 1)
 
     def _found(self, kind: str, name: str) -> str:
         if _ADDRESS.match(name):
@@ -81,13 +83,14 @@ def _size(path: str, name: str) -> int:
 
 
 class ShapedRecords:
-    """The records of one file: their media, and those that were read last."""
+    """The records of one file and their media; those that were read last are in `recent`."""
 
     def __init__(
-        self, folders: Sequence[Path], make: Callable[[MemberPlace], ShapedRecord]
+        self, shard: NamedShard, make: Callable[[MemberPlace], ShapedRecord], recent: Recent
     ) -> None:
-        self._folders, self._make = MediaFolders(folders), make
-        self._recent = Recent[MemberPlace, ShapedRecord](8)
+        """Read records with `make`, and what they name in folders."""
+        self._folders = MediaFolders(shard.media or (shard.path.parent,))
+        self._path, self._make, self._recent = shard.path, make, recent
 
     def member(self, key: str, place: MemberPlace, read: Callable[[], ShapedRecord]) -> Member:
         """Return a record as a sample of the file; its fault if it is bad, or a file it names."""
@@ -98,12 +101,15 @@ class ShapedRecords:
                 places[suffix] = MemberPlace(0, self._folders.size(medium))
         except BadRecord as error:
             return Member(key, fault=str(error))
-        self._recent.keep(place, record)
+        self._recent.keep((self._path, place), record, record.size)
         return Member(key, places)
 
     def read(self, places: Places, suffix: str, limit: int | None) -> bytes:
         """Return the text of a record, or a medium. Raises: OSError, EOFError, BadRecord."""
-        record = self._recent.get(places["json"], self._make)
+        place = places["json"]
+        record = self._recent.get(
+            (self._path, place), lambda: self._make(place), lambda made: made.size
+        )
         if suffix == "json":
             return record.text
         if suffix not in record.media:

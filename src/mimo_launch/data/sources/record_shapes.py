@@ -89,6 +89,12 @@ class ShapedRecord:
     text: bytes
     media: dict[str, Medium]
 
+    @property
+    def size(self) -> int:
+        """The bytes that it holds."""
+        held = (len(each.data or each.encoded or "") for each in self.media.values())
+        return len(self.text) + sum(held)
+
 
 def shaped(record: Any) -> ShapedRecord:
     """Return a record as members. Raises: BadRecord."""

@@ -10,15 +10,15 @@ members to `samples`.
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from mimo_launch.data.sources.shard_names import NamedShard
 
-MAX_OPEN = 64
-K = TypeVar("K")
+# Open files, and bytes of records that were read last.
+MAX_OPEN, KEPT = 64, 256 << 20
 V = TypeVar("V")
 
 
@@ -85,37 +85,42 @@ class SourceFile(Protocol):
         ...
 
 
-class Recent(Generic[K, V]):
-    """Values that were used last, for any number of threads."""
+class Recent:
+    """Values that were used last, of limited cost together, for any number of threads."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._lock, self._values = most, threading.Lock(), OrderedDict[K, V]()
+        self._most, self._cost, self._lock = most, 0, threading.Lock()
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
-    def get(self, key: K, make: Callable[[K], V]) -> V:
+    def get(self, key: Hashable, make: Callable[[], V], cost: Callable[[V], int]) -> V:
         """Return the value of a key, which is made if it is not there."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
-                return self._values[key]
-        value = make(key)
-        self.keep(key, value)
+                found: V = self._values[key][0]
+                return found
+        value = make()
+        self.keep(key, value, cost(value))
         return value
 
-    def keep(self, key: K, value: V) -> None:
-        """Keep a value that was just made."""
+    def keep(self, key: Hashable, value: Any, cost: int) -> None:
+        """Keep a value that was just made, alone if its cost is large."""
         with self._lock:
-            self._values[key] = value
-            if len(self._values) > self._most:
-                self._values.popitem(last=False)
+            self._cost += cost - self._values.pop(key, (None, 0))[1]
+            self._values[key] = value, cost
+            while self._cost > self._most and len(self._values) > 1:
+                self._cost -= self._values.popitem(last=False)[1][1]
 
 
 class OpenFiles:
     """Reads members of files for any number of threads, which share the open files."""
 
     def __init__(
-        self, shards: Sequence[NamedShard], open_file: Callable[[NamedShard], SourceFile]
+        self, shards: Sequence[NamedShard], open_file: Callable[[NamedShard, Recent], SourceFile]
     ) -> None:
         self.shards, self._open_file = tuple(shards), open_file
+        # All files share it: each of many would keep as much otherwise.
+        self._recent = Recent(KEPT)
         self._lock = threading.Lock()
         self._files: OrderedDict[int, SourceFile] = OrderedDict()
 
@@ -131,7 +136,7 @@ class OpenFiles:
         """Return an open file, which stays open while the caller holds it."""
         with self._lock:
             if shard not in self._files:
-                self._files[shard] = self._open_file(self.shards[shard])
+                self._files[shard] = self._open_file(self.shards[shard], self._recent)
                 if len(self._files) > MAX_OPEN:
                     self._files.popitem(last=False)
             self._files.move_to_end(shard)

@@ -1,7 +1,7 @@
 """Tables of records: Parquet files, and Arrow files as `datasets` saves them.
 
 Decides: that a record is a row, named by its number counted from 0; that of a Parquet file a whole
-row group is read for a row, and the last few are kept; that a damaged row group is one bad record.
+row group is read for a row, and kept for a while; that a damaged row group is one bad record.
 Relies on: pyarrow, imported on first use; memory maps for Arrow files.
 Leaves: what a row says to `record_shapes`, the files that it names to `media_folders`.
 """
@@ -26,8 +26,8 @@ from mimo_launch.data.sources.source_file import (
     SourceFile,
 )
 
-# Bytes that one process looks at, rows that are in memory at once, and row groups that are kept.
-PART, _ROWS, _GROUPS = 32 << 20, 64, 4
+# Bytes that one process looks at, and rows that are in memory at once.
+PART, _ROWS = 32 << 20, 64
 # The largest row group: it is in memory as a whole, several times.
 MAX_GROUP = 2 << 30
 
@@ -35,10 +35,9 @@ MAX_GROUP = 2 << 30
 class TableFile(SourceFile):
     """A table; the place of a record is the number of its row. A part is a range of groups."""
 
-    def __init__(self, shard: NamedShard) -> None:
+    def __init__(self, shard: NamedShard, recent: Recent) -> None:
         """Open it. Raises: OSError, ValueError."""
-        folders = shard.media or (shard.path.parent,)
-        self._records = ShapedRecords(folders, lambda place: self._row(place.offset))
+        self._records = ShapedRecords(shard, lambda place: self._row(place.offset), recent)
         self._begins: Sequence[int] = (0,)
 
     @abstractmethod
@@ -95,15 +94,15 @@ class TableFile(SourceFile):
 class ParquetTable(TableFile):
     """A Parquet file, whose groups are row groups."""
 
-    def __init__(self, shard: NamedShard) -> None:
+    def __init__(self, shard: NamedShard, recent: Recent) -> None:
         """Open it. Raises: OSError, ValueError."""
         import pyarrow.parquet
 
-        super().__init__(shard)
+        super().__init__(shard, recent)
         self._file = pyarrow.parquet.ParquetFile(shard.path)
         # A file is read by one thread at a time.
         self._lock = threading.Lock()
-        self._tables = Recent[int, Any](_GROUPS)
+        self._recent, self._path = recent, shard.path
         found = self._file.metadata
         self._sizes = [found.row_group(n).total_byte_size for n in range(found.num_row_groups)]
         rows = (found.row_group(n).num_rows for n in range(found.num_row_groups))
@@ -115,7 +114,8 @@ class ParquetTable(TableFile):
                 f"a row group of {self._sizes[group]:,} bytes; one may have {MAX_GROUP:,}: write "
                 "the file with `row_group_size=100`"
             )
-        return self._tables.get(group, self._read)
+        key = self._path, "group", group
+        return self._recent.get(key, lambda: self._read(group), lambda table: int(table.nbytes))
 
     def _read(self, group: int) -> Any:
         with self._lock:
@@ -128,11 +128,11 @@ class ParquetTable(TableFile):
 class ArrowTable(TableFile):
     """An Arrow file or stream in a memory map, whose groups are record batches."""
 
-    def __init__(self, shard: NamedShard) -> None:
+    def __init__(self, shard: NamedShard, recent: Recent) -> None:
         """Open it. Raises: OSError, ValueError."""
         import pyarrow
 
-        super().__init__(shard)
+        super().__init__(shard, recent)
         mapped = pyarrow.memory_map(str(shard.path))
         is_file = mapped.read(6) == b"ARROW1"
         mapped.seek(0)
