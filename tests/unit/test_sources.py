@@ -34,6 +34,7 @@ from mimo_launch.data.sources.record_shapes import shaped
 from mimo_launch.data.sources.source_file import Recent
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.parse import read_spec
+from mimo_launch.spec.sections import EvalSpec
 from mimo_launch.spec.spec import FilesData, Spec
 
 Chat = tuple[list[dict[str, Any]], list[bytes]]
@@ -505,6 +506,28 @@ def test_a_plan_without_an_index_looks_at_every_source_and_mixes_them(tmp_path: 
     assert exact is not None
     assert exact.source == "index"
     assert known_order(made, exact).tokens.mean() == pytest.approx(looked, rel=0.05)
+
+
+def test_held_out_sources_are_sets_by_name(tmp_path: Path) -> None:
+    """A file may be in several sets; a list is one set without a name."""
+    for name, number in (("a", 3), ("b", 4)):
+        lines = (json.dumps(each) for each in records(tmp_path, chats(number)))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    a, b = (str(tmp_path / f"{name}.jsonl") for name in "ab")
+    made = files_spec(tmp_path, a, eval_sources={"one": [a], "both": [a, {"path": b}]})
+    made = made.replace(eval=EvalSpec(every=1))
+    found = opened(made)
+    sets = {
+        name: [found.name("heldout", n) for n in there]
+        for name, there in found.heldout_sets().items()
+    }
+    of_a, of_b = (
+        [f"{name}.jsonl line {n + 1}" for n in range(k)] for name, k in (("a", 3), ("b", 4))
+    )
+    assert sets == {"one": of_a, "both": [*of_a, *of_b]}
+    alone = opened(files_spec(tmp_path, a, eval_sources=[b]).replace(eval=EvalSpec(every=1)))
+    assert {name: len(there) for name, there in alone.heldout_sets().items()} == {"": 4}
+    assert not list(sources_are_there(made, made.data))
 
 
 @pytest.mark.parametrize("name", ["lines", "list", "parquet", "saved"])
