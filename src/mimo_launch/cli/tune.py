@@ -211,7 +211,7 @@ class TuneCommand:
 
     def _show_fewer(self, spec: "Spec", wish: "Wish", console: "Console") -> None:
         from mimo_launch.cli.tune_screen import curve_of, curve_record
-        from mimo_launch.search.tune import speeds
+        from mimo_launch.search.fewer_gpus import speeds
 
         def say(gpus: int) -> None:
             if not self.as_json:

@@ -20,8 +20,8 @@ from mimo_launch.diag.quantities import bytes_text, percent, scaled, seconds_tex
 from mimo_launch.drawing.table import Column, Table
 from mimo_launch.estimate.accuracy import Accuracy
 from mimo_launch.layout.space import Point
+from mimo_launch.search.fewer_gpus import Speed, smallest
 from mimo_launch.search.layout_rows import LayoutRow, Term, terms_between, words_of
-from mimo_launch.search.tune import Speed, smallest
 
 
 class TuneScreen(CountScreen):

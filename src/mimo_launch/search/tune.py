@@ -29,7 +29,7 @@ from mimo_launch.search.search import Search
 from mimo_launch.search.team import Team
 from mimo_launch.search.wastes import work_of
 from mimo_launch.search.wide_moves import changes, drawn, jump
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import AXES, LANGUAGE
 from mimo_launch.spec.load import dump_spec, spec_from_data
 from mimo_launch.spec.spec import Grid, Spec
 from mimo_launch.spec.values import GPUS, MEASURED
@@ -47,8 +47,8 @@ _FOR_STARTS, _FOR_OTHERS = 0.5, 0.1
 _CLOSER, _LEAST_CLOSER, _SLACK = 2, 24, 0.01
 
 
-# Numbers of GPUs on a curve of speed.
-_MOST_COUNTS = 16
+# The share of a step that a layout without unusual settings may take longer.
+_FOR_PLAIN = 0.002
 
 
 class NoLayout(ValueError):
@@ -166,56 +166,6 @@ class _Climb:
                 yield jump(spec, self._random.choice(beam), gpus, self._random)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """The fastest layout on up to so many GPUs; None if none fits."""
-
-    gpus: int
-    best: tuple[Planned, Estimator] | None
-
-
-def speeds(
-    spec: Spec,
-    wish: Wish,
-    constants: Calibration | None = None,
-    say: Callable[[int], None] = lambda gpus: None,
-) -> list[Speed]:
-    """Return the speed on whole hosts, or on fewer GPUs than a host has, up to the wished number.
-
-    The plans are shared by all of these searches.
-    """
-    found: list[Speed] = []
-    sizes = counts(wish.gpus, spec.nodes.gpus if spec.nodes else wish.gpus)
-    for gpus in sizes:
-        say(gpus)
-        one = replace(wish, gpus=gpus, top=1, plans=wish.plans / len(sizes))
-        try:
-            best = next(iter(tune(spec, one, constants).found), None)
-        except NoLayout:
-            best = None
-        # A layout on fewer GPUs may be the fastest still.
-        if found and found[-1].best and (not best or found[-1].best[0].seconds < best[0].seconds):
-            best = found[-1].best
-        found.append(Speed(gpus=gpus, best=best))
-    return found
-
-
-def counts(gpus: int, per_host: int) -> list[int]:
-    """Return numbers of GPUs up to one, whole hosts if there are several; not too many."""
-    unit = per_host if gpus > per_host else 1
-    step = unit * -(-gpus // (unit * _MOST_COUNTS))
-    return [*range(step, gpus, step), gpus]
-
-
-def smallest(found: Sequence[Speed], loss: float = 0.05) -> Speed | None:
-    """Return the speed on the fewest GPUs that loses less than a share against the fastest."""
-    fitting = [each for each in found if each.best is not None]
-    least = min((each.best[0].seconds for each in fitting if each.best), default=0.0)
-    return next(
-        (each for each in fitting if each.best and least > (1 - loss) * each.best[0].seconds), None
-    )
-
-
 def _closer(search: Search, wish: Wish) -> Layouts:
     """Return the best layouts of each shape, estimated over the whole run."""
     best, base = search.best, search.judge.base
@@ -231,16 +181,38 @@ def _closer(search: Search, wish: Wish) -> Layouts:
         for each, estimates in zip(looked_at.values(), whole, strict=True)
         if estimates is not None
     ]
-    listed_ones: dict[Any, tuple[Planned, Estimator]] = {}
+    listed_ones: dict[Any, Planned] = {}
     for each in sorted(found, key=lambda one: one.seconds):
-        spec, key = each.change.spec, _shape(each.change.spec)
-        if key not in listed_ones and len(listed_ones) < wish.top:
-            listed_ones[key] = each, Estimator.of(Plan.of(spec), base.constants)
+        if len(listed_ones) < wish.top:
+            listed_ones.setdefault(_shape(each.change.spec), each)
+    plain = sorted(_plainer(search, [*listed_ones.values()]), key=lambda one: one.seconds)
     return Layouts(
-        found=tuple(listed_ones.values()),
+        found=tuple(
+            (each, Estimator.of(Plan.of(each.change.spec), base.constants)) for each in plain
+        ),
         planned=sum(search.tried.values()),
         compared=search.compared,
     )
+
+
+def _plainer(search: Search, found: Sequence[Planned]) -> list[Planned]:
+    """Return layouts without orders of axes and parts of dp that hardly make them faster."""
+    judge, changes_of = search.judge, dict[int, Change]()
+    for number, each in enumerate(found):
+        point = Point.of(each.change.spec)
+        for name in point.places:
+            point = point.moved(name, order=AXES, shard_over=None)
+        kept = judge.pins.kept_by(point)
+        change = None if kept is None else judge.legal(kept.settings())
+        if change is not None and change.spec != each.change.spec:
+            changes_of[number] = change
+    whole = search.team.map("whole", [(change.spec,) for change in changes_of.values()])
+    plain = list(found)
+    for (number, change), estimates in zip(changes_of.items(), whole, strict=True):
+        most = (1 + _FOR_PLAIN) * found[number].seconds
+        if estimates is not None and estimates.step_seconds <= most:
+            plain[number] = Planned(change, estimates)
+    return plain
 
 
 def _shape(spec: Spec) -> Any:
