@@ -35,7 +35,8 @@ Rows, with command, machine, date and spread, are in [measured_steps.json](measu
 this page is made of them. {0}
 
 No constant was chosen so that these steps come out right, except the rate of `mamba`; `sustained`
-comes from the kernels in a profile of `r1_colocated_dp4`, not from its time.
+comes from the kernels in a profile of `r1_colocated_dp4`, not from its time, and the time of passes
+between products from profiles of single layers.
 
 {1}
 

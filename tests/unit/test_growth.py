@@ -113,7 +113,7 @@ def test_a_step_is_no_shorter_than_the_python_of_its_hosts() -> None:
     assert row.reading == pytest.approx(
         1 - of(8, replace(slow, record_overhead=0.0)).step_seconds / 0.4
     )
-    assert row.reading <= row.waiting
+    assert row.reading <= row.waiting + 1e-9
     # Both threads of a rank run Python: one starts kernels, one describes samples.
     both = of(8, replace(slow, layer_overhead=1e5))
     passes = 2 * 4 * 2

@@ -34,6 +34,20 @@ def test_what_they_do_not_hide_is_shared_out() -> None:
     assert 8 * sum(waits["v", 0]) == pytest.approx(8 * 6 - 4 * 6)
 
 
+def test_a_backward_after_language_hides_no_start_of_language() -> None:
+    """The device runs out of kernels before the host has started those of language."""
+    tower = Starts(times=1, running=(10.0, 20.0), starting=(1.0, 1.0))
+    language = Starts(times=4, running=(1.0, 1.0), starting=(4.0, 4.0))
+    stages = {("vision", 0): tower, ("language", 0): language}
+    waits = host_waits(stages, [tuple(stages)])
+    assert waits["vision", 0] == (0.0, 0.0)
+    # 1 s until language begins and 32 s to start it, where the device has work for 18 s.
+    assert 4 * sum(waits["language", 0]) == pytest.approx(33 - 18)
+    generator = {("language", 0): language, ("speech", 0): tower}
+    # Kernels of the generator run while the host starts the backwards of language.
+    assert 4 * sum(host_waits(generator, [tuple(generator)])["language", 0]) == pytest.approx(12)
+
+
 def test_of_ranks_that_hold_a_stage_the_one_that_waits_longest_counts() -> None:
     stages = {("v", 0): SHORT, ("l", 0): LONG}
     waits = host_waits(stages, [(), tuple(stages), (("v", 0),)])
@@ -53,7 +67,19 @@ def test_a_step_of_small_layers_takes_as_long_as_the_host_takes() -> None:
     assert slow == pytest.approx(4 * 6 * (1 + 2) * 1e-3, rel=1e-3)
 
 
-def test_a_layer_with_experts_takes_the_host_twice_as_long() -> None:
+def test_attention_and_mlp_of_a_hybrid_take_the_host_as_long_as_a_block() -> None:
+    free = replace(Calibration(), action_overhead=0.0, layer_overhead=1000.0)
+    models: list[dict[str, Any]] = [{"layers": 4}, {"kind": "hybrid", "pattern": "*-*-*-*-"}]
+    block, parts = (
+        Estimator.of(
+            Plan.of(spec({"language": box(0, model=each)}, microbatches=4)), free
+        ).estimates()
+        for each in models
+    )
+    assert parts.schedule_seconds == pytest.approx(block.schedule_seconds, rel=1e-3)
+
+
+def test_a_layer_with_experts_takes_the_host_longer() -> None:
     free = replace(Calibration(), action_overhead=0.0, layer_overhead=0.0)
     experts = {"experts": 4, "top_k": 2, "width": 16}
     dense, sparse = (
@@ -65,7 +91,7 @@ def test_a_layer_with_experts_takes_the_host_twice_as_long() -> None:
         slow = replace(free, layer_overhead=1000.0)
         return Estimator.of(Plan.of(made), slow).estimates().schedule_seconds
 
-    assert seconds(sparse) == pytest.approx(2 * seconds(dense), rel=1e-3)
+    assert seconds(sparse) == pytest.approx(Calibration().experts_starts * seconds(dense), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +103,11 @@ def test_a_layer_with_experts_takes_the_host_twice_as_long() -> None:
             {"engine_starts": 3.0, "fp8_starts": 2.0},
             6,
         ),
+        ({"adapter": {"rank": 2, "targets": ["q", "o"]}}, {"adapter_starts": 0.5}, 2),
     ],
-    ids=["bf16", "fp8"],
+    ids=["bf16", "fp8", "updates"],
 )
-def test_blocks_of_another_backend_take_the_host_longer(
+def test_blocks_of_another_backend_or_with_updates_take_the_host_longer(
     settings: dict[str, Any], factors: dict[str, float], expected: float
 ) -> None:
     slow = replace(Calibration(), action_overhead=0.0, layer_overhead=1000.0, **factors)

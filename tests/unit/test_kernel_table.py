@@ -8,7 +8,7 @@ import pytest
 from tests.support.kernels import flat
 
 from mimo_launch.estimate.device_constants import Calibration, constants_for
-from mimo_launch.estimate.kernel_table import KERNELS, Grid, table_of
+from mimo_launch.estimate.kernel_table import KERNELS, Grid, KernelTable, table_of
 from mimo_launch.spec.sections import NodesSpec
 
 SQUARE = Grid(((1.0, 4.0), (10.0, 1000.0)), (1.0, 2.0, 3.0, 8.0))
@@ -35,6 +35,14 @@ def test_seconds_are_work_over_the_rate() -> None:
     assert table.seconds("pass", 1e11, 7) == pytest.approx(2)
     assert table.seconds("loss", 1e10, 7) == pytest.approx(2)
     assert table.seconds("product", 0, 3, 4, 5) == 0
+
+
+def test_heads_between_two_sizes_are_filled_up_to_the_larger() -> None:
+    grid = Grid(axes=((1024.0,), (64.0, 80.0, 128.0)), values=(400.0, 300.0, 500.0))
+    table = KernelTable(device="", source="", grids={"whole attention forward": grid})
+    seconds = [table.seconds("whole attention forward", 1e12 * k, 1024, k) for k in (72, 80, 256)]
+    assert seconds[0] == pytest.approx(seconds[1])
+    assert seconds[2] == pytest.approx(256 / 500)
 
 
 def test_a_table_is_read_back_as_it_was_written() -> None:

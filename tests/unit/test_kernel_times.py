@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.support.kernels import flat
-from tests.support.specs import box, spec
+from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration
@@ -117,6 +117,39 @@ def test_experts_have_the_rows_of_a_balanced_load() -> None:
     # 512 tokens with two choices of 8 experts; a rank has 4, and as many tokens as it sends.
     assert {each for each, _ in rows} == {2 * 2 * 256 / 4}
     assert max(flops for _, flops in rows) == 2 * 1024 * 64 * 64
+
+
+def test_a_convolution_comes_before_each_recurrence_of_a_gated_deltanet() -> None:
+    of = made(box(0, model=hybrid({}, "GG")))
+    sizes = of.language.model.deltanet
+    mine = kernels_of(of)
+    channels = sizes.inner + 2 * sizes.shared
+    found = [each for each in asked(mine) if each[0].startswith("convolution")]
+    # Asked once for both layers; the backward runs it again.
+    assert found == [
+        ("convolution forward", 256 * channels, 256),
+        ("convolution backward", 2 * 256 * channels, 256),
+    ]
+    times = replace(mine, constants=Calibration(kernels=flat(), sustained=1.0))
+    seconds = [flat().seconds(*each) for each in found]
+    layers = times.layers(mine.numbers)
+    rest = replace(mine, constants=Calibration(kernels=flat(convolution=1e9), sustained=1.0))
+    without = rest.layers(mine.numbers)
+    assert layers.forward - without.forward == pytest.approx(2 * seconds[0], rel=1e-3)
+    again = 2 * (seconds[0] + seconds[1])
+    assert layers.inputs - without.inputs == pytest.approx(again, rel=1e-3)
+
+
+def test_updates_of_maps_add_passes_over_what_the_maps_make() -> None:
+    adapter = {"rank": 2, "targets": ["o"]}
+    plain, adapted = (
+        kernels_of(made(box(0, model=MODEL, **more))) for more in ({}, {"adapter": adapter})
+    )
+    before, after = (
+        [each for each in asked(of) if each[0] == "pass" and each[1]] for of in (plain, adapted)
+    )
+    rows = 256 * 64 * 2
+    assert Counter(after) - Counter(before) >= Counter({("pass", 6 * rows, rows / 1e6): 1})
 
 
 def test_a_frozen_tower_has_no_backward_and_a_frozen_language_only_that_of_inputs() -> None:

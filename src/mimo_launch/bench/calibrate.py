@@ -185,7 +185,8 @@ class _Measurements:
         block = again(LayerKind.BLOCK) or encoder
         for name, of, plain in (
             ("experts_starts", again(LayerKind.EXPERTS), block),
-            ("recurrent_starts", again(LayerKind.DELTANET) or again(LayerKind.MAMBA), block),
+            ("recurrent_starts", again(LayerKind.MAMBA), block),
+            ("deltanet_starts", again(LayerKind.DELTANET), block),
             ("engine_starts", again("engine"), block),
             ("dynamic_starts", again("dynamic"), encoder),
         ):

@@ -30,7 +30,7 @@ from mimo_launch.layers.image_contexts import image_context
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.pointwise import add_rms_norm
 from mimo_launch.layers.sequence_contexts import SequenceContext
-from mimo_launch.layers.ssd_kernels import ssd
+from mimo_launch.layers.ssd_kernels import causal_conv, ssd
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
 from mimo_launch.layers.vocab_parallel import vocab_cross_entropy
 from mimo_launch.spec.hybrid import DELTANET, MAMBA, DeltaNetSizes, MambaSizes, RecurrentSizes
@@ -268,7 +268,7 @@ class _Bench:
             yield from self.both_ways("images attention", whole, run, (q, k, v))
 
     def recurrences(self, tokens: int) -> Iterator[_Call]:
-        """Yield both recurrences over one sequence, without their projections."""
+        """Yield both recurrences over one sequence, without projections, and a convolution."""
         for key, sizes in ((MAMBA, self.sizes.mamba), (DELTANET, self.sizes.delta_net)):
             heads = self.noise(1, tokens, sizes.heads, sizes.head_dim)
             b, c = (self.noise(1, tokens, sizes.groups, sizes.state) for _ in range(2))
@@ -280,6 +280,15 @@ class _Bench:
                 run = partial(_state_space, heads, step, b, c, chunk=sizes.chunk)
             name, flops = RECURRENT_LAYERS[key].kind.value, tokens * _between(key, sizes)
             yield from self.both_ways(name, flops, run, (heads, b, c))
+        yield from self._convolution(tokens, self.sizes.delta_net)
+
+    def _convolution(self, tokens: int, sizes: DeltaNetSizes) -> Iterator[_Call]:
+        """Yield the short convolution before a Gated DeltaNet, over two packed documents."""
+        channels = sizes.inner + 2 * sizes.shared
+        x, weight = self.noise(1, tokens, channels), self.noise(channels, sizes.conv)
+        documents = (torch.arange(tokens, device=self.device) * 2 // tokens).unsqueeze(0)
+        run = partial(causal_conv, x, weight, None, documents_BS=documents)
+        yield from self.both_ways("convolution", float(tokens * channels), run, (x, weight))
 
     def passes(self, megabytes: int) -> Iterator[_Call]:
         """Yield a sum and its norm, which read and write four tensors in each direction."""

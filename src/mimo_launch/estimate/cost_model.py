@@ -24,7 +24,8 @@ from mimo_launch.estimate.workload import (
     forward_by_kind,
     gathered_patches,
 )
-from mimo_launch.kinds.block_shapes import parts_of
+from mimo_launch.kinds.adapters import adapter_of
+from mimo_launch.kinds.block_shapes import num_updates, parts_of
 from mimo_launch.kinds.layer import Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import widths_of
@@ -40,6 +41,10 @@ from mimo_launch.spec.spec import Spec
 
 # About which share of the kernels of a block each part starts.
 _KERNELS = {"attention": 0.5, "mlp": 0.4, "norms": 0.1}
+
+
+# Of the kernels of a block, the share of attention with its norm: some 54 of 71.
+_MIXER = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,8 +277,16 @@ class CostModel:
         own, rates = self.spec.modules[module.name], self.constants
         kind, factors = kind_of(own.model), dict.fromkeys(LayerKind, rates.recurrent_starts)
         factors |= {LayerKind.BLOCK: 1.0, LayerKind.EXPERTS: rates.experts_starts}
+        factors[LayerKind.DELTANET] = rates.deltanet_starts
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)
         found = sum(factors[kind.layer_kind(each)] for each in numbers)
+        # Layers of hybrids are parts of a block; only Mamba-2 and Gated DeltaNet are not.
+        parts = [kind.layer_widths(each) for each in numbers if not kind.is_custom]
+        found -= sum(_MIXER for each in parts if not each.scored and not each.between)
+        found -= sum(1 - _MIXER for each in parts if each.scored and not each.inner)
+        if adapter := adapter_of(own):
+            layers = (kind.layer(each) for each in numbers if not kind.is_depth(each))
+            found += rates.adapter_starts * sum(num_updates(each, adapter) for each in layers)
         if own.backend != "torch":
             found *= rates.engine_starts * (rates.fp8_starts if module.fp8 else 1.0)
         # Sequences are filled up to the same length, images are not.

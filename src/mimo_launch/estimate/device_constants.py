@@ -71,11 +71,11 @@ class Calibration:
         989.0, "TFLOP/s", "what `bench` gives MFU as a share of", "NVIDIA's H200 data sheet, dense"
     )
     sustained: float = _constant(
-        0.9,
+        0.95,
         "x alone",
         "rate of kernels in a step, at the power limit of a GPU, against the same kernels alone",
         "kernels in a profile of a step of topologies/bench/r1_colocated_dp4.yaml (3.68 s) against "
-        "`kernels` (3.30 s)",
+        "`kernels` and passes (3.50 s)",
     )
     fp32_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp32", _SHEET)
     fp64_speed: float = _constant(67 / 989, "x bf16", "matmul rate in fp64", _SHEET)
@@ -115,24 +115,39 @@ class Calibration:
         200.0, "us", "host and launch time of one forward or backward of a stage", _OPEN
     )
     layer_overhead: float = _constant(
-        2150.0,
+        2230.0,
         "us",
         "host and launch time of one pass of a block: a forward is one, a backward another",
-        "mean of steps of small layers on two hosts with an H200, 2.0 and 2.3 ms; other hosts need "
-        "up to 3.7 ms",
+        "mean of steps of small layers on three hosts with H200, 2.0, 2.3 and 2.4 ms; other hosts "
+        "need up to 3.7 ms",
     )
     experts_starts: float = _constant(
-        2.0,
+        2.4,
         "x block",
         "the same of a layer with experts",
-        "kernels counted in a profile on one H200; 1.7 without the FSDP unit of experts",
+        "148 kernels against 71 in profiles of single layers, and 0.3 for the FSDP unit of experts",
     )
-    recurrent_starts: float = _constant(2.0, "x block", "the same of a recurrent layer", _OPEN)
+    adapter_starts: float = _constant(
+        0.13,
+        "x block",
+        "the same of an update of a map",
+        "9 kernels for each of 7 maps, 71 in a block without, in profiles of single layers",
+    )
+    recurrent_starts: float = _constant(2.0, "x block", "the same of a Mamba-2 layer", _OPEN)
+    deltanet_starts: float = _constant(
+        3.6,
+        "x block",
+        "the same of a Gated DeltaNet in torch",
+        "a layer alone on one host: 3.2, of packed documents 4.1",
+    )
     engine_starts: float = _constant(
-        1.28, "x block", "the same of a block of Transformer Engine, in bf16", _HOST
+        1.17,
+        "x block",
+        "the same of a block of Transformer Engine, in bf16",
+        "mean of 1.28 and 1.05 on two hosts with H200, topologies/bench/kernels.yaml",
     )
     fp8_starts: float = _constant(
-        1.25,
+        1.38,
         "x engine",
         "the same in FP8",
         "passes of 36 blocks, 3.6 ms each on one H200, against `engine_starts` on other hosts",
@@ -141,7 +156,7 @@ class Calibration:
         1.0,
         "x block",
         "the same where the number of tokens changes from forward to forward",
-        "1.56 for small layers on one H200, which steps of flow and talkers do not show",
+        "1.04 for small layers on one host; 1.56 on another, which steps there do not show",
     )
     compiling: float = _constant(
         15.0,
@@ -150,7 +165,7 @@ class Calibration:
         "the first two steps of Qwen3-VL-4B on 4 H200, with two kinds of layers",
     )
     step_overhead: float = _constant(
-        10.0, "ms", "what a step takes besides: clearing, norm, metrics, next batch", _OPEN
+        18.5, "ms", "what a step takes besides: clearing, norm, metrics, next batch", _HOST
     )
 
     record_overhead: float = _constant(

@@ -1,14 +1,17 @@
 """How much longer forwards and backwards take because the host has to start their kernels.
 
 Decides: a host starts the kernels of a rank one after another and runs ahead of them, so that long
-kernels of one stage hide the starts of another on the same rank. The time that a step lacks in
-total is added to the stages that start slower than they run.
+kernels of one stage hide the starts of those that follow on the same rank: encoders run forward
+before language and backward after it, and what reads language between its forwards and backwards.
+The time that a step lacks is added to the stages that start slower than they run.
 Relies on: the times of starting and running, by stage.
 Leaves: the times to `cost_model`.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from mimo_launch.spec.base import LANGUAGE
 
 _Key = tuple[str, int]
 
@@ -39,21 +42,62 @@ class Starts:
         return self.times * (sum(self.running) - sum(self.starting))
 
 
+@dataclass(slots=True)
+class _Course:
+    """How far the host of a rank has started kernels, and until when the device runs them."""
+
+    host: float = 0.0
+    device: float = 0.0
+
+    def run(self, stages: Iterable[Starts], *ways: int, share: float) -> None:
+        """Run a share of the forwards (0), the backwards (1) or both of each stage in turn."""
+        for each in stages:
+            times = share * each.times
+            running = times * sum(each.running[way] for way in ways)
+            starting = times * sum(each.starting[way] for way in ways)
+            # The device runs nothing of this before the host begins to start it.
+            self.device = max(self.device + running, self.host + max(running, starting))
+            self.host += starting
+
+
 def host_waits(
     stages: Mapping[_Key, Starts], roles: Iterable[tuple[_Key, ...]]
 ) -> dict[_Key, tuple[float, float]]:
     """Return the seconds that a forward and a backward of each stage wait for the host.
 
-    `roles` are the stages that ranks hold together. If a stage is in several roles, the longest
-    wait counts.
+    `roles` are the stages that ranks hold together, in the order of the data. If a stage is in
+    several roles, the longest wait counts.
     """
     waits = dict.fromkeys(stages, (0.0, 0.0))
     for role in set(roles):
         lacking = sum(stages[key].times * sum(stages[key].lacking) for key in role)
         if not lacking:
             continue
-        share = max(0.0, -sum(stages[key].slack for key in role)) / lacking
+        share = min(1.0, _waited(stages, role) / lacking)
         for key in role:
             forward, backward = (share * each for each in stages[key].lacking)
             waits[key] = max(waits[key], (forward, backward))
     return waits
+
+
+def _waited(stages: Mapping[_Key, Starts], role: tuple[_Key, ...]) -> float:
+    """Return the seconds of a step in which a device waits for its host to start kernels."""
+    places = [place for place, (name, _) in enumerate(role) if name == LANGUAGE]
+    if not places:
+        return max(0.0, -sum(stages[key].slack for key in role))
+    found = [stages[key] for key in role]
+    before, own, after = (
+        found[: places[0]], found[places[0] : places[-1] + 1], found[places[-1] + 1 :]
+    )  # fmt: skip
+    groups = min((each.times for each in (*before, *after)), default=1)
+    course, share = _Course(), 1 / groups
+    for _ in range(groups):
+        course.run(before, 0, share=share)
+        if after:
+            course.run(own, 0, share=share)
+            course.run(after, 0, 1, share=share)
+            course.run(own, 1, share=share)
+        else:
+            course.run(own, 0, 1, share=share)
+        course.run(reversed(before), 1, share=share)
+    return course.device - sum(each.times * sum(each.running) for each in found)

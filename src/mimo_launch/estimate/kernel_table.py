@@ -34,7 +34,8 @@ def _both_ways(name: str, sizes: tuple[str, ...]) -> dict[str, tuple[tuple[str, 
 # product has so many rows for each of several matrices. Attention is counted as in
 # docs/estimates.md: causal or over whole sequences, over lists of documents or of images, or with a
 # mask in memory, where its queries are a part of the sequence (cp). A recurrence is counted without
-# its projections. A `pass` reads and writes tensors of so many MB. The loss goes over so many
+# its projections, and so is the convolution before it, over so many numbers; twice as many in its
+# backward. A `pass` reads and writes tensors of so many MB. The loss goes over so many
 # logits. The host starts one pass of a layer, or compiles its kernels.
 KERNELS: dict[str, tuple[tuple[str, ...], str]] = {
     "product": (_PRODUCT, COMPUTE),
@@ -50,6 +51,8 @@ KERNELS: dict[str, tuple[tuple[str, ...], str]] = {
     },
     **_both_ways("mamba", ("tokens",)),
     **_both_ways("deltanet", ("tokens",)),
+    "convolution forward": (("tokens",), WORDS),
+    "convolution backward": (("tokens",), WORDS),
     "pass": (("megabytes",), BYTES),
     "loss": (("million logits",), WORDS),
 }
@@ -121,11 +124,18 @@ class KernelTable:
     scaled_from: str | None = None
 
     def seconds(self, kernel: str, amount: float, *sizes: float) -> float:
-        """Return the seconds of an amount of work (FLOPs, bytes, logits) at some sizes."""
+        """Return the seconds of an amount of work (FLOPs, bytes, logits) at some sizes.
+
+        Kernels of attention fill heads up to a size that they have; here, to the next measured one.
+        """
         if not amount:
             return 0.0
-        scale = 1e12 if KERNELS[kernel][1] == COMPUTE else 1e9
-        return amount / scale / self.grids[kernel].at(*sizes)
+        grid, scale = self.grids[kernel], 1e12 if KERNELS[kernel][1] == COMPUTE else 1e9
+        if KERNELS[kernel][0] == _ATTENTION:
+            length, head = sizes
+            filled = next((size for size in grid.axes[1] if size >= head), head)
+            amount, sizes = amount * filled / head, (length, filled)
+        return amount / scale / grid.at(*sizes)
 
     def scaled(self, device: str, *, compute: float, memory: float) -> "KernelTable":
         """Return the table of a device with other peaks: rates are multiplied by these factors."""

@@ -5,8 +5,10 @@ recurrences from its widths, passes over memory from the tensors that lie betwee
 Relies on: `kinds` for shapes and widths, `kernel_table` for rates, `memory` for these tensors.
 Leaves: exchanges between ranks and the time of the host to `cost_model`.
 
-A forward of a tensor between products writes it and reads it, and some are read twice; counted on a
-block of Llama, a forward moves 1.25 times its tensors, a backward 1.75 times.
+A forward of a tensor between products writes it and reads it, and some are read twice. Passes in
+fp32, with sums for gradients of biases, or with much to compute, take longer than the bytes say. In
+profiles of single layers (docs/performance.md) a forward took as long as moving 2.5 times its
+tensors, a backward as 4.2 times.
 """
 
 from collections import Counter
@@ -32,7 +34,10 @@ from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
-_FORWARD, _BACKWARD = 1.25, 1.75
+_FORWARD, _BACKWARD = 2.5, 4.2
+# The update of a map writes its output, scales it, and adds it to that of the map; its backward
+# scales the gradient, and adds to that of the input. So often is each read or written.
+_OUTPUT, _GRADIENT, _INPUT = 6, 2, 4
 # A cast to 8 bits reads a tensor, and writes it in two orders.
 _CAST = 2 + 1 + 1
 # Bytes of a score, its weight, the numbers drawn for it and what stays, written and read.
@@ -165,7 +170,7 @@ class StageKernels:
                 one = self._product(flops, self._tokens, inputs, outputs, is_fp8=is_fp8)
             if weight.role == "adapter":
                 # It trains, whether or not the weights beside it do.
-                yield Seconds(one.forward, one.inputs + one.weights)
+                yield Seconds(one.forward, one.inputs + one.weights) + self._added(weight)
             elif weight.experts:
                 yield one
             else:
@@ -185,6 +190,19 @@ class StageKernels:
                 for name in names
             )
         )
+
+    def _added(self, weight: Parameter) -> Seconds:
+        """Return the seconds of the passes that add the update of a map, for one of its matrices.
+
+        The first has the width of the map's input, the second that of its output. Those of experts
+        are not counted.
+        """
+        if weight.experts:
+            return Seconds()
+        wide, is_first = max(weight.shape), weight.shape[0] < weight.shape[1]
+        rows = self._tokens * self._number * wide
+        forward, backward = (0, _INPUT) if is_first else (_OUTPUT, _GRADIENT)
+        return Seconds(self._pass(forward * rows, rows), self._pass(backward * rows, rows))
 
     def _casts(self, inputs: int, outputs: int) -> Seconds:
         """Return the seconds in which the factors of a product become 8 bits."""
@@ -227,8 +245,15 @@ class StageKernels:
         if widths.between:
             layer, flops = kind.layer_kind(number), widths.between * work.tokens / self._parts
             forward, backward = self._both_ways(layer.value, flops, self._tokens)
-            # A Gated DeltaNet runs its recurrence again.
-            total += Seconds(forward, backward + forward * (layer is LayerKind.DELTANET))
+            total += Seconds(forward, backward)
+            if layer is LayerKind.DELTANET:
+                channels = self._kind.layer_widths(number)
+                numbers = (channels.query + 2 * channels.key) * work.tokens / self._parts
+                seconds_of = self.constants.seconds_of
+                ahead = seconds_of("convolution forward", numbers, self._tokens)
+                back = seconds_of("convolution backward", 2 * numbers, self._tokens)
+                # Its backward runs both again. Rates of `mamba` are with their convolution.
+                total += Seconds(ahead, forward + ahead + back)
         return total
 
     def _dropped(self, number: int, held: Iterable[Parameter]) -> Seconds:

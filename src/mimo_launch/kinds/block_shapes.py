@@ -441,13 +441,21 @@ def narrow_width(
 
     A token has `choices` experts.
     """
-    total = 0.0
+    downs = _downs(layer, adapter, but)
+    return sum(each.shape[0] * (choices if each.experts else 1.0) for each in downs)
+
+
+def num_updates(layer: LayerShape, adapter: Adapter | None) -> int:
+    """Return how many maps of a layer have an update; a map of all experts counts once."""
+    return sum(1 for _ in _downs(layer, adapter, ()))
+
+
+def _downs(layer: LayerShape, adapter: Adapter | None, but: Container[str]) -> Iterator[Weight]:
+    """Yield the first matrix of each update of a layer, `but` those of some parts."""
     for part, name, shape in parts_of(layer):
         if adapter is not None and part not in but:
             weights = chain.from_iterable(shape.weights(adapter=adapter.inside(name)))
-            downs = (each for each in weights if each.name.endswith(DOWN))
-            total += sum(each.shape[0] * (choices if each.experts else 1) for each in downs)
-    return total
+            yield from (each for each in weights if each.name.endswith(DOWN))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
