@@ -20,8 +20,9 @@ from mimo_launch.kinds.weights import Adapter
 from mimo_launch.spec.adapters import AdapterSpec, adapter_in
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import saved_spec
+from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.spec import AudioModel, LanguageModel, Spec, VitModel
-from mimo_launch.spec.wording import did_you_mean, flow
+from mimo_launch.spec.wording import flow
 
 # The words of other programs for all maps of a layer.
 _ALL = ("all-linear", "all", "linear")

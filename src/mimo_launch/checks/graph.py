@@ -14,8 +14,8 @@ from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE, MissingPartError
+from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.spec import Spec
-from mimo_launch.spec.wording import close_matches
 
 
 def reads_modules(spec: Spec, name: str) -> Findings:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.spec import FilesData, Spec
-from mimo_launch.spec.wording import did_you_mean
 
 
 def weights_mix(spec: Spec, data: FilesData) -> Findings:

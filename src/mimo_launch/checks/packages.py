@@ -30,8 +30,8 @@ from mimo_launch.diag.installed import (
     is_installed,
 )
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.spec import CustomModel, Spec, UserData
-from mimo_launch.spec.wording import did_you_mean
 
 
 def log_packages_installed(spec: Spec) -> Findings:

@@ -23,9 +23,9 @@ from mimo_launch.spec.base import (
     rank_range,
     rank_text,
 )
+from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.spec import ModuleSpec, Spec
 from mimo_launch.spec.values import GPUS
-from mimo_launch.spec.wording import close_matches
 
 # With more ranks than this, groups are not listed one by one just for a warning.
 _MANY_RANKS = 100_000

@@ -24,7 +24,7 @@ from typer.main import get_command
 
 from mimo_launch import __version__
 from mimo_launch.cli.shared.console import Color, Console, open_closed_streams, wrapped
-from mimo_launch.spec.wording import did_you_mean
+from mimo_launch.spec.near_words import did_you_mean
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 

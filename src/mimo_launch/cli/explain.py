@@ -38,7 +38,7 @@ def explain(
 ) -> None:
     """Explain a code, with an example."""
     from mimo_launch.diag.diagnostic import all_codes
-    from mimo_launch.spec.wording import did_you_mean
+    from mimo_launch.spec.near_words import did_you_mean
 
     console, codes = console_of(ctx), all_codes()
     if code is None:

@@ -24,9 +24,9 @@ from mimo_launch.processors.files import TokenizerError
 from mimo_launch.processors.tokenizer import num_tokens, token_id
 from mimo_launch.search.first_spec import NothingFits, first_spec, on_all_ranks, placed
 from mimo_launch.spec.load import spec_from_data
+from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.spec import Grid
 from mimo_launch.spec.values import GPUS
-from mimo_launch.spec.wording import did_you_mean
 
 DIGITS: dict[str, dict[str, Any]] = {
     "vision": {"kind": "vit", "layers": 2, "hidden": 96, "heads": 4, "patch": 4},

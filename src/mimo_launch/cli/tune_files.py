@@ -30,10 +30,10 @@ from mimo_launch.search.judge import Planned
 from mimo_launch.search.layout_rows import LayoutRow
 from mimo_launch.spec.editing import edit, merge, tree_of
 from mimo_launch.spec.load import dump_spec, load_text, spec_from_data
+from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.overrides import apply_overrides
 from mimo_launch.spec.spec import Grid, Spec
 from mimo_launch.spec.values import GPUS
-from mimo_launch.spec.wording import did_you_mean
 from mimo_launch.spec.yaml_source import read_text
 
 _WIDTH = 96

@@ -17,9 +17,10 @@ from typing import Any
 from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.estimate.kernel_table import KernelTable, table_of
 from mimo_launch.spec.files import read_json
+from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.sections import NodesSpec
 from mimo_launch.spec.values import GPUS, MEASURED, Precision, network_bandwidth
-from mimo_launch.spec.wording import did_you_mean, found
+from mimo_launch.spec.wording import found
 
 VERSION = 2
 # Constants of files of version 1.

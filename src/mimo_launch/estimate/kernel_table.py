@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from mimo_launch.spec.wording import did_you_mean, found
+from mimo_launch.spec.near_words import did_you_mean
+from mimo_launch.spec.wording import found
 
 _PRODUCT = ("rows", "inputs", "outputs")
 _ATTENTION = ("length", "head size")

@@ -12,8 +12,9 @@ from mimo_launch.hugging_face.folder import Config, short
 from mimo_launch.hugging_face.part import NoSuchPart
 from mimo_launch.hugging_face.registry import FAMILIES, KINDS, WHOLES, part_of, parts_of
 from mimo_launch.spec.module import MODELS
+from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.spec import AudioModel, LanguageModel, VitModel
-from mimo_launch.spec.wording import close_matches, listing
+from mimo_launch.spec.wording import listing
 
 _NAMES = {VitModel: "vision", AudioModel: "audio", LanguageModel: "language"}
 # The name of a module that is read from a folder, by its kind.

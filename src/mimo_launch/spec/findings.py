@@ -13,17 +13,10 @@ from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.base import AXES, LANGUAGE
 from mimo_launch.spec.foreign_words import kind_of_model, not_here, why_other
 from mimo_launch.spec.module import looks_like_class_path, nearest_class_path
+from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.renaming import Renamed
 from mimo_launch.spec.value_guesses import choices_of, guess_in_spec
-from mimo_launch.spec.wording import (
-    allowed_types,
-    close_matches,
-    expected,
-    flow,
-    found,
-    json_type,
-    listing,
-)
+from mimo_launch.spec.wording import allowed_types, expected, flow, found, json_type, listing
 
 _FALSE = ("no", "off", "n", "never", "none")
 _TRUE = ("yes", "on", "y", "all")

@@ -35,11 +35,11 @@ from mimo_launch.spec.encoders import AudioModel, ConnectorModel, EncoderModel, 
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel
 from mimo_launch.spec.media import Clips, Images
+from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.optimizers import ModuleOptimizer
 from mimo_launch.spec.sections import Fp8Spec
 from mimo_launch.spec.values import SHARDINGS, Sharding, ShardingName
 from mimo_launch.spec.vit import VitModel
-from mimo_launch.spec.wording import close_matches
 
 CLASS_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 

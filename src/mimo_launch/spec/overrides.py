@@ -17,9 +17,10 @@ from typing import Any
 from mimo_launch.diag.diagnostic import SET_ROOT, Diagnostic, SpecSource, YamlPath
 from mimo_launch.spec.fields import all_paths, field_at, in_modules
 from mimo_launch.spec.foreign_words import synonym
+from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.renaming import our_values
 from mimo_launch.spec.spec import Spec
-from mimo_launch.spec.wording import did_you_mean, listing
+from mimo_launch.spec.wording import listing
 from mimo_launch.spec.yaml_source import Document, parse_value
 
 _EXAMPLE = "write `--set modules.vision.grid.tp=2`"

@@ -34,10 +34,10 @@ from mimo_launch.spec.fields import (
 )
 from mimo_launch.spec.foreign_words import synonym
 from mimo_launch.spec.module import CLASS_PATH
+from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.renaming import Renamed, rename_help
 from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.value_guesses import guess_values
-from mimo_launch.spec.wording import close_matches
 from mimo_launch.spec.yaml_source import UNREADABLE
 
 S = TypeVar("S", bound=Strict)

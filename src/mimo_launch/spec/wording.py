@@ -1,17 +1,13 @@
 """Puts types and values into words, for messages and the reference page, and values into YAML.
 
-Decides: the words for types, found values and near misses; one-line YAML, from which `spec` reads
+Decides: the words for types and found values; one-line YAML, from which `spec` reads
 every number back as the same number.
 Relies on: JSON Schema fragments, so that it never depends on the wording of pydantic's errors.
 Leaves: the messages to `findings`, lines and comments to the commands.
 """
 
-import difflib
-from collections.abc import Iterable
 from typing import Any
 
-# No name is this long, and long words take long to compare.
-_MAX_WORD = 100
 _TYPES = {
     "integer": "a whole number",
     "number": "a number",
@@ -94,31 +90,6 @@ def allowed_types(schema: dict[str, Any]) -> set[str]:
     values = [schema["const"]] if "const" in schema else schema.get("enum", [])
     types = {json_type(value) for value in values} or {schema.get("type", "object")}
     return types | {"integer"} if "number" in types else types
-
-
-def close_matches(word: str, known: Iterable[str]) -> list[str]:
-    """Return every known word that a misspelt one may mean, best first."""
-    names = list(known)
-    if len(word) > _MAX_WORD:
-        return []
-    lower = {name.lower().replace("-", "_"): name for name in names}
-    plain = word.lower().replace("-", "_")
-    if plain in lower:
-        return [lower[plain]]
-    near = [lower[each] for each in difflib.get_close_matches(plain, lower, n=4, cutoff=0.65)]
-    # Shortened and lengthened names are common slips, too: `sequence`, `micro_batches`.
-    squeezed = plain.replace("_", "")
-    for name in names:
-        short, long = sorted((squeezed, name.lower().replace("_", "")), key=len)
-        if len(short) >= 3 and long.startswith(short) and name not in near:
-            near.append(name)
-    return near
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `did you mean ...?` with every close match, or nothing."""
-    near = close_matches(word, known)
-    return f"did you mean {listing([f'`{name}`' for name in near])}?" if near else ""
 
 
 def _literal(value: Any) -> str:
