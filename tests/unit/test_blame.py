@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from math import inf, nan
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tests.support.specs import box, spec
 
+from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_data import SampleData, StepData
-from mimo_launch.optimizer.step_metrics import NonFiniteFlags
+from mimo_launch.optimizer.step_metrics import NonFiniteFlags, note_flags
 from mimo_launch.train.events import NonFinite
 from mimo_launch.train.non_finite import (
     NonFiniteRun,
@@ -105,6 +108,17 @@ def test_a_bad_part_of_a_sum_may_come_from_any_sample(square: float) -> None:
         (4, NonFiniteFlags(squares={"language": 9})),
     )
     assert found == ("gradient", 1, "vision", list(ALL))
+
+
+def test_each_module_of_a_rank_has_its_own_squares_whatever_the_one_before_has() -> None:
+    """Vision's terms of a sum over tp are bad on this rank, so its squares do not matter."""
+    bad, fine = FiniteFlag(torch.device("cpu")), FiniteFlag(torch.device("cpu"))
+    bad.show(torch.tensor(nan))
+    flags = {"vision": bad, "language": fine}
+    modules = {n: SimpleNamespace(before_dp_sum={}, before_tp_sum=f) for n, f in flags.items()}
+    squares = {"vision": torch.tensor(nan), "language": torch.tensor(9.0)}
+    found = note_flags(modules, {}, squares, torch.device("cpu")).read()  # type: ignore[arg-type]
+    assert found.squares == {"vision": inf, "language": 9.0}
 
 
 def test_a_sum_that_overflows_is_blamed_on_its_largest_part() -> None:

@@ -186,8 +186,8 @@ class PendingFlags:
         # A sum over tp is the same on all tp ranks; `before_tp_sum` saw this rank's terms.
         before_tp_sum = [math.isfinite(next(numbers)) for _ in self.modules]
         squares = {
-            name: next(numbers) if finite else math.inf
-            for name, finite in zip(self.modules, before_tp_sum, strict=True)
+            name: square if finite else math.inf
+            for name, finite, square in zip(self.modules, before_tp_sum, numbers, strict=False)
         }
         return NonFiniteFlags(losses, gradients, squares)
 
