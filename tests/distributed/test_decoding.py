@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+import torch
 from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import run_ranks
+from mimo_launch.layers.vocab_parallel import greedy_choice
 from mimo_launch.models.language_input import read_text
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
@@ -92,3 +94,17 @@ def test_every_layout_chooses_the_same_tokens(language: dict[str, Any], right: C
 def alone(**model: Any) -> Spec:
     modules = {"vision": box(0), "language": box(0, model=DECODER | model)}
     return spec(modules, microbatches=2, mbs=4, seq=24)
+
+
+def of_equal_ones(made: Spec) -> list[int]:
+    """Return what both ranks choose if each has the same logits for its half of the words."""
+    with RankSession(Plan.of(made)) as session:
+        tp = session.modules["language"].context.tp
+        logits = torch.tensor([[1.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 5.0]])
+        return greedy_choice(logits, range(4 * tp.index, 4 * tp.index + 4), tp).tolist()
+
+
+def test_of_equally_probable_words_the_first_is_chosen_whatever_rank_has_it() -> None:
+    """One rank chooses so as well: a layout changes no answer."""
+    two = spec({"language": box(0, tp=2, model={"vocab": 8, "vocab_multiple": 8})})
+    assert run_on_running_ranks(of_equal_ones, two, world_size=2) == [[1, 0, 3]] * 2

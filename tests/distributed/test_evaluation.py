@@ -199,27 +199,29 @@ def test_a_loss_without_held_out_terms_is_left_out_and_none_at_all_is_no_loss_of
     assert found.eval_losses is None
 
 
-def passes_of_a_flow(made: Spec) -> int:
-    """Evaluate one batch of one group; return how often the generator runs."""
-    forward, passes = FlowStage.forward, 0
+def passes_of_a_flow(made: Spec) -> list[torch.dtype]:
+    """Evaluate one batch of one group; return the type of what each pass of the generator gives."""
+    forward, passes = FlowStage.forward, list[torch.dtype]()
 
-    def counted(self: FlowStage, *args: Any) -> Any:
-        nonlocal passes
-        passes += 1
-        return forward(self, *args)
+    def noted(self: FlowStage, *args: Any) -> Any:
+        passes.append((found := forward(self, *args)).dtype)
+        return found
 
-    FlowStage.forward = counted
+    FlowStage.forward = noted
     held_out_loss(made, made.batch.global_)
     return passes
 
 
 def test_only_what_somebody_judges_is_drawn() -> None:
+    """Also by a model in bf16, with losses and velocities in fp32."""
     data = {"kind": "digits", "tasks": ["draw"], "max_digits": 2}
     drawer = box(**flow(model={"kind": "flow", "patch": 4}))
     modules = {"language": box(model={"vocab": "digits"}), "drawer": drawer}
-    judged, random = spec(modules, data=data), spec({"language": box(), "drawer": drawer})
-    assert run_ranks(passes_of_a_flow, judged, world_size=1) == [1 + DRAWING_STEPS]
-    assert run_ranks(passes_of_a_flow, random, world_size=1) == [1]
+    judged = spec(modules, data=data, train={"steps": 1, "precision": "bf16"})
+    random = spec({"language": box(), "drawer": drawer})
+    wide = [torch.float32] * (1 + DRAWING_STEPS)
+    assert run_ranks(passes_of_a_flow, judged, world_size=1) == [wide]
+    assert run_ranks(passes_of_a_flow, random, world_size=1) == [[torch.float64]]
 
 
 class WithAnswers:

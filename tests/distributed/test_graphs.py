@@ -13,6 +13,7 @@ from mimo_launch.spec.spec import Spec
 
 SP: dict[str, Any] = {"sequence_parallel": True}
 FULL: dict[str, Any] = {"sharding": "full"}
+SCALED: dict[str, Any] = {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}
 IMAGES: dict[str, Any] = {"max_images": 2, "text_only": 0.3, "max_patches": 8}
 
 
@@ -229,7 +230,7 @@ TALKERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "disjoint, sequence parallel, cp": (
         {
             "language": box(0, tp=2, **SP),
-            "speech": box(2, tp=2, cp=2, **SP, **talker(reads_text=True)),
+            "speech": box(2, tp=2, cp=2, **SP, **talker(reads_text=True, model=SCALED)),
         },
         {},
     ),
