@@ -16,10 +16,10 @@ from mimo_launch.spec.spec import Spec
 
 
 def two_hosts() -> Spec:
-    """Return a 1B model on four GPUs of two hosts, which hold little more than half of it."""
+    """Return a 1B model on four GPUs of two hosts, which hold less than half of it."""
     made = job({"language": module(B1, 0, 3, dp=4)}, 16, 2, seq=2048, data=TEXT)
     assert made.nodes is not None
-    return made.replace(nodes=made.nodes.replace(gpus=2, gpu_memory="20GB"))
+    return made.replace(nodes=made.nodes.replace(gpus=2, gpu_memory="16GB"))
 
 
 def broken_promises(found: Layouts) -> list[str]:
