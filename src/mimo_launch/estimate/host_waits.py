@@ -43,7 +43,7 @@ class Starts:
 
 
 @dataclass(slots=True)
-class _Course:
+class _Clocks:
     """How far the host of a rank has started kernels, and until when the device runs them."""
 
     host: float = 0.0
@@ -90,14 +90,14 @@ def _waited(stages: Mapping[_Key, Starts], role: tuple[_Key, ...]) -> float:
         found[: places[0]], found[places[0] : places[-1] + 1], found[places[-1] + 1 :]
     )  # fmt: skip
     groups = min((each.times for each in (*before, *after)), default=1)
-    course, share = _Course(), 1 / groups
+    clocks, share = _Clocks(), 1 / groups
     for _ in range(groups):
-        course.run(before, 0, share=share)
+        clocks.run(before, 0, share=share)
         if after:
-            course.run(own, 0, share=share)
-            course.run(after, 0, 1, share=share)
-            course.run(own, 1, share=share)
+            clocks.run(own, 0, share=share)
+            clocks.run(after, 0, 1, share=share)
+            clocks.run(own, 1, share=share)
         else:
-            course.run(own, 0, 1, share=share)
-        course.run(reversed(before), 1, share=share)
-    return course.device - sum(each.times * sum(each.running) for each in found)
+            clocks.run(own, 0, 1, share=share)
+        clocks.run(reversed(before), 1, share=share)
+    return clocks.device - sum(each.times * sum(each.running) for each in found)
