@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.support.shards import tokenizer_folder
 
-from mimo_launch.export.sources import Companions, companions_of
+from mimo_launch.export.original_folders import Companions, companions_of
 from mimo_launch.processors.tokenizer import token_id
 from mimo_launch.spec.spec import Spec
 

@@ -24,7 +24,7 @@ from mimo_launch.checkpoint.storage import read_boxes
 from mimo_launch.export.expert_updates import ExpertStack, expert_stacks
 from mimo_launch.export.export import new_folder, write_json
 from mimo_launch.export.export_plan import CannotExport, FolderPlan
-from mimo_launch.export.sources import source_of
+from mimo_launch.export.original_folders import source_of
 from mimo_launch.export.tensors import FileTensor, SavedUpdate
 from mimo_launch.hugging_face.adapter_config import ADAPTER_WEIGHTS, DOWN, PREFIX, UP, wrapper_of
 from mimo_launch.hugging_face.folder import ADAPTER

@@ -1,7 +1,7 @@
 """The plan of an export: its folders, their configurations and tensors, before any byte is written.
 
 Decides: the folders, the dtypes of tensors, and every reason why a module cannot be written.
-Relies on: `hugging_face` for architectures and names, `sources` for the origin of weights.
+Relies on: `hugging_face` for architectures and names, `original_folders` for the origin of weights.
 Leaves: reading, writing and renaming to `export`.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from mimo_launch.checkpoint.index import Checkpoint, prefix_of
-from mimo_launch.export.sources import (
+from mimo_launch.export.original_folders import (
     Companions,
     WeightSource,
     companions_of,

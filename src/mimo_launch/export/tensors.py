@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.checkpoint.boxes import Box
-from mimo_launch.export.sources import TORCH, WHOLE_NUMBERS, WeightSource
+from mimo_launch.export.original_folders import TORCH, WHOLE_NUMBERS, WeightSource
 from mimo_launch.hugging_face.architectures import Architecture, says
 from mimo_launch.hugging_face.folder import TensorHeader
 from mimo_launch.hugging_face.quantized import read_tensors
