@@ -32,6 +32,7 @@ from mimo_launch.checkpoint.folder import (
 )
 from mimo_launch.checkpoint.index import TENSORS, read_index
 from mimo_launch.checkpoint.loading import start_run
+from mimo_launch.checkpoint.saver import CheckpointSaver
 from mimo_launch.checkpoint.storage import CheckpointError, read_boxes, write_boxes
 from mimo_launch.checks.all_checks import check
 from mimo_launch.estimate.memory import checkpoint_bytes
@@ -438,8 +439,9 @@ def test_a_save_under_way_holds_the_step_at_which_it_began(tmp_path: Path) -> No
     """Weights and moments equal those of a run that waits for the disk while it saves."""
     run(make_spec("one rank", 3, checkpoint={"asynchronous": False}), tmp_path / "waits")
     spec = make_spec("one rank", 6, checkpoint={"every": 3, "asynchronous": True})
-    [[_, waited]] = run_ranks(run_while_a_save_waits, spec, tmp_path / "goes on", world_size=1)
-    # Training waits for the save before, too.
+    [[began, waited]] = run_ranks(run_while_a_save_waits, spec, tmp_path / "goes on", world_size=1)
+    # Training goes on during the first save; the second waits for it, too.
+    assert began.stall_s < began.seconds - 0.3
     assert waited.stall_s > 0.1
     all_checkpoints(tmp_path / "goes on")[0].rename(tmp_path / "end")
     expected, found = (tensors(tmp_path / name) for name in ("waits", "goes on"))
@@ -602,7 +604,17 @@ def test_a_damaged_marker_is_recognised(damage: Any, tmp_path: Path) -> None:
 
 
 def save_apart(spec: Spec, folder: Path) -> list[Any]:
-    """Every rank saves into a folder of its own, as on hosts without a shared one."""
+    """Every rank saves into a folder of its own, as on hosts without a shared one.
+
+    One rank alone finds that a file has another size than what it wrote, as on a slow share.
+    """
+    if world_size(spec) == 1:
+        files = CheckpointSaver._files
+
+        def longer(saver: CheckpointSaver, where: Path) -> dict[str, tuple[int, int]]:
+            return {name: (size + 1, crc) for name, (size, crc) in files(saver, where).items()}
+
+        CheckpointSaver._files = longer  # type: ignore[method-assign]
     events: list[Any] = []
     with RankSession(Plan.of(spec)) as session:
         state, saver = start_run(session, folder / str(session.rank), events.append)
@@ -611,8 +623,11 @@ def save_apart(spec: Spec, folder: Path) -> list[Any]:
     return events
 
 
-def test_hosts_without_a_shared_folder_save_nothing_and_leave_nothing(tmp_path: Path) -> None:
-    spec = make_spec("disjoint dp2, tp2", 3)
+@pytest.mark.parametrize("layout", ["disjoint dp2, tp2", "one rank"])
+def test_hosts_without_a_shared_folder_save_nothing_and_leave_nothing(
+    layout: str, tmp_path: Path
+) -> None:
+    spec = make_spec(layout, 3)
     run_ranks(save_apart, spec, tmp_path, world_size=world_size(spec))
     # A full disk needs the room for metrics, logs and the report.
     assert not [path for path in tmp_path.rglob("checkpoints/**/*") if path.is_file()]

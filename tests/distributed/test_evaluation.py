@@ -142,7 +142,10 @@ def digits_read_and_drawn(batch: dict[str, Any], grid: dict[str, Any] | None = N
 
 def codes_said(batch: dict[str, Any], grid: dict[str, Any] | None = None) -> Spec:
     model = {**SIZES, "kv_heads": 2}
-    modules = {"language": box(0), "voice": box(0, **(grid or {}), **talker(model=model))}
+    modules = {
+        "language": box(0),
+        "voice": box(0, **(grid or {}), **talker(model=model, loss_weight=0.5)),
+    }
     return spec(modules, seq=24, **batch)
 
 
@@ -189,10 +192,10 @@ def held_out_without_labels(made: Spec) -> EvalFinished:
 
 
 def test_a_loss_without_held_out_terms_is_left_out_and_none_at_all_is_no_loss_of_0() -> None:
-    """That of the other module has its name still: it is not the loss of language."""
+    """That of the other module has its name and weight still: it is not the loss of language."""
     [found] = run_on_running_ranks(held_out_without_labels, codes_said({}), world_size=1)
     assert found.eval_loss > 0
-    assert found.eval_losses == {"voice": found.eval_loss}
+    assert found.eval_losses == {"voice": 2 * found.eval_loss}
     alone = spec({"language": box(0)}, seq=24)
     [found] = run_on_running_ranks(held_out_without_labels, alone, world_size=1)
     assert math.isnan(found.eval_loss)

@@ -8,7 +8,7 @@ from tests.support.specs import box, spec
 from mimo_launch.checks.all_checks import check
 from mimo_launch.runtime.progress import Best
 from mimo_launch.spec.sections import EvalSpec
-from mimo_launch.train.best_evaluation import judged
+from mimo_launch.train.best_evaluation import evaluates_alike, judged
 from mimo_launch.train.events import EvalFinished
 
 SHARDS = {"kind": "webdataset", "shards": "x.tar", "tokenizer": "x", "template": "chat"}
@@ -37,6 +37,16 @@ def test_smaller_losses_and_larger_accuracies_are_better(
     """Than those of step 6; equal ones are not."""
     asked = EvalSpec(metric=metric)
     assert judged(asked, Best(6, 0.5, since=1), 9, [found(loss, accuracy)]) == best
+
+
+def test_evaluations_by_another_number_or_of_other_samples_are_not_alike() -> None:
+    data = {"kind": "digits", "shards": "a.tar"}
+    old = {"eval": {"samples": 4, "metric": "loss", "every": 2}, "data": data}
+    assert evaluates_alike(old, {**old, "eval": {**old["eval"], "every": 3}})
+    assert evaluates_alike(old, {**old, "data": {**data, "shards": "b.tar"}})
+    assert not evaluates_alike(old, {**old, "data": {**data, "kind": "synthetic"}})
+    for other in ({"samples": 5}, {"metric": "accuracy"}):
+        assert not evaluates_alike(old, {**old, "eval": {**old["eval"], **other}})
 
 
 def test_only_the_set_of_the_metric_is_judged() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.shard_runs import shard_spec
 from tests.support.shards import image_bytes, write_shard
 
-from mimo_launch.checkpoint.folder import complete, read_marker
+from mimo_launch.checkpoint.folder import changed_data, complete, read_marker
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Contents, FileContents, changed_files, contents_from
 
@@ -113,6 +113,18 @@ def test_of_many_changes_the_first_are_listed() -> None:
     *listed, more, total = changed_files(files(0), files(100))
     assert listed == [f"{n}.tar: 2 samples -> 2 other samples" for n in range(5)]
     assert (more, total) == ("4 more files: changed", "samples: 18 -> 18")
+
+
+def test_held_out_samples_are_compared_if_both_runs_evaluate() -> None:
+    train, held = (FileContents("a.tar", 2, 7),), (FileContents("h.tar", 1, 5),)
+    alone, both = {"train": train}, {"train": train, "heldout": held}
+
+    def changes(old: dict[str, Contents], new: dict[str, Contents]) -> list[str]:
+        return changed_data(Path("step"), old, new, lambda found: found, allowed=False)
+
+    assert changes(alone, both) == changes(both, alone) == changes(both, both) == []
+    other = both | {"heldout": (FileContents("h.tar", 2, 6),)}
+    assert changes(both, other) == ["data.eval_shards h.tar: 1 sample -> 2 samples"]
 
 
 def test_a_marker_of_an_earlier_release_says_nothing_of_data(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from mimo_launch.checkpoint.folder import (
     CHECKPOINTS,
     FORMAT,
     PARTIAL,
+    Base,
     all_checkpoints,
     complete,
     delete_old,
@@ -162,6 +163,14 @@ def test_the_checkpoint_of_the_best_evaluation_stays(tmp_path: Path) -> None:
             add_checkpoint(tmp_path, step, best=Best(best, 0.5))
             delete_old(tmp_path, 1, keep_best=True)
     assert [path.name for path in all_checkpoints(tmp_path)] == [folder_name(7), folder_name(4)]
+
+
+def test_a_file_that_is_new_in_a_folder_of_weights_is_a_change_of_it() -> None:
+    """It may hold what another held before."""
+    base, more = Base("base", {"a": (1, 2)}, {}), {"b": (3, 4)}
+    assert base.changed(base.files) == ""
+    for files in ({**base.files, **more}, more, {}, {"a": (1, 3)}):
+        assert base.changed(files).startswith("base has changed since it was read: ")
 
 
 def test_one_that_is_finite_is_kept_beside_those_that_stay(tmp_path: Path) -> None:

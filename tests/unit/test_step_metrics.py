@@ -68,6 +68,15 @@ def test_no_zeros_differ_from_zeros_that_were_not_counted(
     assert (found.norms, found.flags, found.zeros) == ({"a": 3.0, "b": 4.0}, (1,), zeros)
 
 
+def test_a_source_without_a_label_in_the_step_has_no_loss() -> None:
+    """A loss of 0 would look like one that was learnt."""
+    number = torch.ones(())
+    host = HostCopy(torch.tensor([3.0, 5.0, 0.5, 3.0, 9.0, 2.0, 0.0]))
+    labels = {"books": 4, "charts": 0}
+    pending = PendingMetrics(number, ("a",), number, {"a": number}, {}, 0, host, sources=labels)
+    assert pending.read().sources == {"books": 2.0}
+
+
 def with_gradients(made: Spec, context: ParallelContext, value: float) -> tuple[nn.Module, Any]:
     """Return the network of a rank with equal gradients, and what metrics read of its module."""
     [stage] = build_layout(made)["language"].stages
