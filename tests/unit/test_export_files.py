@@ -13,6 +13,7 @@ from safetensors import safe_open
 from tests.support.specs import box, spec
 from torch import Tensor
 
+from mimo_launch.checkpoint import whole
 from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.export import export
 from mimo_launch.export.export import NOTE, InTheWay, new_folder, write_tensors
@@ -79,8 +80,8 @@ def test_rows_in_runs_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             each.tensor.copy_(saved[each.name])
             read.append(each.name)
 
-    monkeypatch.setattr(export, "read_boxes", read_boxes)
-    there = SimpleNamespace(path=Path("checkpoint"))
+    monkeypatch.setattr(whole, "read_boxes", read_boxes)
+    there = SimpleNamespace(path=Path("checkpoint"), bases={})
     [found] = export.read_tensors(there, made)  # type: ignore[arg-type]
     assert sorted(read) == ["w.k.weight", "w.q.weight"]
     assert found.dtype == torch.bfloat16

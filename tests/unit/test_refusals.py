@@ -16,6 +16,7 @@ STRANGE = {"rope_type": "strange"}
 ASKING: dict[str, dict[str, Any]] = {
     "`layer_types`": {"layer_types": ["strange"]},
     "`rope_type`": {"rope_parameters": {"rope_type": "strange", "full_attention": STRANGE}},
+    "`mlp_layer_types`": {"mlp_layer_types": ["sparse", "dense"]},
     "`head_dim`": {"head_dim": 3},
     "`vision_feature_select_strategy`": {
         "vision_feature_select_strategy": "strange",

@@ -255,8 +255,9 @@ def neighbours(layout: Layout, action: Action) -> tuple[list[Action], list[Actio
 
     def at_end(verb: str, *, is_upper: bool) -> list[Action]:
         if not (stage.is_first if is_upper else stage.is_last):
-            if verb == "SEND" and not forward and stage.index <= module.first_trained:
-                return []  # What lies before a trainable projector is frozen.
+            before = stage.index - 1
+            if verb == "SEND" and not forward and not needs_backward(layout, module, before):
+                return []  # Nothing before this stage trains.
             return [Action(module.name, stage.index, Kind[f"{verb}_{way}"], index)]
         if module.is_language and is_upper:
             fed = [e for e in layout.encoders if forward or needs_backward(layout, e)]

@@ -18,6 +18,9 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import Model
 from mimo_launch.spec.wording import text_of
 
+# How many architectures a message compares a model with.
+_NEAREST = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -90,12 +93,9 @@ def says(part: Part, model: Model) -> bool:
 
 
 def obstacles(model: Model) -> list[str]:
-    """Return what each architecture lacks for a model, such as "no llama with `tied: true`".
-
-    The nearest comes first.
-    """
+    """Return what the nearest architectures lack for a model: "no llama with `tied: true`"."""
     lacks = {family.model_type: list(_obstacles(family, model)) for family in _kin(model)}
-    nearest = sorted(lacks.items(), key=lambda each: len(each[1]))
+    nearest = sorted(lacks.items(), key=lambda each: len(each[1]))[:_NEAREST]
     return [f"no {model_type} with {', '.join(found)}" for model_type, found in nearest]
 
 

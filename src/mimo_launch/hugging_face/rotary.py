@@ -50,7 +50,8 @@ def rope_refusal(*, in_part: bool = False) -> Refusal:
         if not in_part:
             yield from only(FACTOR, 1.0).found(rope)
 
-    return Refusal(f"`rope_type` other than {listed(('default', *SCALINGS))}", found)
+    words = f"`rope_type` other than {listed(('default', *SCALINGS))}"
+    return Refusal(words, found, "rope_type")
 
 
 def theta_of(config: Config) -> float:

@@ -5,7 +5,7 @@ Relies on: a spec that `checks` has passed.
 Leaves: process groups to `rank_groups`, the order of work to `schedule`, rows to `bridge_routing`.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial, wraps
 from itertools import takewhile
@@ -227,22 +227,25 @@ class Layout:
     @cached_property
     def roles(self) -> tuple[Role, ...]:
         """The stages that each rank holds; ranks that hold the same share one object."""
-        held: list[tuple[tuple[int, int], ...]] = [()] * self.world_size
-        for number, module in enumerate(self.modules):
-            for index in range(module.grid.size(Axis.PP)):
-                place = (number, index)
-                for rank in module.grid.slice(pp=index):
-                    held[rank] = (*held[rank], place)
-        roles = {places: self._role(places) for places in dict.fromkeys(held)}
-        return tuple(roles[places] for places in held)
+        places = [
+            (module, index) for module in self.modules for index in range(module.grid.size(Axis.PP))
+        ]
+        # The places of a rank along pp, as one number, which is faster than a tuple per rank.
+        held, base = [0] * self.world_size, len(places) + 1
+        for place, (module, index) in enumerate(places, start=1):
+            for rank in module.grid.slice(pp=index):
+                held[rank] = held[rank] * base + place
+        roles = {number: self._role(places, number) for number in dict.fromkeys(held)}
+        return tuple([roles[number] for number in held])
 
-    def _role(self, places: tuple[tuple[int, int], ...]) -> Role:
-        """Return the stages at the given places along pp of modules."""
-        return tuple(
-            (self.modules[number].name, stage.index)
-            for number, index in places
-            for stage in self.modules[number].stages_at(index)
-        )
+    def _role(self, places: Sequence[tuple[ModuleLayout, int]], number: int) -> Role:
+        """Return the stages at places along pp of modules, which are the digits of a number."""
+        if not number:
+            return ()
+        before, place = divmod(number, len(places) + 1)
+        module, index = places[place - 1]
+        stages = module.stages_at(index)
+        return (*self._role(places, before), *((module.name, each.index) for each in stages))
 
 
 def world_size(spec: Spec) -> int:

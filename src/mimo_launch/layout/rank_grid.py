@@ -12,7 +12,7 @@ The grid of the module determines the ranks of a stage and the tokens of a rank.
 determines the experts of a rank, and tokens travel between ranks.
 """
 
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -113,8 +113,10 @@ class RankGrid:
 
     def slice(self, **coords: int) -> tuple[int, ...]:
         """Return the ranks at the given positions of some axes, in increasing order."""
-        start, others = self.rank_at(**coords), self._others(coords)
-        return tuple([start + offset for offset in self._offsets(others)])
+        start, offsets = self.rank_at(**coords), self._offsets(self._others(coords))
+        if isinstance(offsets, range):
+            return tuple(range(start, start + len(offsets)))
+        return tuple([start + offset for offset in offsets])
 
     def slices(self, axis: Axis, **coords: int) -> tuple[tuple[int, ...], ...]:
         """Return the slice at every position of `axis`, in order; `coords` fixes other axes."""
@@ -131,13 +133,20 @@ class RankGrid:
     def _others(self, axes: Container[str]) -> tuple[Axis, ...]:
         return tuple(axis for axis, _ in self._parts if not _holds(axes, axis))
 
-    def _offsets(self, axes: Collection[str]) -> list[int]:
-        """Return the distances to all ranks that differ only along `axes`, in increasing order."""
-        offsets = [0]
-        # A stride is larger than every offset along earlier axes, so the list stays sorted.
+    def _offsets(self, axes: Collection[str]) -> Sequence[int]:
+        """Return the distances to all ranks that differ only along `axes`, in increasing order.
+
+        They are a range from 0 if the ranks are consecutive.
+        """
+        offsets: Sequence[int] = range(1)
+        # A stride is larger than every offset along earlier axes, so they stay sorted.
         for axis, size in self._parts:
             if _holds(axes, axis):
-                steps = range(0, size * self.strides[axis], self.strides[axis])
+                stride = self.strides[axis]
+                if isinstance(offsets, range) and stride == len(offsets):
+                    offsets = range(size * stride)
+                    continue
+                steps = range(0, size * stride, stride)
                 offsets = [step + offset for step in steps for offset in offsets]
         return offsets
 

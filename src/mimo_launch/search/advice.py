@@ -37,7 +37,7 @@ FOR_SIMPLER_THAT_FIT = 0.4
 MOST_LOSS, LEAST_SAVED = 0.05, 0.2
 # Plans of more ranks or layers take longer, so fewer are made.
 _MOST_PLANS = ((16, 80), (1024, 160), (4096, 100))
-_PLANS_OF_MANY = 18
+_PLANS_OF_MANY = 9
 _LAYERS_PER_PLAN = 200
 # Shares of the plans: for layouts next to the present one; kept from bounds of placements; and, of
 # those that are kept to simplify, for bounds on each smaller number of GPUs.

@@ -48,7 +48,7 @@ def _scores(model: Any) -> Config:
 
 _PARTS: dict[str, Any] = {
     "qkv_bias": (_BIAS, False),
-    "output_bias": (_BIAS, False),
+    "output_bias": Computed(lambda config: bool(config.get(_BIAS)), words=f"`{_BIAS}`; false"),
     **_factor("residual_scale", "residual_multiplier"),
     **_factor("embedding_scale", "embedding_multiplier"),
     "query_pre_attn_scalar": Computed(_scalar, _scores, f"`{_SCORES}` to the power of -2"),

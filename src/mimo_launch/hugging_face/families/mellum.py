@@ -48,7 +48,7 @@ MELLUM = Family(
         ),
     ).but(decoders.DENSE_LIST),
     tensors=QWEN3_MOE.tensors,
-    refused=decoders.not_computed(_WINDOWS)
+    refused=decoders.not_computed(_WINDOWS).without("rope_type")
     + refusals(decoders.DENSE_LATER, gemma.rope_refusal("default", LINEAR, YARN)),
     training=Settings(decoders.BALANCE),
     defaults={

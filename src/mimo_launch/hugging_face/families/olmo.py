@@ -67,7 +67,8 @@ OLMO3 = Family(
     published=("allenai/Olmo-3-1025-7B", "allenai/Olmo-3-32B-Think"),
     settings=decoders.decoder(decoders.sizes(), **gemma.ROPES, **_AFTER, **_WIDE),
     tensors=TENSORS,
-    refused=decoders.not_computed(_WINDOWS) + refusals(gemma.rope_refusal("default", LINEAR, YARN)),
+    refused=decoders.not_computed(_WINDOWS).without("rope_type")
+    + refusals(gemma.rope_refusal("default", LINEAR, YARN)),
     defaults=_COMMON,
     prepared=_with_windows,
     rank=1,
