@@ -150,7 +150,7 @@ def test_each_command_that_is_not_here_is_told(words: str) -> None:
         ("train S --tensor-model-parallel-size 2", "each module has its own: write `--set "
          "modules.vision.grid.tp=2` or `--set modules.language.grid.tp=2`"),
         ("train S --lora_rank 8", "or `--set modules.language.adapter.rank=8`"),
-        ("train S --lora_dropout 0.1", "there is no dropout of adapters here"),
+        ("train S --lora_dropout 0.1", "or `--set modules.language.adapter.dropout=0.1`"),
         ("train S --device gpu", write("train S --device cuda")),
         ("train S --nproc auto", write("train S")),
         ("train S --steps 1k", write("train S --steps 1000")),
@@ -165,7 +165,7 @@ def test_each_command_that_is_not_here_is_told(words: str) -> None:
         ("train S --weight-decay 0.1", write(f"{SET} optimizer.weight_decay=0.1")),
         ("train S --lr_scheduler linear",
          write(f"{SET} optimizer.schedule.kind=linear")),
-        ("train S --recompute-granularity selective", "recomputation of a part of a layer"),
+        ("train S --recompute-granularity selective", "each module has its own: write `recompute`"),
         ("train S --sequence-parallel", "each module has its own"),
         ("train S --distributed-timeout-minutes 3", write(f"{SET} train.timeout=180")),
         ("export --ckpt r --to d", write("export r --to d")),

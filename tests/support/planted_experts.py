@@ -80,9 +80,9 @@ def shared_expert_counted_per_tp_rank() -> None:
     """Answers of experts are added to each tp rank's part of the shared one, before its sum."""
     correct = mlp.MoeMlp.forward
 
-    def forward(self: Any, x: Any, mask: Any) -> torch.Tensor:
+    def forward(self: Any, x: Any, *more: Any) -> torch.Tensor:
         shared, self.shared = self.shared, None
-        routed = correct(self, x, mask)
+        routed = correct(self, x, *more)
         self.shared = shared
         return routed * self.context.tp.size + shared(x)
 

@@ -45,13 +45,12 @@ def squares_of_this_rank() -> None:
 
 def attention_unscaled() -> None:
     """Only what the MLP adds has the factor."""
-    scaled, seen = Block._scaled, {}
+    correct = Block._attended
 
-    def second(self: Any, change: Any) -> Any:
-        seen[self] = not seen.get(self, False)
-        return change if seen[self] else scaled(self, change)
+    def unscaled(self: Any, *given: Any) -> Any:
+        return correct(self, *given) / (self.shape.residual_scale or 1.0)
 
-    Block._scaled = second  # type: ignore[method-assign]
+    Block._attended = unscaled  # type: ignore[method-assign]
 
 
 def logits_unscaled() -> None:

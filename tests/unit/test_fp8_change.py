@@ -66,7 +66,7 @@ def test_fp8_that_the_host_makes_slower_than_bf16_is_told() -> None:
     assert loss is not None
     assert loss.what.startswith(
         "language computes in FP8, whose kernels its host starts more slowly; with bf16 a step "
-        "takes 1"
+        "takes 2"
     )
     assert loss.change is not None
     assert loss.change.settings == {

@@ -23,6 +23,8 @@ from mimo_launch.spec.values import GPUS
 
 # More than estimates of FP8 steps are wrong.
 _LEAST_GAIN_OF_FP8 = 0.1
+# If the device waits for the host for this share, faster kernels may gain nothing.
+_MOST_WAITING = 0.05
 
 
 def fp8_change(
@@ -46,7 +48,7 @@ def fp8_change(
     planned = Planned(change, made.estimates())
     rows = [row for row in estimates.ranks if _holds_language(row)]
     waits = max(row.starting for row in planned.estimates.ranks if _holds_language(row))
-    if planned.estimates.step_seconds > most or (waits >= LEAST and not is_off):
+    if planned.estimates.step_seconds > most or (waits >= _MOST_WAITING and not is_off):
         return None
     saved = 1 - planned.estimates.step_seconds / estimates.step_seconds
     starts = max(row.starting for row in rows) - waits >= LEAST
