@@ -42,6 +42,18 @@ _MOST_LISTED = 3
 MOST_OPENED = 1000
 
 
+def evaluates_nothing(files: str, line: str) -> Diagnostic:
+    """Return the finding that no files of a kind are held out; `line` in `data` would name some."""
+    return Diagnostic(
+        code="eval-without-shards",
+        headline=f"`eval` has no {files} to evaluate on",
+        path=("eval",),
+        why=f"held-out samples come from {files} of their own",
+        help=f"write `{line}` in `data`, or delete `eval`",
+        related=(Related(("data", "kind"), "these data"),),
+    )
+
+
 def shards_are_there(spec: Spec, data: WebdatasetData) -> Findings:
     """Every pattern names shards, which are plain tar files."""
     for pattern in (data.shards,) if isinstance(data.shards, str) else data.shards:
@@ -50,14 +62,7 @@ def shards_are_there(spec: Spec, data: WebdatasetData) -> Findings:
         for pattern in patterns:
             yield from _pattern(("data", "eval_shards", *filter(None, (name,))), pattern)
     if spec.eval is not None and not data.heldout_sets:
-        yield Diagnostic(
-            code="eval-without-shards",
-            headline="`eval` has no shards to evaluate on",
-            path=("eval",),
-            why="held-out samples come from shards of their own",
-            help="write `eval_shards: PATTERN` in `data`, or delete `eval`",
-            related=(Related(("data", "kind"), "these data"),),
-        )
+        yield evaluates_nothing("shards", "eval_shards: PATTERN")
 
 
 def _pattern(path: YamlPath, pattern: str) -> Findings:

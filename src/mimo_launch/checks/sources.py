@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.checks.shard_formats import known_format
-from mimo_launch.checks.shards import MOST_OPENED, files_of
+from mimo_launch.checks.shards import MOST_OPENED, evaluates_nothing, files_of
 from mimo_launch.data.sources.file_formats import (
     IN_FOLDERS,
     NoFormat,
@@ -19,7 +19,7 @@ from mimo_launch.data.sources.file_formats import (
     source_files,
     splits_in,
 )
-from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.diag.installed import PYARROW, is_installed
 from mimo_launch.spec.files_data import Source
 from mimo_launch.spec.spec import FilesData, Spec
@@ -31,14 +31,7 @@ def sources_are_there(spec: Spec, data: FilesData) -> Findings:
     for path, source in _sources(data):
         yield from _source(path, source)
     if spec.eval is not None and not data.heldout_sets:
-        yield Diagnostic(
-            code="eval-without-shards",
-            headline="`eval` has no files to evaluate on",
-            path=("eval",),
-            why="held-out samples come from files of their own",
-            help="write `eval_sources: [PATH]` in `data`, or delete `eval`",
-            related=(Related(("data", "kind"), "these data"),),
-        )
+        yield evaluates_nothing("files", "eval_sources: [PATH]")
 
 
 def _sources(data: FilesData) -> Iterator[tuple[YamlPath, Source]]:

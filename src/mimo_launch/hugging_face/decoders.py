@@ -157,6 +157,12 @@ def sizes(*, kv_heads: int | None = None, head_size: int | None = None) -> dict[
     }  # fmt: skip
 
 
+def head_size_of(block: Mapping[str, Any], config: Config) -> float:
+    """Return the size of a head, by the entries of a decoder's `sizes`. Raises: ConfigError."""
+    size: float = Settings({"head_dim": block["head_dim"]}).keys(config)["head_dim"]
+    return size
+
+
 # Heads that fill the width of the stream.
 FILLED = Computed(
     lambda x: number(x, _WIDTH) // max(1, int(number(x, _HEADS))),

@@ -22,7 +22,7 @@ from mimo_launch.hugging_face.refusals import (
     refusals,
     where,
 )
-from mimo_launch.hugging_face.settings import Computed, Named, Settings, defaults_of
+from mimo_launch.hugging_face.settings import Computed, Named, defaults_of
 from mimo_launch.hugging_face.tensors import Place, in_layers
 from mimo_launch.hugging_face.wholes import TowerAndDecoder, tied_by_default
 from mimo_launch.spec.layers import SlidingWindow
@@ -49,7 +49,7 @@ _TENSORS = decoders.TENSORS | in_layers(
 
 
 def _scalar(config: Config) -> float | None:
-    head = Settings({"head_dim": _BLOCK["head_dim"]}).keys(config)["head_dim"]
+    head = decoders.head_size_of(_BLOCK, config)
     scalar = number(config, _SCALAR)
     return None if scalar == head else scalar
 

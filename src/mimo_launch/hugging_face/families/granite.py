@@ -11,7 +11,7 @@ from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import one_of, refusals
-from mimo_launch.hugging_face.settings import Computed, Settings
+from mimo_launch.hugging_face.settings import Computed
 from mimo_launch.hugging_face.tensors import in_layers
 
 _BLOCK = decoders.sizes()
@@ -33,7 +33,7 @@ def _factor(ours: str, key: str) -> dict[str, Computed]:
 def _scalar(config: Config) -> float | None:
     """Return the number whose square root divides scores."""
     factor = number(config, _SCORES)
-    head = Settings({"head_dim": _BLOCK["head_dim"]}).keys(config)["head_dim"]
+    head = decoders.head_size_of(_BLOCK, config)
     return None if factor == head**-0.5 else factor**-2
 
 
@@ -82,7 +82,7 @@ _POST_NORMS = "use_post_norm"
 
 def _clova(config: Config) -> Config:
     """Return a configuration with the usual factor on scores, if it has none."""
-    head = Settings({"head_dim": _BLOCK["head_dim"]}).keys(config)["head_dim"]
+    head = decoders.head_size_of(_BLOCK, config)
     return config if config.get(_SCORES) is not None else {**config, _SCORES: head**-0.5}
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from mimo_launch.hugging_face import decoders
 from mimo_launch.hugging_face.decoders import LAYERS, WindowKeys, in_turn
-from mimo_launch.hugging_face.families import gemma
+from mimo_launch.hugging_face.families import gemma, qwen
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.refusals import only, refusals
 from mimo_launch.hugging_face.rotary import LINEAR, YARN
 from mimo_launch.hugging_face.settings import Settings
-from mimo_launch.hugging_face.tensors import MLP, Tensors, in_layers
+from mimo_launch.hugging_face.tensors import Tensors, in_layers
 
 _AFTER: dict[str, Any] = {"pre_norms": False, "post_norms": True}
 _WIDE: dict[str, Any] = {"qk_norm": True, "wide_qk_norm": True}
@@ -85,16 +85,13 @@ _MOE = decoders.experts(
 )
 _BLOCK = decoders.sizes()
 del _BLOCK["mlp"]
-_EXPERTS = {"mlp.router.weight": "mlp.gate.weight"} | {
-    f"mlp.experts.*.{x}.weight": f"mlp.experts.*.{x}_proj.weight" for x in MLP
-}
 OLMOE = Family(
     model_type="olmoe",
     kind="decoder",
     architecture="OlmoeForCausalLM",
     published=("allenai/OLMoE-1B-7B-0924",),
     settings=decoders.decoder(_BLOCK, **_WIDE, moe=_MOE),
-    tensors=decoders.TENSORS | in_layers(LAYERS, _EXPERTS),
+    tensors=qwen.QWEN3_MOE.tensors,
     refused=decoders.not_computed() + refusals(only("clip_qkv", None)),
     training=Settings({"aux_loss": ("router_aux_loss_coef", 0.01)}),
     defaults=_COMMON
@@ -110,7 +107,7 @@ FLEX_OLMO = Family(
     architecture="FlexOlmoForCausalLM",
     published=("allenai/FlexOlmo-7x7B-1T",),
     settings=decoders.decoder(_BLOCK, **_AFTER, **_WIDE, moe=_MOE),
-    tensors=TENSORS | in_layers(LAYERS, _EXPERTS),
+    tensors=TENSORS | in_layers(LAYERS, qwen.EXPERTS),
     refused=decoders.not_computed(),
     training=OLMOE.training,
     defaults=_COMMON

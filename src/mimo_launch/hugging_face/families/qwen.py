@@ -32,7 +32,7 @@ QWEN3 = Family(
     refused=decoders.not_computed(WINDOWS),
 )
 ROUTER = {"mlp.router.weight": "mlp.gate.weight"}
-_EXPERTS = ROUTER | {f"mlp.experts.*.{x}.weight": f"mlp.experts.*.{x}_proj.weight" for x in MLP}
+EXPERTS = ROUTER | {f"mlp.experts.*.{x}.weight": f"mlp.experts.*.{x}_proj.weight" for x in MLP}
 _SHARED = "mlp.shared_expert"
 
 
@@ -66,7 +66,7 @@ QWEN2_MOE = Family(
     tensors=decoders.TENSORS
     | in_layers(
         LAYERS,
-        _EXPERTS
+        EXPERTS
         | {f"mlp.shared.{x}.weight": f"{_SHARED}.{x}_proj.weight" for x in MLP}
         | {"mlp.shared_gate.weight": f"{_SHARED}_gate.weight"},
     ),
@@ -97,7 +97,7 @@ QWEN3_MOE = Family(
         }),
     ),
     tensors=decoders.TENSORS
-    | in_layers(LAYERS, _EXPERTS),
+    | in_layers(LAYERS, EXPERTS),
     refused=decoders.not_computed(_ASKED) + refusals(decoders.FIRST_DENSE),
     training=Settings(decoders.BALANCE),
     defaults={
