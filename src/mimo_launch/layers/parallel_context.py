@@ -30,15 +30,15 @@ Result = TypeVar("Result")
 
 
 @cache
-def _compiled(function: Any, owner: str, width: int) -> Any:
-    """Return a compiled copy of a function for tensors of one module and width.
+def _compiled(function: Any, owner: str, widths: tuple[int, ...]) -> Any:
+    """Return a compiled copy of a function for tensors of one module with these last sizes.
 
-    torch.compile caches by code object. Once it has seen two widths, it compiles for dynamic
-    widths, which is slower than code for one width. So each module and width gets a separate code
-    object.
+    Once torch.compile has seen two values of a size, it compiles for any value, which makes kernels
+    several times slower if the size is not the first, the number of tokens. It recognises code by
+    its file, line and name. So each module and each set of widths gets code with another name.
     """
-    name = f"{owner}_{function.__name__}_{width}"
-    code = function.__code__.replace()
+    name = "_".join([owner, function.__name__, *map(str, widths)])
+    code = function.__code__.replace(co_name=name)
     return torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__))
 
 
@@ -139,10 +139,13 @@ class ParallelContext:
     def fused(
         self, function: Callable[..., Result], first: Tensor, *more: Tensor | float
     ) -> Result:
-        """Call a function of tensors, in one pass over memory if the module is compiled."""
+        """Call a function of tensors, in one pass over memory if the module is compiled.
+
+        Dimensions of `first` after its first do not vary from call to call, or seldom.
+        """
         if not self.compiled:
             return function(first, *more)
-        made: Callable[..., Result] = _compiled(function, self.owner, first.shape[-1])
+        made: Callable[..., Result] = _compiled(function, self.owner, tuple(first.shape[1:]))
         return made(first, *more)
 
     @property

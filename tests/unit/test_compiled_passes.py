@@ -1,0 +1,52 @@
+"""Passes are compiled for the widths that they see: only numbers of tokens are left open."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mimo_launch.layers import parallel_context
+from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.pointwise import rms_norm, swiglu
+
+LANGUAGE, VISION = (ParallelContext(compiled=True, owner=each) for each in ("language", "vision"))
+
+
+@pytest.fixture(name="sizes")
+def compiled_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """Yield the sizes of the inputs of each graph that is compiled; open ones begin with `s`."""
+    seen: list[list[str]] = []
+
+    def note(graph: Any, inputs: Any) -> Any:
+        found = [
+            node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"
+        ]
+        seen.append(
+            [str(size) for each in found if isinstance(each, Tensor) for size in each.shape]
+        )
+        return graph.forward
+
+    parallel_context._compiled.cache_clear()
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=note))
+    yield seen
+    parallel_context._compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+def test_a_module_keeps_its_widths_where_another_has_others(sizes: list[list[str]]) -> None:
+    for context, tokens, width in ((VISION, 5, 12), (LANGUAGE, 6, 16), (LANGUAGE, 7, 16)):
+        context.fused(swiglu, torch.ones(tokens, width))
+    assert sizes[:2] == [["5", "12"], ["6", "16"]]
+    assert [each for each in sizes[2] if each != "16"] == [sizes[2][0]]
+    assert sizes[2][0].startswith("s")
+
+
+def test_heads_of_queries_and_of_keys_are_widths_too(sizes: list[list[str]]) -> None:
+    weight = torch.ones(8)
+    for heads in (4, 2, 4, 2):
+        LANGUAGE.fused(rms_norm, torch.ones(5, heads, 8), weight)
+    assert sizes == [["5", "4", "8", "8"], ["5", "2", "8", "8"]]
