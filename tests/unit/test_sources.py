@@ -6,8 +6,10 @@
 import base64
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,14 +151,15 @@ FORMATS: dict[str, Callable[[Path, list[Chat]], Path]] = {
 
 def everything(found: ShardSamples) -> list[tuple[Any, ...]]:
     """Return all that training reads of the samples, in order."""
-    return [
-        (
-            *(each.tobytes() for each in found.text("train", n)),
-            [each.tobytes() for each in found.images("train", n, "vision")],
-            found.describe("train", n),
-        )
-        for n in range(found.num_samples("train"))
-    ]
+    return [everything_of(found, n) for n in range(found.num_samples("train"))]
+
+
+def everything_of(found: ShardSamples, n: int) -> tuple[Any, ...]:
+    return (
+        *(each.tobytes() for each in found.text("train", n)),
+        [each.tobytes() for each in found.images("train", n, "vision")],
+        found.describe("train", n),
+    )
 
 
 def test_the_same_conversations_in_any_format_are_the_same_samples(tmp_path: Path) -> None:
@@ -642,3 +645,51 @@ def test_faulty_sources_are_found_before_a_run(
     found = list(sources_are_there(made, made.data))
     assert [each.code for each in found] == ([] if code is None else [code])
     assert all(why in str(each.why) for each in found)
+
+
+def test_a_large_row_group_is_decoded_once_and_not_for_each_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are copied beside the index; without room for a copy, they are read all the same."""
+    given = rows(chats(24))
+    path = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(given), path, row_group_size=8)
+    made, whole = files_spec(tmp_path, str(path)), pyarrow.parquet.ParquetFile
+    wanted = everything(opened(made))
+    decoded = list[int]()
+
+    class Counted(whole):
+        def read_row_group(self, i: int, **options: Any) -> Any:
+            decoded.append(i)
+            return super().read_row_group(i, **options)
+
+        def iter_batches(self, size: int, row_groups: list[int], **options: Any) -> Any:
+            decoded.extend(row_groups)
+            return super().iter_batches(size, row_groups=row_groups, **options)
+
+    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", Counted)
+    monkeypatch.setattr(tables, "LARGE", 0)
+    monkeypatch.setattr(tables, "_MAP", 200 << 20)  # As if only one were kept in memory.
+    shutil.rmtree(tmp_path / ".mimo-index")
+    found = opened(made)
+    assert decoded == [0, 1, 2]
+    assert "GB of large row groups copied" in found.splits["train"].summary()
+    seen = {n: everything_of(found, n) for n in np.random.default_rng(0).permutation(24).tolist()}
+    assert [seen[n] for n in range(24)] == wanted
+    assert decoded == [0, 1, 2]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    shutil.rmtree(tmp_path / ".mimo-index" / "rows")
+    assert everything(opened(made)) == wanted
+    assert not list(tmp_path.glob(".mimo-index/rows/*/*.arrow"))
+
+
+def test_copies_of_row_groups_follow_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "LARGE", 0)
+    path, given = tmp_path / "x.parquet", rows(chats(8))
+    for n in (3, 8, 5):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(given[:n]), path, row_group_size=2)
+        assert len(everything(opened(files_spec(tmp_path, str(path))))) == n
+        copies = list(tmp_path.glob(".mimo-index/rows/*/*.arrow"))
+        assert len(copies) == -(-n // 2)

@@ -1,20 +1,18 @@
 """The index of shards: made once, kept next to them, and made again when it is out of date.
 
 Decides: where it is kept, what it depends on, and which process makes it: one per host, while the
-others wait for a lock, which the kernel releases when its holder ends.
+others wait for its lock.
 Relies on: `indexer` for the samples of shards, `columns` for files; renaming a folder is atomic.
 Leaves: samples of an index to `open_split`.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,14 +36,13 @@ from mimo_launch.data.index.kept_parts import KeptParts
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.sources.file_formats import split_files
+from mimo_launch.data.sources.kept_files import kept_folders, locked, writable
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.processors.files import TOKENIZER
 from mimo_launch.processors.image_texts import image_text
 from mimo_launch.processors.tokenizer import chat_sources, special_texts
 from mimo_launch.spec.spec import Spec, UserData
-
-FOLDER = ".mimo-index"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +67,14 @@ def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
 
     Raises: OSError if a shard cannot be read, or the index cannot be written.
     """
-    shards = split_files(indexer.data, split)
+    shards = split_files(indexer.data, split, keeps=True)
     wanted = _identity(indexer.spec, indexer.data, indexer.inputs, shards)
     if (found := _found(indexer.data, wanted, shards)) is not None:
         return found
-    for folder in _folders(indexer.data, wanted, shards):
-        beside = folder.parent
-        if os.access(beside if beside.exists() else beside.parent, os.W_OK):
-            break
+    folder = writable(_kept(indexer.data, shards)) / _name(wanted)
     folder.parent.mkdir(parents=True, exist_ok=True)
     now = IndexProgress(split, "another process does it, waiting", 0, len(shards), 0, 0)
-    with _lock(folder.with_suffix(".lock"), partial(say, now)):
+    with locked(folder.with_suffix(".lock"), partial(say, now)):
         # The process that held the lock may have made the index.
         columns, why = _usable(folder, wanted)
         if columns is None:
@@ -102,18 +96,18 @@ def find_index(spec: Spec, data: UserData, inputs: ShardInputs, split: Split) ->
 
 def _found(data: UserData, wanted: dict[str, Any], shards: Sequence[NamedShard]) -> Columns | None:
     """Return the first index that is up to date."""
-    tried = (_usable(folder, wanted) for folder in _folders(data, wanted, shards))
+    tried = (_usable(folder / _name(wanted), wanted) for folder in _kept(data, shards))
     return next((columns for columns, _ in tried if columns is not None), None)
 
 
-def _folders(data: UserData, wanted: dict[str, Any], shards: Sequence[NamedShard]) -> list[Path]:
-    """Return where an index may be; the name of its folder identifies its settings."""
+def _kept(data: UserData, shards: Sequence[NamedShard]) -> tuple[Path, ...]:
+    return kept_folders(data.index, shards[0].path.parent)
+
+
+def _name(wanted: dict[str, Any]) -> str:
+    """Return the name of a folder, which identifies the settings of an index."""
     settings = json.dumps([wanted["names"], wanted["settings"]], sort_keys=True)
-    name = hashlib.sha256(settings.encode()).hexdigest()[:16]
-    if data.index is not None:
-        return [Path(data.index) / name]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [shards[0].path.parent / FOLDER / name, cache / "mimo-launch" / "index" / name]
+    return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
 def _identity(
@@ -164,24 +158,6 @@ def _usable(folder: Path, wanted: dict[str, Any]) -> tuple[Columns | None, str]:
         return None, "no index yet"
     except (DamagedIndex, KeyError, TypeError, ValueError) as error:
         return None, f"the index is damaged: {error}"
-
-
-@contextmanager
-def _lock(path: Path, wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of an index; the kernel releases it when this process ends in any way.
-
-    `wait` is called if another process holds it. On a file system without locks, several processes
-    make the same index, and one index is kept.
-    """
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass
-        yield
 
 
 def _make(

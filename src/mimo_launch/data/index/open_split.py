@@ -23,6 +23,7 @@ from mimo_launch.data.samples.decode_media import marker_of
 from mimo_launch.data.samples.media_rows import PlacedMedium, ShardInputs
 from mimo_launch.data.sources.file_formats import in_set, open_file, split_files
 from mimo_launch.data.sources.source_file import MemberPlace, OpenFiles, Places
+from mimo_launch.data.sources.tables import copied_bytes
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.spec import FilesData, Spec, UserData
@@ -53,7 +54,7 @@ class OpenSplit:
         self._inputs = inputs
         self._gaps = [inputs.gap(name) for name in inputs.names]
         self._holds_text = [inputs.holds_text(name) for name in inputs.names]
-        self._shards = split_files(self._data, split)
+        self._shards = split_files(self._data, split, keeps=True)
         self._reader = OpenFiles(self._shards, open_file)
         self.num_too_long = int((self.index.columns["tokens"] > self._seq).sum())
         self._rows: npt.NDArray[np.int64] | None = None
@@ -108,6 +109,8 @@ class OpenSplit:
         if kinds := len(self.index.ignored):
             what = "kinds of keys or members" if kinds > 1 else "kind of key or member"
             words.append(f"{kinds} {what} ignored, which `mimo-launch data` counts")
+        if copied := sum(map(copied_bytes, self._shards)):
+            words.append(f"{copied / 1e9:.1f} GB of large row groups copied beside the index")
         if repeats := self._repeats():
             words.append(repeats)
         return "; ".join(words)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.data.sources.json_files import JsonLines, JsonList
+from mimo_launch.data.sources.kept_files import kept_folders
 from mimo_launch.data.sources.shard_names import NamedShard, named_shards
 from mimo_launch.data.sources.source_file import KEPT, Recent, SourceFile
 from mimo_launch.data.sources.tables import ArrowTable, ParquetTable
@@ -45,14 +46,20 @@ class NoFormat(ValueError):
     """A file is of no known format."""
 
 
-def split_files(data: UserData, split: "Split") -> list[NamedShard]:
-    """Return the files of a split. Raises: PatternError."""
+def split_files(data: UserData, split: "Split", *, keeps: bool = False) -> list[NamedShard]:
+    """Return the files of a split; with `keeps`, copies of rows may be made of them.
+
+    Raises: PatternError.
+    """
     if isinstance(data, WebdatasetData):
         sets = {"": patterns_of(data.shards)} if split == "train" else data.heldout_sets
         return named_shards(chain.from_iterable(sets.values()))
     if isinstance(data, FilesData):
         sources = data.sources if split == "train" else chain(*data.heldout_sets.values())
-        return [each for n, source in enumerate(sources) for each in source_files(source, n)]
+        found = [each for n, source in enumerate(sources) for each in source_files(source, n)]
+        for shard in found if keeps else ():
+            shard.kept = kept_folders(data.index, shard.path.parent)
+        return found
     return []
 
 

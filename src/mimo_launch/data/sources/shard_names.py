@@ -113,7 +113,8 @@ class NamedShard:
     """A file by the first name in the spec, its other names, and how often it counts.
 
     `media` are the folders that its records may name files in, `source` is the number of its source
-    in the spec, and `is_tar` says that the spec asks for a tar file, whatever it is.
+    in the spec, and `is_tar` says that the spec asks for a tar file, whatever it is. `kept` are the
+    folders in which copies of its rows may be kept, none if none are made.
     """
 
     path: Path
@@ -122,6 +123,7 @@ class NamedShard:
     media: tuple[Path, ...] = ()
     source: int = 0
     is_tar: bool = True
+    kept: tuple[Path, ...] = ()
 
 
 def named_shards(patterns: str | Iterable[str]) -> list[NamedShard]:

@@ -1,19 +1,25 @@
 """Tables of records: Parquet files, and Arrow files as `datasets` saves them.
 
-Decides: that a record is a row, named by its number counted from 0; that of a Parquet file a whole
-row group is read for a row, and kept for a while; that a damaged row group is one bad record.
-Relies on: pyarrow, imported on first use; memory maps for Arrow files.
+Decides: that a record is a row, named by its number counted from 0; that a small row group of a
+Parquet file is read whole for a row, and kept for a while, but a large one is copied once to an
+Arrow file, because writers put all of its photographs into one page, which is decoded as a whole;
+that a damaged row group is one bad record.
+Relies on: pyarrow, imported on first use; memory maps for Arrow files; `kept_files` for folders.
 Leaves: what a row says to `record_shapes`, the files that it names to `media_folders`.
 """
 
+import hashlib
+import shutil
 import threading
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
+from mimo_launch.data.sources.kept_files import locked, writable
 from mimo_launch.data.sources.media_folders import ShapedRecords
 from mimo_launch.data.sources.record_shapes import BadRecord, ShapedRecord, shaped
 from mimo_launch.data.sources.shard_names import NamedShard
@@ -28,8 +34,11 @@ from mimo_launch.data.sources.source_file import (
 
 # Bytes that one process looks at, and rows that are in memory at once.
 PART, _ROWS = 32 << 20, 64
-# The largest row group: it is in memory as a whole, several times.
-MAX_GROUP = 2 << 30
+# The largest row group: it is in memory as a whole, several times. From `LARGE` bytes on, it takes
+# longer to decode than a photograph.
+MAX_GROUP, LARGE = 2 << 30, 8 << 20
+# The folder of copies; the bytes for which the map of one counts.
+_COPIES, _MAP = "rows", 1 << 20
 
 
 class TableFile(SourceFile):
@@ -102,7 +111,7 @@ class ParquetTable(TableFile):
         self._file = pyarrow.parquet.ParquetFile(shard.path)
         # A file is read by one thread at a time.
         self._lock = threading.Lock()
-        self._recent, self._path = recent, shard.path
+        self._recent, self._path, self._shard = recent, shard.path, shard
         found = self._file.metadata
         self._sizes = [found.row_group(n).total_byte_size for n in range(found.num_row_groups)]
         rows = (found.row_group(n).num_rows for n in range(found.num_row_groups))
@@ -114,12 +123,46 @@ class ParquetTable(TableFile):
                 f"a row group of {self._sizes[group]:,} bytes; one may have {MAX_GROUP:,}: write "
                 "the file with `row_group_size=100`"
             )
+        is_copied = self._shard.kept and self._sizes[group] >= LARGE
+        if is_copied and (copy := self._copy(group)) is not None:
+            return self._recent.get(copy, lambda: _mapped(copy).read_all(), lambda _: _MAP)
         key = self._path, "group", group
         return self._recent.get(key, lambda: self._read(group), lambda table: int(table.nbytes))
 
     def _read(self, group: int) -> Any:
         with self._lock:
             return self._file.read_row_group(group, use_threads=False)
+
+    def _copy(self, group: int) -> Path | None:
+        """Return an Arrow file with the rows of a group, made if needed; None without room for it.
+
+        Raises: OSError, ValueError if the group cannot be read.
+        """
+        found = self._path.stat()
+        state = f"{found.st_size:x}-{found.st_mtime_ns:x}"
+        places = [folder / f"{state}-{group}.arrow" for folder in copies_of(self._shard)]
+        if (there := next(filter(Path.is_file, places), None)) is not None:
+            return there
+        path = writable(self._shard.kept) / places[0].relative_to(self._shard.kept[0])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob("*.arrow"):
+            if not old.name.startswith(state):
+                old.unlink(missing_ok=True)
+        if shutil.disk_usage(path.parent).free < 2 * self._sizes[group]:
+            return None
+        with locked(path.with_suffix(".lock")):
+            if not path.is_file():
+                self._write(group, path)
+        return path
+
+    def _write(self, group: int, path: Path) -> None:
+        import pyarrow
+
+        made = path.with_suffix(".part")
+        with self._lock, pyarrow.ipc.new_file(str(made), self._file.schema_arrow) as file:
+            for rows in self._file.iter_batches(_ROWS, row_groups=[group], use_threads=False):
+                file.write_batch(rows)
+        made.rename(path)
 
     def _size(self, group: int) -> int:
         return int(self._sizes[group])
@@ -130,14 +173,8 @@ class ArrowTable(TableFile):
 
     def __init__(self, shard: NamedShard, recent: Recent) -> None:
         """Open it. Raises: OSError, ValueError."""
-        import pyarrow
-
         super().__init__(shard, recent)
-        mapped = pyarrow.memory_map(str(shard.path))
-        is_file = mapped.read(6) == b"ARROW1"
-        mapped.seek(0)
-        reader = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(mapped)
-        self._batches = reader.read_all().to_batches()
+        self._batches = _mapped(shard.path).read_all().to_batches()
         self._begins = list(accumulate(map(len, self._batches), initial=0))
 
     def _group(self, group: int) -> Any:
@@ -145,3 +182,25 @@ class ArrowTable(TableFile):
 
     def _size(self, group: int) -> int:
         return int(self._batches[group].nbytes)
+
+
+def _mapped(path: Path) -> Any:
+    """Return a reader of an Arrow file or stream in a memory map. Raises: OSError, ValueError."""
+    import pyarrow
+
+    mapped = pyarrow.memory_map(str(path))
+    is_file = mapped.read(6) == b"ARROW1"
+    mapped.seek(0)
+    return (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(mapped)
+
+
+def copies_of(shard: NamedShard) -> tuple[Path, ...]:
+    """Return the folders in which copies of the row groups of a file may be."""
+    name = hashlib.sha256(str(shard.path.absolute()).encode()).hexdigest()[:16]
+    return tuple(folder / _COPIES / name for folder in shard.kept)
+
+
+def copied_bytes(shard: NamedShard) -> int:
+    """Return the bytes of the copies of the row groups of a file."""
+    copies = (each for folder in copies_of(shard) for each in folder.glob("*.arrow"))
+    return sum(each.stat().st_size for each in copies)
