@@ -75,6 +75,24 @@ def test_peft_loads_a_trained_adapter_and_it_comes_back(name: str, tmp_path: Pat
     torch.testing.assert_close(found_logits(again, start), ours, rtol=1e-5, atol=1e-5)
 
 
+def test_an_adapter_of_some_layers_leaves_and_comes_back(tmp_path: Path) -> None:
+    """In a folder of peft, the numbers of layers tell those without an update."""
+    family, layout = FAMILIES["llama"], layout_of("llama")
+    model, asked = family.start(layout, tmp_path, **family.layouts[layout])
+
+    def upper(**adapter: Any) -> Spec:
+        data = adapted(asked, **adapter).model_dump(mode="json", by_alias=True)
+        data["modules"]["language"]["frozen"] = {"layers": "0"}
+        return Spec.model_validate(data)
+
+    run = trained(upper(), tmp_path / "run")
+    folder = written(run, tmp_path / "adapter")
+    ours = found_logits(upper(), run)
+    assert deviation(ours, family.wanted(beside(model, folder), upper())) < 1e-5
+    again = found_logits(upper(init_from=str(folder)), tmp_path / "again")
+    torch.testing.assert_close(again, ours, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2_vl"])
 def test_an_adapter_of_peft_is_read(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]

@@ -98,6 +98,10 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
             "adapter": {**LORA, "targets": ["attention"]},
         },
     ),
+    "some layers alone": lambda: made(
+        {"dp": 2, "model": {"layers": 2}, "frozen": {"layers": 0}},
+        {"pp": 2, "model": {"layers": 4}, "frozen": {"layers": "0-2"}, "recompute": ["mlp"]},
+    ),
     "trained projector": lambda: made({"dp": 2, "frozen": "except_projector"}, {"tp": 2}),
     "trained vision": lambda: made({"dp": 2, "adapter": None}, {"tp": 2}),
     "frozen language": lambda: made({"dp": 2}, {"tp": 2, "adapter": None, "frozen": True}),
@@ -268,8 +272,9 @@ def trained_numbers(spec: Spec) -> dict[str, int]:
         {},
         {"model": mixture(width=8, shared=1), "adapter": EXPERTS},
         {"model": {"mtp": {"depth": 1}}},
+        {"model": {"layers": 2}, "frozen": {"layers": 0}},
     ],
-    ids=["dense", "experts", "depths, which have none"],
+    ids=["dense", "experts", "depths, which have none", "layers, some of which have none"],
 )
 def test_the_plan_counts_what_trains(language: dict[str, Any]) -> None:
     asked = made({}, language)

@@ -260,10 +260,11 @@ def test_an_empty_list_is_told_its_least_length() -> None:
         (["frozen={layers: 0-1}"], []),
         (["frozen={layers: 1}"], []),
         (["frozen={layers: 1-2}"], ["frozen-layers-unknown"]),
-        (["frozen={layers: 0}", "adapter={rank: 4}"], ["adapter-frozen"]),
+        (["frozen={layers: 0}", "adapter={rank: 4}"], []),
+        (["frozen={layers: 0-1}", "adapter={rank: 4}"], ["adapter-frozen"]),
     ],
 )
-def test_frozen_layers_are_layers_of_a_module_without_an_adapter(
+def test_an_adapter_needs_a_layer_that_is_not_frozen(
     overrides: list[str], expected: list[str]
 ) -> None:
     assert codes(*(f"{LANGUAGE}.{each}" for each in overrides)) == expected

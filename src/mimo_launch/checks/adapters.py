@@ -47,14 +47,13 @@ def adapter_has_place(spec: Spec, name: str) -> Findings:
             "write `backend: torch`",
             Related((*path, "backend"), f"backend: {module.backend}"),
         )
-    if module.frozen is True or module.frozen_layers:
-        part = " in part" if module.frozen_layers else ""
+    if module.frozen is True or len(module.frozen_layers) == module.model.layers:
         yield Diagnostic(
             code="adapter-frozen",
-            headline=f"`{name}` is frozen{part} and has an adapter",
+            headline=f"`{name}` is frozen and has an adapter",
             path=(*path, "frozen"),
             why="an adapter trains, and the weights of a module with an adapter are frozen anyway",
-            help="write `frozen: false`",
+            help="write `frozen: false`; `frozen: {layers: 0-11}` keeps it out of some layers",
             related=(Related((*path, "adapter"), "adapter"),),
         )
 
@@ -107,10 +106,10 @@ def dropout_has_place(spec: Spec, name: str) -> Findings:
 def targets_are_maps(spec: Spec, name: str) -> Findings:
     """Every target of an adapter names a map, or a part of a layer that holds maps."""
     module = spec.modules[name]
-    if module.adapter is None:
+    if module.adapter is None or len(module.frozen_layers) == module.model.layers:
         return
     kind = kind_of(module.model)
-    known = tuple(dict.fromkeys(targets_of(kind, module.model.layers)))
+    known = tuple(dict.fromkeys(targets_of(kind, module.model.layers, module.frozen_layers)))
     wrong = [each for each in module.adapter.targets if each not in known]
     if not wrong:
         return
@@ -118,12 +117,13 @@ def targets_are_maps(spec: Spec, name: str) -> Findings:
     wrong = [each for each in wrong if not meant[each]] or wrong
     if "targets" not in module.adapter.model_fields_set:
         meant = {each: (each,) if each in known else known[:1] for each in meant}
+    apart = " outside its frozen layers" if module.frozen_layers else ""
     offer = list(dict.fromkeys(each for names in meant.values() for each in names))
     yield Diagnostic(
         code="adapter-target-unknown",
         headline=f"no layer of `{name}` has a map `{wrong[0]}`",
         path=("modules", name, "adapter", "targets"),
-        why=f"the maps of `{name}` are {', '.join(f'`{each}`' for each in known)}"
+        why=f"the maps of `{name}`{apart} are {', '.join(f'`{each}`' for each in known)}"
         if known
         else f"the layers of `{name}` have no maps",
         help=f"write `targets: {flow(offer)}`"
@@ -208,9 +208,9 @@ def _cannot(name: str, why: str, help_: str, *related: Related) -> Diagnostic:
     )
 
 
-def targets_of(kind: ModelKind, layers: int) -> Iterator[str]:
-    """Yield the parts of layers that hold maps, and the maps, as targets name them."""
-    for layer in range(layers):
+def targets_of(kind: ModelKind, layers: int, but: range = range(0)) -> Iterator[str]:
+    """Yield the parts of layers that hold maps, and the maps, as targets name them; `but` some."""
+    for layer in (number for number in range(layers) if number not in but):
         shape = kind.layer(layer)
         words = (word for held in shape.weights() for each in held for word in each.name.split("."))
         every = Adapter(1, 1.0, frozenset(words))

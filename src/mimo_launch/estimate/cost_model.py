@@ -285,8 +285,9 @@ class CostModel:
         found -= sum(_MIXER for each in parts if not each.scored and not each.between)
         found -= sum(1 - _MIXER for each in parts if each.scored and not each.inner)
         if adapter := adapter_of(own):
-            layers = (kind.layer(each) for each in numbers if not kind.is_depth(each))
-            found += rates.adapter_starts * sum(num_updates(each, adapter) for each in layers)
+            layers = (each for each in numbers if not kind.is_depth(each))
+            updates = (num_updates(kind.layer(each), adapter.of_layer(each)) for each in layers)
+            found += rates.adapter_starts * sum(updates)
         if own.backend != "torch":
             found *= rates.engine_starts * (rates.fp8_starts if module.fp8 else 1.0)
         # Sequences are filled up to the same length, images are not.

@@ -90,7 +90,8 @@ class StageKernels:
         for number, times, _ in alike:
             for part, name, shape in parts_of(kind.layer(number)):
                 if part in parts:
-                    held = parameters(shape, self._share, adapter and adapter.inside(name))
+                    own = None if adapter is None else adapter.of_layer(number)
+                    held = parameters(shape, self._share, own and own.inside(name))
                     between = self._between(number) if part == "attention" else Seconds()
                     total += sum(self._products(held), between).times(times)
         moved = self._moved({number: times for number, times, _ in alike}, again=True)
@@ -345,7 +346,8 @@ def _alike(
     kind: ModelKind, numbers: tuple[int, ...], share: Share, adapter: Adapter | None
 ) -> tuple[tuple[int, int, tuple[Parameter, ...]], ...]:
     """Return the first of equal layers, how many there are, and what a rank holds of one."""
-    found = {n: (kind.layer(n), kind.attending.in_windows(n)) for n in numbers}
+    bare = range(0) if adapter is None else adapter.frozen
+    found = {n: (kind.layer(n), kind.attending.in_windows(n), n in bare) for n in numbers}
     times, first = Counter(found.values()), {each: n for n, each in reversed(found.items())}
     return tuple(
         (number, times[each], layer_parameters(kind, number, share, adapter))

@@ -257,7 +257,8 @@ class _Activations:
         moe, experts = self.kind.moe, self.module.experts
         split = 1 if experts is None else experts.size(Axis.EXPERT_TP)
         choices = 0.0 if moe is None else moe.top_k * split / self.tp
-        width = narrow_width(self.kind.layer(number), self.adapter, choices, self.parts)
+        adapter = self.adapter and self.adapter.of_layer(number)
+        width = narrow_width(self.kind.layer(number), adapter, choices, self.parts)
         return ceil(self.tokens * width * self.bytes)
 
     def forward(self) -> int:
@@ -309,7 +310,9 @@ class _Activations:
         return saved.inside in self.parts or (saved.normed and "norms" in self.parts)
 
     def _passes(self, number: int) -> Passes:
-        return replace(self.passes, weights_train=self.own.layer_trains(number))
+        adapts = self.passes.adapts and number not in self.own.frozen_layers
+        trains = self.own.layer_trains(number)
+        return replace(self.passes, weights_train=trains, adapts=adapts)
 
     def _layer_backward(self, number: int) -> int:
         total = self._sum(self._temporary(number).backward, number)

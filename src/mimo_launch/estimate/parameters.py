@@ -116,7 +116,8 @@ def layer_parameters(
     kind: ModelKind, number: int, share: Share, adapter: Adapter | None
 ) -> tuple[Parameter, ...]:
     """Return the parameters of a layer; a depth of multi-token prediction has no adapter."""
-    return parameters(kind.layer(number), share, None if kind.is_depth(number) else adapter)
+    own = None if adapter is None or kind.is_depth(number) else adapter.of_layer(number)
+    return parameters(kind.layer(number), share, own)
 
 
 def _trained(held: tuple[Parameter, ...], *, trains: bool) -> tuple[Parameter, ...]:

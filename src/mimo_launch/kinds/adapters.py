@@ -26,7 +26,8 @@ def adapter_of(module: ModuleSpec) -> Adapter | None:
     if module.adapter is None:
         return None
     own = module.adapter
-    return Adapter(own.rank, own.scale, frozenset(own.targets), own.dropout)
+    targets = frozenset(own.targets)
+    return Adapter(own.rank, own.scale, targets, own.dropout, frozen=module.frozen_layers)
 
 
 def is_adapter(name: str) -> bool:

@@ -17,5 +17,9 @@ def lowest_trained(module: ModuleSpec) -> int:
     if adapter is None:
         return module.lowest_trained
     kind = kind_of(module.model)
-    found = (number for number in range(layers) if narrow_width(kind.layer(number), adapter, 1))
+    found = (
+        number
+        for number in range(layers)
+        if narrow_width(kind.layer(number), adapter.of_layer(number), 1)
+    )
     return next(found, layers)

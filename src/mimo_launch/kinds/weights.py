@@ -110,7 +110,8 @@ class Adapter:
     """The adapter of a module as seen from a layer: which maps have an update, and its size.
 
     `path` holds the names of the layers around this one, in its block. An update has matrices of
-    width `rank`, is multiplied by `scale`, and drops a share of its inputs.
+    width `rank`, is multiplied by `scale`, and drops a share of its inputs. No map of a block in
+    `frozen` has one.
     """
 
     rank: int
@@ -118,6 +119,11 @@ class Adapter:
     targets: frozenset[str]
     dropout: float = 0.0
     path: frozenset[str] = frozenset()
+    frozen: range = range(0)
+
+    def of_layer(self, number: int) -> "Adapter | None":
+        """Return the adapter of a block of the model; None if the spec freezes it."""
+        return None if number in self.frozen else self
 
     def inside(self, name: str) -> "Adapter":
         """Return the adapter as seen from a layer inside this one."""

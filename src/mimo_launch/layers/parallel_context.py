@@ -81,6 +81,11 @@ class ParallelContext:
     attention_dropout: float = 0.0
     draws: int | None = None
 
+    def of_layer(self, number: int) -> "ParallelContext":
+        """Return the context of a block of the model, by its number."""
+        of_layer = self.adapter and self.adapter.of_layer(number)
+        return self if of_layer is self.adapter else replace(self, adapter=of_layer)
+
     def inside(self, name: str) -> "ParallelContext":
         """Return the context of a layer inside another; only adapters tell them apart."""
         return self if self.adapter is None else replace(self, adapter=self.adapter.inside(name))

@@ -201,7 +201,7 @@ def blocks(
         return te_blocks(context, shapes, recompute=recompute)
     made = nn.ModuleDict()
     for number, shape in shapes.items():
-        layer: Layer[Any] = built(context, shape)
+        layer: Layer[Any] = built(context.of_layer(number), shape)
         layer.recompute = recompute
         made[str(number)] = layer
     return made

@@ -189,7 +189,8 @@ class ModuleSpec(Strict):
         False,
         description="`true`: train nothing in this module, its projector included. "
         "`except_projector`: train only the projector of an encoder. `{layers: 0-11}`: train the "
-        "other layers, and what comes after all of them.",
+        "other layers, and what comes after all of them; with an `adapter`, the updates in other "
+        "layers alone.",
     )
     adapter: AdapterSpec | None = Field(
         None,
