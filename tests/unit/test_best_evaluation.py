@@ -8,7 +8,7 @@ from tests.support.specs import box, spec
 from mimo_launch.checks.all_checks import check
 from mimo_launch.runtime.progress import Best
 from mimo_launch.spec.sections import EvalSpec
-from mimo_launch.train.best_evaluation import evaluates_alike, judged
+from mimo_launch.train.best_evaluation import ended_early, evaluates_alike, has_ended, judged
 from mimo_launch.train.events import EvalFinished
 
 SHARDS = {"kind": "webdataset", "shards": "x.tar", "tokenizer": "x", "template": "chat"}
@@ -37,6 +37,20 @@ def test_smaller_losses_and_larger_accuracies_are_better(
     """Than those of step 6; equal ones are not."""
     asked = EvalSpec(metric=metric)
     assert judged(asked, Best(6, 0.5, since=1), 9, [found(loss, accuracy)]) == best
+
+
+@pytest.mark.parametrize(
+    ("step", "since", "ended"),
+    [(4, 1, (False, False)), (4, 2, (True, True)), (9, 1, (True, False)), (9, 2, (True, False))],
+)
+def test_a_run_ends_early_only_if_it_has_steps_left(
+    step: int, since: int, ended: tuple[bool, bool]
+) -> None:
+    """Of nine, with patience for two evaluations; one without a best waits for its last step."""
+    made = spec({"language": box(0)}, train={"steps": 9}, eval={"every": 1, "stop_after": 2})
+    best = Best(1, 0.5, since)
+    assert (has_ended(made, step, best), ended_early(made, step, best)) == ended
+    assert (has_ended(made, step, None), ended_early(made, step, None)) == (step == 9, False)
 
 
 def test_evaluations_by_another_number_or_of_other_samples_are_not_alike() -> None:

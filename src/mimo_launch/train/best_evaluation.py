@@ -59,3 +59,8 @@ def waited_enough(spec: Spec, best: Best | None) -> bool:
     """Return whether `eval.stop_after` evaluations in a row were not better than the best."""
     most = None if spec.eval is None else spec.eval.stop_after
     return most is not None and best is not None and best.since >= most
+
+
+def ended_early(spec: Spec, step: int, best: Best | None) -> bool:
+    """Return whether a run that ended after `step` steps had steps left."""
+    return step < spec.train.steps and waited_enough(spec, best)

@@ -20,7 +20,7 @@ from mimo_launch.optimizer.step_metrics import StepMetrics
 from mimo_launch.runtime.progress import STOP_SIGNALS, EndOfRun, Phase, RunState
 from mimo_launch.spec.sections import EvalSpec
 from mimo_launch.spec.spec import Spec
-from mimo_launch.train.best_evaluation import has_ended, judged, waited_enough
+from mimo_launch.train.best_evaluation import ended_early, has_ended, judged, waited_enough
 from mimo_launch.train.evaluation import evaluate
 from mimo_launch.train.events import (
     CheckpointSaved,
@@ -132,7 +132,7 @@ def train(
                 saved=hooks.saver is not None,
                 peak_memory=peak,
                 best=state.best if keeps or ends else None,
-                ended_early=waited_enough(spec, state.best) and state.step < spec.train.steps,
+                ended_early=ended_early(spec, state.step, state.best),
             )
         )
     return stop_signal_seen
