@@ -1,6 +1,6 @@
 """Every setting of an optimizer, and the seed, reaches the weights of a module on one rank."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,12 +12,15 @@ from tests.support.specs import box, spec
 
 from mimo_launch.checks.training_settings import optimizer_settings_used
 from mimo_launch.comm.process_groups import GridSet
+from mimo_launch.data.build import build_dataset
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.models.build import RankModule, build_modules
 from mimo_launch.optimizer.module_optimizers import Updates, rate_at
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.optimizers import ADAMW, RULES, SGD
 from mimo_launch.spec.spec import Spec
+from mimo_launch.train.loader import step_inputs
+from mimo_launch.train.rank_session import RankSession
 
 LR = 0.5
 
@@ -171,3 +174,38 @@ def test_a_setting_is_used_if_any_module_reads_it() -> None:
     assert [each.headline for each in optimizer_settings_used(alone)] == [
         "`betas` does nothing with `kind: sgd`"
     ]
+
+
+def moved(made: Spec) -> dict[str, bool]:
+    """Return whether each weight of language moves in a step of training."""
+    dataset = build_dataset(made)
+    inputs = step_inputs(dataset, "train", tuple(range(made.batch.global_)), 0)
+    session = RankSession(Plan.of(made), randomise=True)
+    before = values(session.modules)
+    session.step(inputs)
+    return {name: not new.equal(before[name]) for name, new in values(session.modules).items()}
+
+
+# What else language says, and which of its weights train then.
+TRAINED: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
+    "everything": ({}, lambda name: True),
+    "the upper layer": (
+        {"frozen": {"layers": "0"}},
+        lambda name: not name.startswith(("language.layers.0.", "language.embedding.")),
+    ),
+    "adapters": ({"adapter": {"rank": 2}}, lambda name: "lora_" in name),
+}
+
+
+@pytest.mark.parametrize("trained", TRAINED)
+@pytest.mark.parametrize("kind", RULES)
+def test_a_step_moves_all_that_trains_and_nothing_else(kind: str, trained: str) -> None:
+    """Biases of experts, too: they move with their router, though no optimizer has them."""
+    more, trains = TRAINED[trained]
+    moe = {"experts": 4, "top_k": 2, "width": 8, "bias_update_rate": 0.5}
+    language = box(0, model={"layers": 2, "moe": moe}, **more)
+    plain = {"kind": kind, "lr": LR, "schedule": {"kind": "constant"}}
+    made = spec({"language": language}, train={"precision": "fp64"}, optimizer=plain, mbs=4, seq=24)
+    found = moved(made)
+    assert found == {name: trains(name) for name in found}
+    assert sum(name.endswith("expert_bias") for name in found) == 2
