@@ -196,12 +196,22 @@ def test_packs_take_records_in_the_order_of_the_mixture() -> None:
         packed += [index for pack in order.take(place) for index in pack]
         place = order.after(place)
     assert sorted(packed[:4096]) == sorted(records.between(0, 4096).tolist())
-    change = [{"step": 100, "weights": {"text": 5}}]
-    (_, phase) = schedule_of(
-        made, mixed(packing=True, weight_changes=change).data, sources()
-    ).phases
-    tokens = 0.5 * 40 + 0.167 * 200 + 0.333 * 10
-    assert phase.block == -(-int(100 * made.batch.global_ * 512 / tokens) // BLOCK)
+
+
+def test_packs_of_every_phase_hold_as_many_records_as_their_mixture_has_room_for() -> None:
+    """After two changes, and at the end of the run."""
+    change = [{"step": 100, "weights": {"text": 0}}, {"step": 200, "weights": {"text": 90}}]
+    made = mixed(packing=True, weight_changes=change)
+    assert isinstance(made.data, FilesData)
+    made = made.replace(train=made.train.replace(steps=250))
+    found = schedule_of(made, made.data, sources())
+    place, ends = 0.0, [0]
+    for phase, steps in zip(found.phases, (100, 100, 50), strict=True):
+        tokens = np.dot(phase.counts, list(LENGTHS.values())) / BLOCK
+        place += steps * made.batch.global_ * made.batch.seq / tokens
+        ends.append(int(place))
+    assert [phase.block for phase in found.phases] == [-(-end // BLOCK) for end in ends[:-1]]
+    assert found.end == ends[-1]
 
 
 def test_a_source_of_less_than_one_sample_in_a_block_is_refused() -> None:

@@ -109,6 +109,22 @@ def test_a_run_goes_on_from_any_place_without_packing_what_was_before():
         order.take(-1)
 
 
+@settings(deadline=None)
+@given(st.integers(1, 70), st.sampled_from([4, 16, 1000]), st.integers(0, 2))
+def test_a_share_of_the_records_of_a_chunk_is_at_least_that_share_of_its_packs(num, chunk, epoch):
+    """So the first record takes a pack: no run of a part of an epoch ends without a step."""
+    order, _ = order_of(num, 1, chunk)
+    for first in range(0, num, chunk):
+        begin, size = epoch * num + first, min(chunk, num - first)
+        place, packs = begin, 0
+        while place < begin + size:
+            place, packs = order.after(place), packs + 1
+        for records in range(1, size):
+            taken = order.place_after(begin + records) - begin
+            assert records * packs <= taken * size < records * packs + size
+        assert order.place_after(begin + size) == begin + size
+
+
 def test_the_place_behind_the_last_pack_of_a_chunk_counts_the_records_of_the_chunk():
     """Four records a pack, two packs a chunk: a run that ends there has taken whole chunks."""
     order = PackedOrder(GlobalOrder(16, 2, 0), lambda ids: 0 * ids + 3, 12, chunk=8)
