@@ -386,9 +386,12 @@ def test_a_save_before_the_first_update_counts_none(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("late")
 def test_nothing_is_saved_while_steps_are_skipped(tmp_path: Path) -> None:
-    """A save is due after step 3, in the middle of two bad steps: it follows the next good one."""
+    """A save is due after step 3, in the middle of two bad steps: it follows the next good one.
+
+    The last step is saved in any case.
+    """
     spec = make_spec("one rank", 6)
-    [events] = run_ranks(run_with_bad_steps, spec, tmp_path, (3, 4), world_size=1)
+    [events] = run_ranks(run_with_bad_steps, spec, tmp_path, (3, 4, 6), world_size=1)
     assert [e.step for e in events if isinstance(e, CheckpointSaved)] == [5, 6]
 
 
@@ -557,7 +560,9 @@ def test_moments_that_were_never_saved_start_from_zero(change: str, tmp_path: Pa
 
 def test_a_thawed_module_is_updated_as_by_a_hand_written_adamw(tmp_path: Path) -> None:
     """Step 4 is the first update of vision, which was frozen, and the fourth of language."""
-    run(make_spec("one rank", 3, modules={("vision", "frozen"): True}), tmp_path)
+    frozen = run(make_spec("one rank", 3, modules={("vision", "frozen"): True}), tmp_path)
+    rates = [event.lrs.keys() for event in frozen if isinstance(event, StepFinished)]
+    assert rates == [{"language"}] * 3, "a rate of what no step moves would mean nothing"
     before = tensors(tmp_path)
     events = run(make_spec("one rank", 4), tmp_path)
     after = tensors(tmp_path)
