@@ -64,7 +64,7 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
         {"dp": 2}, {"cp": 2, "tp": 2, "model": hybrid({"tp": 2, "cp": 2}, "M*-M"), "adapter": LORA}
     ),
     "windows, class tokens": lambda: made(
-        {"cp": 2, "model": {"class_token": True, "registers": 2}},
+        {"cp": 2, "model": {"class_token": True, "registers": 2, "layers": 2}},
         {"model": {"sliding_window": {"size": 6}}},
     ),
     "frozen vision, interleaved": lambda: made(
