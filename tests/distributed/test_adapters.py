@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from mimo_launch.estimate.kernel_times import StageKernels
 from mimo_launch.kinds.weights import Weight
 from mimo_launch.launcher.run_on_ranks import RankError
 from mimo_launch.layers import expert_adapters
-from mimo_launch.layers.adapters import LowRank
+from mimo_launch.layers.adapters import LowRank, _Updated
 from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.plan.plan import Plan
@@ -135,12 +136,8 @@ def sum_over_tp_missing() -> None:
 
 def scaled_twice() -> None:
     """An update is multiplied by its scale twice."""
-    correct = LowRank.forward
-
-    def forward(self: Any, *args: Any) -> Any:
-        return self.shape.scale * correct(self, *args)
-
-    LowRank.forward = forward  # type: ignore[method-assign]
+    correct = _Updated.apply
+    _Updated.apply = lambda *args: correct(*args[:-1], args[-1] ** 2)  # type: ignore[method-assign]
 
 
 def sum_counts_once_for_each_rank() -> None:
@@ -148,27 +145,36 @@ def sum_counts_once_for_each_rank() -> None:
 
     def forward(self: Any, x_Nf: Any, *_: Any) -> Any:
         out = self.context.leave(F.linear(x_Nf, self.weight))
-        return out if self.adapter is None else out + self.adapter(x_Nf)
+        if self.adapter is None:
+            return out
+        return out + self.adapter.product(x_Nf, self.weight * 0, None, None)
 
     RowLinear.forward = forward  # type: ignore[method-assign]
 
 
 def names_exchanged() -> None:
     """Keys get the update of values, and values that of keys."""
-    correct = LowRank._ups
+    correct = LowRank._placed
 
-    def exchanged(self: Any) -> Any:
-        found = correct(self)
-        if "k." in found and "v." in found:
-            found["k."], found["v."] = found["v."], found["k."]
-        return found
+    def exchanged(self: Any, *args: Any) -> Any:
+        queries, *found = correct(self, *args)
+        if len(found) < 2:
+            return queries, *found
+        keys, values = found
+        return queries, replace(keys, up=values.up), replace(values, up=keys.up)
 
-    LowRank._ups = exchanged  # type: ignore[method-assign]
+    LowRank._placed = exchanged  # type: ignore[method-assign]
 
 
-def base_trains() -> None:
-    """The weights of a module with an adapter train."""
-    ModuleSpec.body_trains = property(lambda self: self.frozen is False)  # type: ignore[assignment]
+def stream_gets_no_gradient() -> None:
+    """The gradient of an input lacks the part that comes through A and B."""
+    correct = _Updated.backward
+
+    def backward(ctx: Any, grad: Any) -> Any:
+        ctx.drops = True
+        return correct(ctx, grad)
+
+    _Updated.backward = backward  # type: ignore[method-assign]
 
 
 def root_forgotten() -> None:
@@ -186,7 +192,7 @@ BUGS: dict[str, tuple[Callable[[], None], str]] = {
     "scale": (scaled_twice, "one rank"),
     "after the sum": (sum_counts_once_for_each_rank, "tp 2"),
     "exchanged": (names_exchanged, "one rank"),
-    "base": (base_trains, "one rank"),
+    "input": (stream_gets_no_gradient, "one rank"),
     "terms of experts": (expert_terms_stay, "adapters of split experts"),
     "rslora": (root_forgotten, "queries and values alone"),
 }
@@ -196,6 +202,16 @@ BUGS: dict[str, tuple[Callable[[], None], str]] = {
 def test_a_planted_bug_is_rejected(name: str) -> None:
     plant, layout = BUGS[name]
     assert failures(verdicts(LAYOUTS[layout](), prepare=plant)), f"{name} passes"
+
+
+def base_trains() -> None:
+    """The weights of a module with an adapter train."""
+    ModuleSpec.body_trains = property(lambda self: self.frozen is False)  # type: ignore[assignment]
+
+
+def test_no_map_with_an_update_trains() -> None:
+    with pytest.raises(RankError, match="a map with an update is frozen"):
+        verdicts(LAYOUTS["one rank"](), prepare=base_trains)
 
 
 def adapted(layout: str, steps: int, **sections: Any) -> Spec:

@@ -1,14 +1,18 @@
 """Low-rank updates beside the maps of a layer (LoRA, arXiv:2106.09685).
 
-Decides: that an update is `scale * B (A x)`, two products for each map.
+Decides: that a product adds its updates, `scale * B (A x)`, to its own output, forward and
+backward: one product by the A of all maps, one for each B, and no pass over the outputs.
 Relies on: `kinds.adapters` for how A and B are cut: after the base map's collectives, or as a part
 of its sum, an update needs none; `spec.adapters` for `scale`.
 Leaves: freezing the maps themselves to `models.build`.
 
-Legend: N tokens, R rank; f this rank's outputs of all maps.
+Legend: N tokens, D inputs, F outputs of all maps, R rank.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +22,15 @@ from mimo_launch.kinds.adapters import DOWN, UP, AdapterShape
 from mimo_launch.layers.dropout import dropout
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.shaped_layer import ShapedLayer
+
+
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """Where a map is among the outputs of its product, the rows of all A, and the rows of all B."""
+
+    outputs: slice
+    down: slice
+    up: slice
 
 
 class LowRank(ShapedLayer[AdapterShape]):
@@ -30,34 +43,98 @@ class LowRank(ShapedLayer[AdapterShape]):
     def __init__(self, context: ParallelContext, shape: AdapterShape) -> None:
         super().__init__(context, shape)
         self.drop = dropout(shape.dropout, context.fused)
+        self._maps: dict[str, tuple[_Map, ...]] = {}
 
-    def forward(
-        self, x_N: Tensor, sizes: Mapping[str, int] | None = None, tokens_N: Tensor | None = None
+    def product(
+        self,
+        x_ND: Tensor,
+        weight_FD: Tensor,
+        bias_F: Tensor | None,
+        tokens_N: Tensor | None,
+        sizes: Mapping[str, int] | None = None,
+        attribute: str = "up",
     ) -> Tensor:
-        """Return what is added to the outputs of all maps, [N, f].
+        """Return x times a frozen weight, plus the bias and the updates of its maps, [N, F].
 
         `sizes` has the outputs of each map by the start of its names; None: there is one map.
-        `tokens_N` are the states from which dropout draws; None: it drops nothing.
+        `attribute` has the second matrices of these maps. `tokens_N` are the states from which
+        dropout draws; None: it drops nothing.
+
+        Raises: ValueError for a weight that trains.
         """
+        if weight_FD.requires_grad:
+            raise ValueError("a map with an update is frozen, but this one trains")
+        up: Tensor | None = getattr(self, attribute)
+        if up is None:
+            return F.linear(x_ND, weight_FD, bias_F)
+        if attribute not in self._maps:
+            self._maps[attribute] = self._placed(attribute, sizes or {"": len(weight_FD)})
+        maps, read_ND = self._maps[attribute], None
         if self.drop is not None and tokens_N is not None:
             down = self.segments["down"][0]
-            x_N = self.drop(x_N, tokens_N, down.start if down.axis == 1 else 0)
-        narrow = torch.split(F.linear(x_N, self.down), self.shape.rank, dim=1)
-        names = (each.name.removesuffix(DOWN) for each in self.shape.downs)
-        x_by_map, ups = dict(zip(names, narrow, strict=True)), self._ups()
-        outs = [
-            F.linear(x_by_map[name], ups[name]) if name in ups else x_N.new_zeros(len(x_N), size)
-            for name, size in (sizes or dict.fromkeys(ups, 0)).items()
-        ]
-        return self.shape.scale * (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1))
+            read_ND = self.drop(x_ND, tokens_N, down.start if down.axis == 1 else 0)
+        given = x_ND, weight_FD, bias_F, read_ND, self.down, up
+        out: Tensor = _Updated.apply(*given, maps, self.shape.scale)  # type: ignore[no-untyped-call]
+        return out
 
-    def _ups(self) -> dict[str, Tensor]:
-        """Return the second matrix of each map, by the start of its names."""
-        found: dict[str, Tensor] = {}
-        for values, attribute in ((self.up, "up"), (self.shared_up, "shared_up")):
-            if values is not None:
-                parts = self.segments[attribute]
-                rows = torch.split(values, [part.local_shape[0] for part in parts])
-                names = (part.name.removesuffix(UP) for part in parts)
-                found |= dict(zip(names, rows, strict=True))
-        return found
+    def _placed(self, attribute: str, sizes: Mapping[str, int]) -> tuple[_Map, ...]:
+        """Return the places of the maps with second matrices in an attribute."""
+        ups, rank = self.segments[attribute], self.shape.rank
+        alone = len(sizes) == 1
+        outputs = dict(zip(sizes, _slices(list(sizes.values())), strict=True))
+        rows = _slices([each.local_shape[0] for each in ups])
+        downs = [each.name.removesuffix(DOWN) for each in self.shape.downs]
+        found = []
+        for each, up in zip(ups, rows, strict=True):
+            name = each.name.removesuffix(UP)
+            first = downs.index(name) * rank
+            place = next(iter(outputs.values())) if alone else outputs[name]
+            found.append(_Map(place, slice(first, first + rank), up))
+        return tuple(found)
+
+
+def _slices(sizes: list[int]) -> list[slice]:
+    return [slice(*ends) for ends in pairwise(accumulate(sizes, initial=0))]
+
+
+class _Updated(torch.autograd.Function):
+    """A product that adds the updates of its maps; an update reads x, or x after dropout."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        weight_FD: Tensor,
+        bias_F: Tensor | None,
+        dropped_ND: Tensor | None,
+        down_RD: Tensor,
+        up_FR: Tensor,
+        maps: tuple[_Map, ...],
+        scale: float,
+    ) -> Tensor:
+        out_NF = F.linear(x_ND, weight_FD, bias_F)
+        read_ND = x_ND if dropped_ND is None else dropped_ND
+        narrow_NR = F.linear(read_ND, down_RD)
+        for each in maps:
+            narrow, up = narrow_NR[:, each.down], up_FR[each.up]
+            out_NF[:, each.outputs].addmm_(narrow, up.t(), alpha=scale)
+        ctx.save_for_backward(weight_FD, read_ND, down_RD, up_FR, narrow_NR)
+        ctx.maps, ctx.scale, ctx.drops = maps, scale, dropped_ND is not None
+        return out_NF
+
+    @staticmethod
+    def backward(ctx: Any, grad_NF: Tensor) -> tuple[Tensor | None, ...]:
+        weight_FD, read_ND, down_RD, up_FR, narrow_NR = ctx.saved_tensors
+        # A rank may hold the rows of A for maps of another product.
+        by_narrow_NR, by_up_FR = torch.zeros_like(narrow_NR), torch.empty_like(up_FR)
+        for each in ctx.maps:
+            grad, narrow = grad_NF[:, each.outputs], narrow_NR[:, each.down]
+            result = by_narrow_NR[:, each.down]
+            result.addmm_(grad, up_FR[each.up], beta=0, alpha=ctx.scale)
+            by_up_FR[each.up].addmm_(grad.t(), narrow, beta=0, alpha=ctx.scale)
+        by_x = grad_NF @ weight_FD if ctx.needs_input_grad[0] else None
+        by_dropped = by_narrow_NR @ down_RD if ctx.needs_input_grad[3] else None
+        if by_x is not None and not ctx.drops:
+            by_x.addmm_(by_narrow_NR, down_RD)
+        by_down = by_narrow_NR.t() @ read_ND
+        return by_x, None, None, by_dropped, by_down, by_up_FR, None, None

@@ -112,16 +112,23 @@ class ColumnLinear(ShapedLayer[ColumnShape]):
 
     def forward(self, x_ND: Tensor, draws: Draws | None = None) -> Tensor:
         """Return this rank's features of all outputs, concatenated."""
-        out = linear(x_ND, self.weight, self._whole_bias(), self.weight_gradients)
-        if self.shared_weight is not None:
-            shared = F.linear(x_ND, self.shared_weight, self.shared_bias)
-            out = torch.cat([out, shared], dim=1)
-        if self.adapter is None:
+        out = self._product(x_ND, "weight", self._whole_bias(), draws)
+        if self.shared_weight is None:
             return out
-        maps = (*self.segments["weight"], *self.segments.get("shared_weight", ()))
+        shared = self._product(x_ND, "shared_weight", self.shared_bias, draws)
+        return torch.cat([out, shared], dim=1)
+
+    def _product(
+        self, x_ND: Tensor, attribute: str, bias: Tensor | None, draws: Draws | None
+    ) -> Tensor:
+        weight: Tensor = getattr(self, attribute)
+        if self.adapter is None:
+            gradients = self.weight_gradients if attribute == "weight" else None
+            return linear(x_ND, weight, bias, gradients)
+        maps = self.segments[attribute]
         sizes = {each.name.removesuffix("weight"): each.local_shape[0] for each in maps}
-        update: Tensor = self.adapter(x_ND, sizes, draws and draws.tokens)
-        return out + update
+        up, tokens = attribute.replace("weight", "up"), None if draws is None else draws.tokens
+        return self.adapter.product(x_ND, weight, bias, tokens, sizes, up)
 
     def of_tokens(
         self, x_nD: Tensor, draws: Draws | None = None, again: Remake | None = None
@@ -158,9 +165,13 @@ class RowLinear(ShapedLayer[RowShape]):
     def forward(self, x_Nf: Tensor, draws: Draws | None = None) -> Tensor:
         """Return the summed output; the bias is added once, after the sum."""
         alone = self.context.tp.size == 1
-        out = linear(x_Nf, self.weight, self.bias if alone else None, self.weight_gradients)
-        if self.adapter is not None:
-            out = out + self.adapter(x_Nf, None, draws and draws.tokens)
+        bias = self.bias if alone else None
+        if self.adapter is None:
+            out = linear(x_Nf, self.weight, bias, self.weight_gradients)
+        else:
+            out = self.adapter.product(
+                x_Nf, self.weight, bias, None if draws is None else draws.tokens
+            )
         if alone:
             return out
         out = self.context.leave(out)
@@ -185,8 +196,8 @@ class WholeLinear(ShapedLayer[WholeShape]):
 
     def forward(self, x_n: Tensor, draws: Draws | None = None) -> Tensor:
         """Return the map of each token."""
-        out = F.linear(x_n, self.weight, self.bias)
         if self.adapter is None:
-            return out
-        update: Tensor = self.adapter(x_n, None, draws and draws.own)
-        return out + update
+            return F.linear(x_n, self.weight, self.bias)
+        return self.adapter.product(
+            x_n, self.weight, self.bias, None if draws is None else draws.own
+        )
