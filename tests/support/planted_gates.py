@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.support.specs import behind_vision
 
-from mimo_launch.layers import attention, sequence_contexts
+from mimo_launch.layers import attention, pointwise
 from mimo_launch.models import language_model
 from mimo_launch.spec.spec import Spec
 
@@ -60,13 +60,13 @@ def frequencies_of_whole_heads() -> None:
 
 def last_dimensions_rotate() -> None:
     """The dimensions that rotate are the last of a head."""
-    correct = sequence_contexts.rotated
-    sequence_contexts.rotated = lambda x, cos, sin: correct(x.flip(-1), cos, sin).flip(-1)
+    correct = pointwise.rotated
+    pointwise.rotated = lambda x, cos, sin, *_: correct(x.flip(-1), cos, sin).flip(-1)
 
 
 def pairs_of_halves() -> None:
     """Numbers that rotate together are half of those that rotate apart."""
-    sequence_contexts.rotated_interleaved = sequence_contexts.rotated
+    pointwise.rotated_interleaved = pointwise.rotated
 
 
 GATE_BUGS = {

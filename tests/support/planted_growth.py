@@ -5,7 +5,7 @@ from typing import Any
 from tests.support.specs import behind_vision
 from torch import Tensor
 
-from mimo_launch.layers import attention, sequence_contexts
+from mimo_launch.layers import attention, pointwise
 from mimo_launch.models import language_model
 from mimo_launch.spec.spec import Spec
 
@@ -43,14 +43,14 @@ def places_of_the_first_cp_rank() -> None:
 
 def only_what_rotates() -> None:
     """The numbers of a query that do not rotate do not grow."""
-    correct = sequence_contexts.rotated
+    correct = pointwise.rotated
 
-    def part(x: Tensor, cos: Tensor, sin: Tensor, *factors: Tensor) -> Tensor:
+    def part(x: Tensor, cos: Tensor, sin: Tensor, *factors: Tensor | None) -> Tensor:
         out = correct(x, cos, sin, *factors).clone()
         out[..., cos.shape[-1] :] = x[..., cos.shape[-1] :]
         return out
 
-    sequence_contexts.rotated = part
+    pointwise.rotated = part
 
 
 def keys_grow() -> None:

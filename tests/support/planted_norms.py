@@ -5,7 +5,7 @@ from typing import Any
 from tests.support.specs import behind_vision
 
 from mimo_launch.kinds.weights import Weight
-from mimo_launch.layers import norms
+from mimo_launch.layers import attention, norms
 from mimo_launch.layers.norms import WideNorm
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.models.transformer_block import Block
@@ -64,7 +64,21 @@ def logits_unscaled() -> None:
     LanguageStage._logits = plain  # type: ignore[method-assign]
 
 
+def norms_of_heads_exchanged() -> None:
+    """Queries are multiplied by the weight of the norm of keys, and keys by that of queries."""
+    correct = attention.placed_heads
+
+    def exchanged(q: Any, k: Any, cos: Any, sin: Any, factor: Any, weights: Any, *rest: Any) -> Any:
+        return correct(q, k, cos, sin, factor, weights and weights[::-1], *rest)
+
+    attention.placed_heads = exchanged
+
+
 NORM_BUGS = {
+    "norms of heads exchanged": (
+        norms_of_heads_exchanged,
+        behind_vision({"layers": 2, "heads": 4, "head_dim": 8, "qk_norm": True}, tp=2),
+    ),
     "shared heads count often": (shared_heads_count_often, normed_after(tp=4)),
     "squares of this rank": (squares_of_this_rank, normed_after(tp=2)),
     "attention unscaled": (attention_unscaled, normed_after(cp=2)),

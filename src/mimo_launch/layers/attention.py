@@ -25,7 +25,7 @@ from mimo_launch.layers.latent_attention import LatentInputs
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
 from mimo_launch.layers.norms import Norm, Sinks, WideNorm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import rotated, sigmoid_gated
+from mimo_launch.layers.pointwise import placed_heads, sigmoid_gated
 from mimo_launch.layers.recompute import Remake, recomputed
 from mimo_launch.layers.score_attention import Drop, attend_by_scores, queries_at_once
 from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
@@ -76,10 +76,30 @@ class Attention(ShapedLayer[AttentionShape]):
         queries = self.heads * parts
         shape = fused.shape[0], queries + 2 * self.kv_heads, self.shape.head_size
         q, k, v = fused.view(shape).split([queries, self.kv_heads, self.kv_heads], dim=1)
-        q, *gates = q.unflatten(1, (self.heads, parts)).unbind(2)
-        if self.q_norm is not None and self.k_norm is not None:
+        # The backward of `unbind` copies.
+        q, *gates = q.unflatten(1, (self.heads, parts)).unbind(2) if parts > 1 else (q,)
+        if isinstance(self.q_norm, WideNorm) and isinstance(self.k_norm, WideNorm):
             q, k = self.q_norm(q), self.k_norm(k)
         return (q, k, v, *gates)
+
+    def _placed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        factors: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries and keys, normed by head and with their positions, in one pass."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        weights, eps, offset = None, 0.0, 0.0
+        if isinstance(q_norm, Norm) and isinstance(k_norm, Norm):
+            weights, shape = (q_norm.weight, k_norm.weight), q_norm.shape
+            eps, offset = shape.eps, shape.offset
+        if weights is None and cos is None and factors is None:
+            return q, k
+        rest = cos, sin, factors, weights, eps, offset, self.shape.interleaved
+        return self.context.fused(placed_heads, q, k, *rest)
 
     def _gather_kv(self, k_NgK: Tensor, v_NgK: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of all cp ranks, one rank after another.
@@ -101,7 +121,7 @@ class Attention(ShapedLayer[AttentionShape]):
         """Return causal attention inside each sequence, [N, h * K]."""
         cp = self.context.cp.size
         q, k = (x.view(sequences.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK))
-        q, k = sequences.placed(q, k, self.context.fused, interleaved=self.shape.interleaved)
+        q, k = self._placed(q, k, sequences.cos, sequences.sin, sequences.factors)
         k_all, v_all = (
             in_order(x, sequences.batch, cp) for x in self._gather_kv(k.flatten(0, 1), v_NgK)
         )
@@ -219,10 +239,7 @@ class Attention(ShapedLayer[AttentionShape]):
         self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, images: ImageContext
     ) -> Tensor:
         """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
-        if images.cos is not None and images.sin is not None:
-            q_NhK, k_NgK = (
-                self.context.fused(rotated, x, images.cos, images.sin) for x in (q_NhK, k_NgK)
-            )
+        q_NhK, k_NgK = self._placed(q_NhK, k_NgK, images.cos, images.sin)
         k_MgK, v_MgK = self._gather_kv(k_NgK, v_NgK)
         order = images.order
         if order is None:

@@ -141,9 +141,7 @@ class ParallelContext:
         """End a tensor-parallel region by summing partial outputs, [N, D] -> [n or N, D]."""
         return scatter_tokens(x, self.tp) if self.sequence_parallel else exit_tp(x, self.tp)
 
-    def fused(
-        self, function: Callable[..., Result], first: Tensor, *more: Tensor | float
-    ) -> Result:
+    def fused(self, function: Callable[..., Result], first: Tensor, *more: Any) -> Result:
         """Call a function of tensors, in one pass over memory if the module is compiled.
 
         Dimensions of `first` after its first do not vary from call to call, or seldom.

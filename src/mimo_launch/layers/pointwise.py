@@ -169,3 +169,26 @@ def rotated_interleaved(
     size = cos_SR.shape[-1]
     halves = [x_SHK[..., :size:2], x_SHK[..., 1:size:2], x_SHK[..., size:]]
     return rotated(torch.cat(halves, dim=-1), cos_SR, sin_SR, factor_S)
+
+
+def placed_heads(
+    q: Tensor,
+    k: Tensor,
+    cos_SR: Tensor | None,
+    sin_SR: Tensor | None,
+    factor_S: Tensor | None = None,
+    weights_K: tuple[Tensor, Tensor] | None = None,
+    eps: float = EPSILON,
+    offset: float = 0.0,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys: the RMSNorm of each head, rotated; queries times their factors.
+
+    Each is left out where its tensors are None. Shapes as in `rotated`.
+    """
+    if weights_K is not None:
+        q, k = (rms_norm(x, each, eps, offset) for x, each in zip((q, k), weights_K, strict=True))
+    if cos_SR is None or sin_SR is None:
+        return (q if factor_S is None else grown(q, factor_S)), k
+    turn = rotated_interleaved if interleaved else rotated
+    return turn(q, cos_SR, sin_SR, factor_S), turn(k, cos_SR, sin_SR)

@@ -7,7 +7,6 @@ Leaves: lists of images to `image_contexts`, and attention to `attention`.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +16,6 @@ from torch import Tensor
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.kinds.layer import Rotary
 from mimo_launch.layers.dropout import Draws
-from mimo_launch.layers.pointwise import grown, rotated, rotated_interleaved
 from mimo_launch.layers.rotary_angles import angles, cos_and_sin
 from mimo_launch.layers.router import RoutingContext
 from mimo_launch.spec.layers import QueryScaling, SlidingWindow
@@ -62,19 +60,6 @@ class SequenceContext:
     def needs_mask(self) -> bool:
         """Whether a token does not attend to all earlier tokens of its sequence."""
         return self.documents is not None or self.reach is not None
-
-    def placed(
-        self, q: Tensor, k: Tensor, fused: Callable[..., Tensor], *, interleaved: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Return queries and keys rotated by their positions, [B, S, heads, K] each.
-
-        Queries are multiplied by their factors. `fused` calls a function in one pass over memory.
-        """
-        if self.cos is None or self.sin is None:
-            return (q if self.factors is None else fused(grown, q, self.factors)), k
-        turn = rotated_interleaved if interleaved else rotated
-        factors = () if self.factors is None else (self.factors,)
-        return fused(turn, q, self.cos, self.sin, *factors), fused(turn, k, self.cos, self.sin)
 
     def lengths(self, seq: int) -> tuple[int, ...]:
         """Return the lengths of all documents, or `seq` for each sequence without documents."""

@@ -15,7 +15,7 @@ from mimo_launch.comm.autograd_collectives import gather_tokens
 from mimo_launch.kinds.block_shapes import AttentionShape
 from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
-from mimo_launch.layers.pointwise import rotated
+from mimo_launch.layers.pointwise import placed_heads
 from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.layers.te_layers import TeLayers
 from mimo_launch.layers.varlen_attention import CAUSAL, WHOLE, Packed, packed, packed_images
@@ -60,7 +60,8 @@ class TeAttention(nn.Module):
     ) -> Tensor:
         """Return causal attention inside each document, [N, h * K]."""
         q, k, v = (x.view(sequences.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK, v_NgK))
-        q, k = sequences.placed(q, k, self.context.fused)
+        if sequences.cos is not None:
+            q, k = self.context.fused(placed_heads, q, k, sequences.cos, sequences.sin)
         v = v.contiguous()
         if sequences.documents is None:
             out: Tensor = self.ring(
@@ -81,10 +82,9 @@ class TeAttention(nn.Module):
     ) -> Tensor:
         """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
         num_tokens = q_NhK.shape[0]
-        if images.cos is not None and images.sin is not None:
-            q_NhK, k_NgK = (
-                self.context.fused(rotated, x, images.cos, images.sin) for x in (q_NhK, k_NgK)
-            )
+        if images.cos is not None:
+            placed = self.context.fused(placed_heads, q_NhK, k_NgK, images.cos, images.sin)
+            q_NhK, k_NgK = placed
         if images.same is not None:
             shape = (*images.same, *q_NhK.shape[1:])
             q, k, v = (x.contiguous().view(shape) for x in (q_NhK, k_NgK, v_NgK))
