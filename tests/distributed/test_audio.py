@@ -7,6 +7,14 @@ from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
 
 AUDIO: dict[str, Any] = {"kind": "audio", "heads": 2, "stack": 2}
+# Chunks of 8 frames and 2 rows; some clips end with a frame or a token alone.
+CHUNKS: dict[str, Any] = {
+    "chunk": 8, "stack": 2, "pooling": "mean", "projector": "linear", "frames": 40,
+}  # fmt: skip
+# Chunks of 12 frames and 2 tokens, of which two attend together.
+AUT: dict[str, Any] = {
+    "kind": "aut", "stack": 1, "mels": 5, "channels": 3, "chunk": 12, "window": 2, "frames": 60,
+}  # fmt: skip
 DATA: dict[str, Any] = {"max_images": 3, "max_frames": 16, "text_only": 0.2, "mbs": 2}
 
 
@@ -28,13 +36,26 @@ DATA: dict[str, Any] = {"max_images": 3, "max_frames": 16, "text_only": 0.2, "mb
             {"unpadded": True, "stack": 3, "frames": 18}, {"cp": 3}, marks=pytest.mark.sweep
         ),
         ({"stack": 1}, {"dp": 2, "sharding": "full", "frozen": "except_projector"}),
+        (CHUNKS, {"tp": 2, "cp": 2, "sequence_parallel": True}),
+        pytest.param(CHUNKS, {"cp": 3, "pp": 2}, marks=pytest.mark.sweep),
+        pytest.param(CHUNKS, {"dp": 2, "sharding": "full"}, marks=pytest.mark.sweep),
+        (AUT, {"tp": 2, "cp": 2, "sequence_parallel": True}),
+        pytest.param(AUT, {"cp": 3, "pp": 2, "recompute": "full"}, marks=pytest.mark.sweep),
+        pytest.param(AUT, {"dp": 2, "sharding": "full"}, marks=pytest.mark.sweep),
+        pytest.param(AUT, {"tp": 2, "frozen": "except_projector"}, marks=pytest.mark.sweep),
     ],
-    ids=["tp dp", "sp cp", "cp 3", "pp sp", "unpadded", "unpadded cp 3", "full sharding"],
+    ids=[
+        *("tp dp", "sp cp", "cp 3", "pp sp", "unpadded", "unpadded cp 3", "full sharding"),
+        *("chunks sp cp", "chunks cp 3", "chunks full sharding", "aut sp cp", "aut cp 3"),
+        *("aut full sharding", "aut tp"),
+    ],
 )
 def test_gradients_are_those_of_one_rank(model: dict[str, Any], audio: dict[str, Any]) -> None:
     module = box(0, model={**AUDIO, **model}, **audio)
     first = 1 + int(module["ranks"].partition("-")[2])
-    made = spec({"audio": module, "language": box(first)}, microbatches=2, **DATA)
+    # Of clips in chunks, some are longer than a window.
+    data = DATA | ({"max_frames": 40, "seq": 64} if "chunk" in model else {})
+    made = spec({"audio": module, "language": box(first)}, microbatches=2, **data)
     assert failures(verdicts(made)) == []
 
 

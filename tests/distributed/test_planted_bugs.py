@@ -16,6 +16,7 @@ from tests.support.planted import (
     turned_patches,
     wide_group,
 )
+from tests.support.planted_chunks import chunked
 from tests.support.planted_deepstack import stacked
 from tests.support.planted_experts import GATED, mixture, routed
 from tests.support.planted_gates import gated, mixed
@@ -70,6 +71,8 @@ CLEAN = {
     "gates of a hybrid over cp": lambda: mixed(cp=2),
     "deepstack": lambda: stacked({"pp": 2}, {"pp": 2}),
     "unpadded": unpadded,
+    "in chunks": chunked,
+    "in chunks of squares": lambda: chunked("aut"),
     "two readers": two_readers,
     "two towers": two_towers,
     "frozen between": frozen_between,
@@ -158,6 +161,7 @@ SELDOM = {
     "blocks a query late", "rows averaged between corners", "patches of another cp rank",
     "registers kind by kind", "table cropped by no side", "further tokens of other documents",
     "only what rotates grows", "queries of the first cp rank", "keys grow, too",
+    "places of the clip", "chunks together", "frame after the end",
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from tests.support.planted_caps import CAP_BUGS
+from tests.support.planted_chunks import CHUNK_BUGS
 from tests.support.planted_deepstack import STACK_BUGS
 from tests.support.planted_dinov3 import DINOV3_BUGS
 from tests.support.planted_experts import EXPERT_BUGS
@@ -624,7 +625,7 @@ BUGS_OF_PARTS |= (
     DINOV3_BUGS | SILENCE_BUGS | CAP_BUGS | TILE_BUGS | REGISTER_BUGS | MTP_BUGS | GROWTH_BUGS
 )
 BUGS_OF_PARTS |= NOPE_BUGS
-BUGS_OF_PARTS |= NORM_BUGS
+BUGS_OF_PARTS |= NORM_BUGS | CHUNK_BUGS
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),

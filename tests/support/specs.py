@@ -218,6 +218,11 @@ def audio(grid: dict[str, int]) -> dict[str, Any]:
     }
 
 
+def aut(grid: dict[str, int]) -> dict[str, Any]:
+    """Return the smallest audio encoder of a Qwen3-Omni that `grid` can split."""
+    return {**audio(grid), "kind": "aut", "channels": 2}
+
+
 def connector(grid: dict[str, int]) -> dict[str, Any]:
     """Return the smallest connector that `grid` can split."""
     sizes = vit(grid)
@@ -241,6 +246,7 @@ ENCODER_MODELS = {
     "vit": vit,
     "dinov3": vit,
     "audio": audio,
+    "aut": aut,
     "connector": connector,
     "flow": flow,
     "talker": talker,
@@ -529,6 +535,13 @@ def one_module(
             "unpadded": draw(st.booleans()),
             "pooling": draw(st.sampled_from([None, "mean"])),
         }
+        # Whole rows, whatever the stack.
+        model["chunk"] = draw(st.sampled_from([None, None, 12]))
+        if draw(seldom):
+            for key in ("stack", "fixed_length", "unpadded", "pooling"):
+                del model[key]
+            size = {"chunk": draw(st.sampled_from([9, 12, 20])), "window": draw(st.integers(1, 2))}
+            model |= {"kind": "aut", "channels": 2, **size}
     else:
         model |= {
             "channels": draw(st.integers(1, 2)),
@@ -781,7 +794,7 @@ def _deepstack(draw: st.DrawFn, model: dict[str, Any], language: dict[str, Any])
     Later layers of a decoder attend to them; those of a hybrid may not.
     """
     most = min(2, model["layers"], language["layers"] - 1)
-    if "pattern" in language or model.get("kind") == "audio" or most < 1:
+    if "pattern" in language or model.get("kind") in ("audio", "aut") or most < 1:
         return []
     return draw(st.sampled_from([[], list(range(most)), [model["layers"] - 1]]))
 

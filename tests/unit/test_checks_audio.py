@@ -28,9 +28,19 @@ def test_the_longest_clip_is_whole_rows(stack: int, found: list[str]) -> None:
     assert codes({"stack": stack, "frames": 24}) == found
 
 
+@pytest.mark.parametrize(
+    ("chunk", "found"), [(8, []), (7, []), (6, ["frames-over-rows"]), (5, ["frames-over-rows"])]
+)
+def test_chunks_are_whole_rows(chunk: int, found: list[str]) -> None:
+    """Seven frames are four tokens; the longest clip may then have any length."""
+    assert codes({"chunk": chunk, "frames": 23}, {"max_frames": 8}) == found
+
+
 def test_settings_without_silence_and_of_single_tokens_do_nothing() -> None:
     assert codes({"unpadded": True, "pooling": "mean"}) == []
     assert codes({"unpadded": True, "fixed_length": True}) == ["setting-without-effect"]
+    assert codes({"chunk": 8, "unpadded": True}) == ["setting-without-effect"]
+    assert codes({"chunk": 8, "fixed_length": True}) == ["setting-without-effect"]
     assert codes({"pooling": "mean", "stack": 1}) == ["setting-without-effect"]
 
 

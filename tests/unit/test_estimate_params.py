@@ -209,6 +209,8 @@ def specs() -> dict[str, Spec]:
         "audio, pooled": hearing(
             {"projector": "linear", "stack": 2, "pooling": "mean", "unpadded": True}, tp=2
         ),
+        "audio, in chunks": hearing({"chunk": 8, "stack": 2, "mels": 5}, tp=2, pp=2),
+        "aut": spec({"audio": box(0, model={"kind": "aut", "mels": 5}, tp=2), "language": box(4)}),
         "audio, linear": hearing(
             {"projector": "linear", "frames": 30}, tp=4, sequence_parallel=True
         ),

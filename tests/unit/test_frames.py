@@ -7,15 +7,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mimo_launch.kinds.audio import AudioKind
 from mimo_launch.kinds.layer import Ends
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layers.initial_weights import sinusoids
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.audio_encoder import AudioStage
+from mimo_launch.models.aut import AutStage
 from mimo_launch.models.patches import Patches, cut_clip, pack, reader
+from mimo_launch.spec.aut import AutModel
 from mimo_launch.spec.spec import AudioModel
 
 MODEL = AudioModel(kind="audio", layers=1, hidden=8, heads=1, mels=3, frames=40)
+AUT = AutModel(kind="aut", layers=1, hidden=8, heads=1, channels=4)
 
 
 def clip(frames: int, seed: int) -> np.ndarray:
@@ -26,7 +30,9 @@ def first_stage(model: AudioModel, dtype: torch.dtype = torch.float64) -> Any:
     context = ParallelContext(dtype=dtype, compute_dtype=dtype)
     stage = Stage("audio", 0, 0, 1, is_first=True, is_last=False)
     ends = Ends(is_first=True, is_last=False, vocab=0, row_width=8)
-    network = AudioStage(context, AudioKind(model), stage, ends, recompute="none")
+    kind = kind_of(model)
+    made = AutStage if isinstance(model, AutModel) else AudioStage
+    network = made(context, kind, stage, ends, recompute="none")
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3, generator=generator)
@@ -38,6 +44,8 @@ def heard(network: Any, array: np.ndarray) -> torch.Tensor:
     x = torch.tensor(array).double()
     x = F.gelu(F.conv1d(x, network.conv1.weight, network.conv1.bias, padding=1))
     x = F.gelu(F.conv1d(x, network.conv2.weight, network.conv2.bias, stride=2, padding=1))
+    if network.positions is None:
+        return x.T + torch.from_numpy(sinusoids(range(x.shape[1]), len(x)))
     return x.T + network.positions.weight[: x.shape[1]]
 
 
@@ -55,27 +63,43 @@ def test_tokens_are_those_of_convolutions_over_each_clip(held: range) -> None:
     assert torch.allclose(found[: len(wanted)], wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("frames", [1, 7, 8, 9, 15, 16, 20])
+def test_chunks_are_convolved_one_by_one(frames: int) -> None:
+    """The last one may be shorter, and end in the middle of a token."""
+    model = MODEL.model_copy(update={"chunk": 8})
+    network, array = first_stage(model), clip(frames, 3)
+    held = range(-(-frames // 2))
+    with torch.no_grad():
+        found = network._embed(pack([array], reader(model), network.context, held))
+        chunks = [array[:, each : each + 8] for each in range(0, frames, 8)]
+        wanted = torch.cat([heard(network, each) for each in chunks])
+    assert found.shape == wanted.shape
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+
+
 def test_places_count_from_the_start_of_each_clip() -> None:
-    cut = cut_clip(clip(10, 0), dtype=torch.bfloat16, pinned=False)
+    cut = cut_clip(clip(10, 0), clips=MODEL, dtype=torch.bfloat16, pinned=False)
     assert cut.values.dtype == torch.bfloat16
     assert cut.values.shape == (5, 15)
-    assert cut.positions.flatten().tolist() == [0, 1, 2, 3, 4]
+    assert cut.positions.tolist() == [[place, 0] for place in range(5)]
 
 
-def test_in_front_of_the_blocks_is_kept_what_the_estimates_say() -> None:
-    model = MODEL.model_copy(update={"hidden": 64, "mels": 10})
+@pytest.mark.parametrize("model", [MODEL, AUT], ids=["audio", "aut"])
+def test_in_front_of_the_blocks_is_kept_what_the_estimates_say(model: AudioModel) -> None:
+    model = model.model_copy(update={"hidden": 64, "mels": 10})
     network = first_stage(model, torch.float32)
-    packed = Patches(torch.randn(50, 50), torch.arange(50)[:, None] % 20)
+    places = torch.stack([torch.arange(50) % 20, torch.zeros(50, dtype=torch.int64)], dim=1)
+    packed = Patches(torch.randn(50, 10 * model.frames_seen), places)
     weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     kept: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        # The mask of the first place and the places themselves are left out.
+        # Masks and places are left out.
         if tensor.is_floating_point() and tensor.untyped_storage().data_ptr() not in weights:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         out = network._embed(packed)
-    assert sum(kept.values()) == 4 * 50 * AudioKind(model).patch_work.saved
+    assert sum(kept.values()) == 4 * 50 * network.kind.patch_work.saved
     assert out.shape == (50, 64)

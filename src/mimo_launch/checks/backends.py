@@ -112,7 +112,7 @@ _LACKS = (
         )
     ),
     _Lack(
-        lambda kind: kind.attending.windows is not None,
+        lambda kind: kind.attending.windows is not None and kind.clips is None,
         "windows",
         "attend in windows",
         "its attention takes tokens in the order in which its projection makes them",

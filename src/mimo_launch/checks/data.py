@@ -12,7 +12,6 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.layout.space import divisors
-from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import DigitsData, Spec, SyntheticData, UserData
 
 _DATA = Related(("data", "kind"), "digit images are 8x8, one channel")
@@ -112,18 +111,23 @@ def channels_fit_digits(spec: Spec, name: str) -> Findings:
 
 
 def frames_are_whole_rows(spec: Spec, name: str) -> Findings:
-    """The longest clip is cut into whole rows."""
+    """The longest clip is cut into whole rows, or each chunk of a clip is."""
     model = kind_of(spec.modules[name].model).clips
-    if model is None or model.frames % model.frames_per_row == 0:
+    if model is None:
         return
-    row = model.frames_per_row
-    fits = max(row, model.frames // row * row)
+    chunk, row = model.chunk_frames, model.frames_per_row
+    key, frames = ("frames", model.frames) if chunk is None else ("chunk", chunk)
+    # The last token of a chunk may see fewer frames.
+    if frames % row == 0 or (chunk and model.chunk_tokens % model.stack == 0):
+        return
+    fits = max(row, frames // row * row)
     yield Diagnostic(
         code="frames-over-rows",
-        headline=f"`{name}`: {model.frames} frames are not whole rows of {row}",
-        path=(*input_path(spec, name), "frames"),
-        why=f"{FRAMES_PER_TOKEN} frames become a token, and `stack` {model.stack} of them a row",
-        help=f"write `frames: {fits}`, or another `stack`",
+        headline=f"`{name}`: {frames} frames are not whole rows of {row}",
+        path=(*input_path(spec, name), key),
+        why=f"{model.frames_per_token} frames become a token, and `stack` {model.stack} of them "
+        "a row",
+        help=f"write `{key}: {fits}`, or another `stack`",
         related=(Related((*input_path(spec, name), "stack"), f"stack {model.stack}"),)
         * ("stack" in model.model_fields_set),
     )
@@ -134,7 +138,7 @@ def clips_hold_a_row(spec: Spec, name: str) -> Findings:
     model, data = kind_of(spec.modules[name].model).clips, spec.data
     if model is None or not isinstance(data, SyntheticData):
         return
-    if model.has_one_length or data.max_frames >= model.frames_per_row:
+    if model.has_one_length or model.rows_of(data.max_frames):
         return
     yield Diagnostic(
         code="row-over-clips",

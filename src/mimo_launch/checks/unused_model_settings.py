@@ -54,9 +54,14 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
 
 
 def clip_settings_used(spec: Spec, name: str, model: AudioModel) -> Findings:
-    """`fixed_length` has no effect with `unpadded`, nor a mean over one token."""
-    if model.fixed_length and model.unpadded:
-        yield idle_key(name, "fixed_length", "`unpadded` leaves out the tokens of silence")
+    """`fixed_length` has no effect without silence, nor a mean over one token."""
+    why = "`chunk` leaves out the silence after a clip"
+    if model.chunk is None:
+        why = "`unpadded` leaves out the tokens of silence"
+    elif model.unpadded:
+        yield idle_key(name, "unpadded", why)
+    if model.fixed_length and model.drops_silence:
+        yield idle_key(name, "fixed_length", why)
     if model.pooling == "mean" and model.stack == 1:
         yield idle_key(name, "pooling", "a row is one token: `stack` is 1")
 

@@ -75,7 +75,7 @@ def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], 
         raise TypeError(f"the sizes of images of {data.kind} are not drawn")
     if clips := kind.clips:
         longest = clips.frames if clips.has_one_length else min(clips.frames, data.max_frames)
-        width = longest // clips.frames_per_row
+        width = clips.rows_of(longest)
         least = width if clips.has_one_length else ceil(data.min_frames / clips.frames_per_row)
         return ((ImageSize(1, min(least, width)), ImageSize(1, width)),)
     if kind.codes is not None:
@@ -188,7 +188,7 @@ def usual_sizes(spec: Spec) -> Iterator[dict[str, ImageSize]]:
             kind = kind_of(module.model)
             if clips := kind.clips:
                 heard = clips.frames if clips.has_one_length else min(frames, clips.frames)
-                found[name] = ImageSize(1, max(1, heard // clips.frames_per_row))
+                found[name] = ImageSize(1, max(1, clips.rows_of(heard)))
             elif rule := kind.tokens.tiles:
                 found[name] = ImageSize(1, rule.num_rows(None))
             elif images := kind.images:

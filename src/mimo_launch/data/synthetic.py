@@ -38,9 +38,8 @@ from mimo_launch.data.shared_images import (
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id, vocab_size
-from mimo_launch.layout.step_data import ImageSpan, SampleData, input_shape
+from mimo_launch.layout.step_data import ImageSpan, SampleData, input_shape, is_array_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Spec, SyntheticData
 
 HELDOUT_SAMPLES = 1 << 20
@@ -226,7 +225,15 @@ class SyntheticSamples(Dataset):
             ends = {codes.start_code, codes.end_code}
             said = np.array([code for code in range(codes.vocab) if code not in ends], np.int64)
             return [normal.choice(said, shape) for shape in shapes]
-        return [normal.standard_normal(shape, dtype=np.float32) for shape in shapes]
+        drawn = [normal.standard_normal(shape, dtype=np.float32) for shape in shapes]
+        if kind.clips is None or kind.clips.chunk_frames is None:
+            return drawn
+        # Some clips in chunks lack a frame, if their tokens stay as many.
+        shorter = [each[:, (index + number) % 2 :] for number, each in enumerate(drawn)]
+        return [
+            short if is_array_of(kind, span, short.shape) else each
+            for each, short, span in zip(drawn, shorter, spans, strict=True)
+        ]
 
     def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
         """Return the documents of a sample, cut at random before text tokens without a label."""
@@ -273,8 +280,8 @@ class SyntheticSamples(Dataset):
         clips = self._kinds[encoder].clips
         if clips is None or not clips.drops_silence:
             return 0
-        left = min(clips.frames, self._data.max_frames) - width * clips.frames_per_row
-        return pick(word, 1 + min(clips.stack - 1, left // FRAMES_PER_TOKEN))
+        tokens = clips.tokens_of(min(clips.frames, self._data.max_frames))
+        return pick(word, 1 + min(clips.stack - 1, tokens - width * clips.stack))
 
 
 def _joins_rows(spec: Spec, name: str) -> bool:

@@ -38,10 +38,12 @@ class ClipTooLong(ValueError):
 def num_frames(model: Clips, num_samples: int, rate: int) -> int:
     """Return the frames of a clip for an encoder: whole rows, at most `model.frames`.
 
-    An encoder that drops silence gets whole tokens. The clip has `num_samples` at `rate` Hz. It may
-    exceed the limit by less than a frame, which is cut off. Raises: ClipTooLong.
+    An encoder that drops silence gets whole tokens, or all frames if it reads chunks. The clip has
+    `num_samples` at `rate` Hz. It may exceed the limit by less than a frame, which is cut off.
+    Raises: ClipTooLong.
     """
     unit = FRAMES_PER_TOKEN if model.drops_silence else model.frames_per_row
+    unit = unit if model.chunk_frames is None else 1
     most = model.frames if model.has_one_length else model.frames // unit * unit
     if num_samples * RATE // (rate * HOP) > most:
         raise ClipTooLong(

@@ -58,7 +58,7 @@ def encoder_workload(view: EncoderView, forwards: int) -> Workload:
     extra_tokens = view.extra_tokens * shards_of_cp_rank(module)
     return Workload(
         spans=Counter(map(add, view.lengths, view.extras)),
-        windows=Counter(view.window_lengths),
+        windows=Counter(() if module.window_side is None else map(add, *view.windows)),
         held=len(view.held(0)) + extra_tokens,
         extra_tokens=extra_tokens,
         rows=view.num_rows,

@@ -8,11 +8,12 @@ Leaves: cutting clips to `models.patches`.
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.block_shapes import AttentionShape
+from mimo_launch.kinds.facts import Attending
 from mimo_launch.kinds.layer import Ends, Workload
 from mimo_launch.kinds.shapes import TABLE, OneShape, table
 from mimo_launch.kinds.transformer_encoder import PatchWork, TransformerEncoderKind
 from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
-from mimo_launch.spec.media import FRAMES_PER_TOKEN
+from mimo_launch.spec.media import FRAMES_PER_TOKEN, Windows
 from mimo_launch.spec.spec import AudioModel, Clips
 
 # The frames that a convolution reads at a time.
@@ -42,7 +43,20 @@ class FramesShape(LayerShape):
 
     conv1: WindowsShape
     conv2: WindowsShape
-    positions: OneShape
+    positions: OneShape | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipAttending(Attending):
+    """Windows of a clip in chunks."""
+
+    model: AudioModel
+
+    @property
+    def windows(self) -> Windows | None:
+        """The windows in which tokens of all layers attend, if any; a clip is one row high."""
+        rows = self.model.window_rows
+        return None if rows is None else Windows(side=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,11 @@ class AudioKind(TransformerEncoderKind):
         """Clips."""
         return self.model
 
+    @property
+    def attending(self) -> Attending:
+        """Windows of a clip in chunks."""
+        return ClipAttending(model=self.model)
+
     def attention(self) -> AttentionShape:
         """Return the attention of a block; keys have no bias."""
         return replace(TransformerEncoderKind.attention(self), key_bias=False)
@@ -78,7 +97,7 @@ class AudioKind(TransformerEncoderKind):
         """Return the number of tokens, including tokens that do not fill a row."""
         return work.tokens
 
-    def before(self, ends: Ends) -> FramesShape:
+    def before(self, ends: Ends) -> LayerShape:
         """Return both convolutions, and the positions."""
         model, width = self.model, self.model.hidden
         # Stored with the weights, as in Whisper.
@@ -91,5 +110,6 @@ class AudioKind(TransformerEncoderKind):
         return FramesShape(
             conv1=WindowsShape(model.mels, width),
             conv2=WindowsShape(width, width),
-            positions=OneShape(TABLE, positions),
+            # Those of a chunk are computed.
+            positions=None if model.chunk else OneShape(TABLE, positions),
         )

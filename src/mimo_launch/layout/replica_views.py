@@ -72,17 +72,25 @@ class EncoderView:
         return tuple((image.height, image.width) for image in self.images)
 
     @property
-    def window_lengths(self) -> list[int]:
-        """Patches in each window of all images; empty without windows."""
+    def windows(self) -> tuple[list[int], list[int]]:
+        """Patches and extra tokens in each window of all images; whole images without windows."""
         side = self.module.window_side
         if side is None:
-            return []
-        return [
-            min(side, height - y) * min(side, width - x) * self.module.patches_per_row
-            for height, width in self.sizes
-            for y in range(0, height, side)
-            for x in range(0, width, side)
-        ]
+            return self.lengths, self.extras
+        lengths: list[int] = []
+        extras: list[int] = []
+        for (height, width), loose in zip(self.sizes, self.extras, strict=True):
+            rows = [
+                min(side, height - y) * min(side, width - x)
+                for y in range(0, height, side)
+                for x in range(0, width, side)
+            ]
+            # The last tokens of a clip fill no row; after whole windows they are in one alone.
+            if loose and width % side == 0:
+                rows.append(0)
+            lengths += [each * self.module.patches_per_row for each in rows]
+            extras += [0] * (len(rows) - 1) + [loose]
+        return lengths, extras
 
     @cached_property
     def extras(self) -> list[int]:

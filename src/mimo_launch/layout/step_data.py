@@ -103,6 +103,12 @@ def input_shape(kind: ModelKind, span: ImageSpan) -> tuple[int, ...]:
     return source.input_shape(span.height, span.width)
 
 
+def is_array_of(kind: ModelKind, span: ImageSpan, shape: tuple[int, ...]) -> bool:
+    """Return whether an array of some shape is that of an image or a clip. Raises: TypeError."""
+    wanted = input_shape(kind, span)
+    return shape == wanted if kind.clips is None else kind.clips.fits(shape, wanted)
+
+
 @dataclass(frozen=True, slots=True)
 class SampleData:
     """One sample: its number in the data set, its labels and, per encoder, its images in order.

@@ -24,12 +24,12 @@ from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.pointwise import gelu
 from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.models.patches import (
-    VALUES_PER_BAND,
     Patches,
     own_share,
     pack,
     without_loose,
 )
+from mimo_launch.models.positions import sines
 from mimo_launch.models.projector import owned
 from mimo_launch.models.stage_interface import ListForward, ListInput, ModelStage
 from mimo_launch.spec.spec import AudioModel
@@ -61,7 +61,7 @@ class AudioStage(ModelStage):
     model: AudioModel
     conv1: Convolution
     conv2: Convolution
-    positions: WholeTable
+    positions: WholeTable | None
     norm: Norm
     projector: nn.Module
 
@@ -100,16 +100,27 @@ class AudioStage(ModelStage):
         if loose is not None:
             both = (mine.values, loose.values), (mine.positions, loose.positions)
             mine = Patches(*(torch.cat(each) for each in both))
-        places = mine.positions.squeeze(1)
-        frames_nM5 = mine.values.view(len(places), self.model.mels, VALUES_PER_BAND)
+        places, missing = mine.positions.unbind(1)
+        sizes = len(places), self.model.mels, self.model.frames_seen
+        frames_nMF = mine.values.view(sizes)
+        x_nD: Tensor = self.convolved(frames_nMF, places, missing)
+        if self.positions is None:
+            return x_nD + sines(places, self.model.hidden, x_nD.dtype)
+        placed: Tensor = self.positions(places)
+        return x_nD + placed
+
+    def convolved(self, frames_nM5: Tensor, places: Tensor, missing: Tensor) -> Tensor:
+        """Return the output of the convolutions for each token, [n, D].
+
+        `places` are those in a clip or a chunk, `missing` the frames after its end.
+        """
         # The first convolution's windows at the three places that the second one reads: [n, 3, M,
         # 3].
         windows = frames_nM5.unfold(2, KERNEL, 1).transpose(1, 2)
         joined_n3D = self.context.fused(gelu, self.conv1(windows))
-        # Before a clip the second convolution reads zeros, not the first convolution's output for
+        # Around a clip the second convolution reads zeros, not the first convolution's output for
         # zeros.
-        outside = (places == 0)[:, None] & (torch.arange(KERNEL, device=places.device) == 0)
+        outside = torch.stack([places == 0, missing < 0, missing > 0], dim=1)
         joined_n3D = joined_n3D.masked_fill(outside[:, :, None], 0)
         x_nD: Tensor = self.context.fused(gelu, self.conv2(joined_n3D.transpose(1, 2)))
-        placed: Tensor = self.positions(places)
-        return x_nD + placed
+        return x_nD

@@ -25,7 +25,6 @@ from torch import Tensor
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.replica_views import EncoderView
-from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips, Codes, Images, Model
 
 Tokens = TypeVar("Tokens", Tensor, range)
@@ -119,28 +118,38 @@ def own_tokens(x_N: Tokens, context: ParallelContext) -> Tokens:
     return x_N[context.tp.index * share : (context.tp.index + 1) * share]
 
 
-VALUES_PER_BAND = 5
-_BEFORE, _BEHIND = 2, 1
-
-
-def cut_clip(array: np.ndarray, *, dtype: torch.dtype, pinned: bool) -> Patches:
+def cut_clip(array: np.ndarray, *, clips: Clips, dtype: torch.dtype, pinned: bool) -> Patches:
     """Cut a log-mel clip, `array` [mels, frames], into tokens of `dtype` on the host.
 
-    Values are [frames / 2, mels * 5], with a band's five frames adjacent; positions [frames / 2, 1]
-    are places in the clip.
+    Values are [tokens, mels * frames seen], with a band's frames adjacent. Positions [tokens, 2]
+    are the place in the clip, or in its chunk, and how many frames of those between it and the next
+    token are missing at the end of a chunk.
     """
     source = torch.from_numpy(array if array.flags.writeable else array.copy())
-    padded = F.pad(source, (_BEFORE, _BEHIND))
-    windows = padded.unfold(1, VALUES_PER_BAND, FRAMES_PER_TOKEN).transpose(0, 1)
-    values = torch.empty(windows.shape, dtype=dtype, pin_memory=pinned).copy_(windows)
-    return Patches(values.flatten(1), _places(len(values), pinned))
+    seen, step = clips.frames_seen, clips.frames_per_token
+    chunks = torch.split(source, clips.chunk_frames or max(1, array.shape[1]), dim=1)
+    numbers = [clips.tokens_of(each.shape[1]) for each in chunks]
+    windows = []
+    for chunk, number in zip(chunks, numbers, strict=True):
+        width = (number - 1) * step + seen
+        padded = F.pad(chunk, (seen // 2, width - seen // 2 - chunk.shape[1]))
+        windows.append(padded.unfold(1, seen, step).transpose(0, 1))
+    shape = sum(numbers), array.shape[0], seen
+    values = torch.empty(shape, dtype=dtype, pin_memory=pinned).copy_(torch.cat(windows))
+    lengths = tuple(each.shape[1] for each in chunks)
+    return Patches(values.flatten(1), _places(tuple(numbers), lengths, step, pinned))
 
 
 @lru_cache(maxsize=256)
-def _places(tokens: int, pinned: bool) -> Tensor:
-    """Return the place of every token of a clip."""
-    found = torch.arange(tokens)[:, None]
-    return found.pin_memory() if pinned else found
+def _places(numbers: tuple[int, ...], lengths: tuple[int, ...], step: int, pinned: bool) -> Tensor:
+    """Return the place of every token in its chunk, and the frames missing after it."""
+    found = [
+        (place, max(0, (place + 1) * step - length))
+        for number, length in zip(numbers, lengths, strict=True)
+        for place in range(number)
+    ]
+    positions = torch.tensor(found, dtype=torch.int64).view(-1, 2)
+    return positions.pin_memory() if pinned else positions
 
 
 class PatchCutter(Protocol):
@@ -195,7 +204,7 @@ def reader(model: Model) -> Reader:
         cut = partial(cut_image, images=images, measured=measured)
         return Reader(images, images.values_of_patch, 4 if measured else 2, cut)
     if (clips := kind.clips) is not None:
-        return Reader(clips, VALUES_PER_BAND * clips.mels, 1, cut_clip)
+        return Reader(clips, clips.frames_seen * clips.mels, 2, partial(cut_clip, clips=clips))
     if (codes := kind.codes) is not None:
         # Padding has coordinate 0.
         cut = partial(cut_codes, codes=codes)

@@ -122,4 +122,15 @@ def _nearest(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tens
     return found, torch.ones_like(found, dtype=torch.float64)
 
 
+def sines(places_n: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Return sines, then cosines, of places in time, [n, width], as in the encoder of Whisper.
+
+    Wavelengths are a geometric progression from 2 pi to 10000 * 2 pi.
+    """
+    wide, half = torch.promote_types(dtype, torch.float32), width // 2
+    steps = torch.arange(half, device=places_n.device, dtype=wide) / max(1, half - 1)
+    angles = places_n.to(wide)[:, None] * 10000.0**-steps
+    return torch.cat([angles.sin(), angles.cos()], dim=1).to(dtype)
+
+
 _WEIGHTS = {"bicubic": _cubic, "bilinear": _linear, "nearest": _nearest, "cropped": _centred}

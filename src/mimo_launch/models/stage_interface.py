@@ -177,12 +177,13 @@ class ListForward:
         """Return which tokens of the list attend to which."""
         view, cp, device = self.view, self.context.cp, self.context.device
         causal, held = self.module.is_causal, self.held
+        # Windows of a clip follow each other, and every layer has them: each is like an image.
+        parts = view.windows if kind_of(self.model).clips else (view.lengths, view.extras)
         if not any(view.extras) and not causal:
-            return image_context(view.lengths, held, device, alone=cp.size == 1)
+            return image_context(parts[0], held, device, alone=cp.size == 1)
         shards = shards_of_cp_rank(self.module)
         return two_list_context(
-            view.lengths,
-            view.extras,
+            *parts,
             (len(held) // shards, view.extra_tokens),
             range(cp.index * shards, (cp.index + 1) * shards),
             device,

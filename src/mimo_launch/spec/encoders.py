@@ -134,10 +134,27 @@ class AudioModel(Clips, TransformerEncoder):
         "are side by side. `mean`: their mean, before the last norm (Qwen2-Audio).",
     )
 
+    chunk: Count | None = Field(
+        None,
+        description="Frames of a chunk, as in Qwen2.5-Omni: convolutions and positions begin anew "
+        "in each, and its tokens attend to each other alone. Silence after a clip is left out.",
+        examples=[200],
+    )
+
+    @property
+    def chunk_frames(self) -> int | None:
+        """Frames of a chunk, if there are chunks."""
+        return self.chunk
+
+    @property
+    def window_rows(self) -> int | None:
+        """Rows that attend to each other alone, if there are chunks."""
+        return None if self.chunk is None else max(1, self.chunk_tokens // self.stack)
+
     @property
     def drops_silence(self) -> bool:
         """Whether tokens of the silence after a clip are left out."""
-        return self.unpadded
+        return self.unpadded or self.chunk is not None
 
     @property
     def row_width(self) -> int:

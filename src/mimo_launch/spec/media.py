@@ -211,14 +211,52 @@ class Clips(Strict):
         return self.stack
 
     @property
+    def frames_per_token(self) -> int:
+        """Frames from the middle of one token to that of the next."""
+        return FRAMES_PER_TOKEN
+
+    @property
+    def frames_seen(self) -> int:
+        """Frames that the convolutions of a token see, as many before its middle as after it."""
+        return 5
+
+    @property
+    def chunk_frames(self) -> int | None:
+        """Frames of a chunk, if convolutions begin anew in each; clips keep their own length."""
+        return None
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a chunk, of which the last one may see fewer frames."""
+        return -(-(self.chunk_frames or self.frames) // self.frames_per_token)
+
+    def tokens_of(self, frames: int) -> int:
+        """Return the number of tokens of a clip."""
+        if self.chunk_frames is None:
+            return frames // self.frames_per_token
+        chunks, rest = divmod(frames, self.chunk_frames)
+        return chunks * self.chunk_tokens + -(-rest // self.frames_per_token)
+
+    def rows_of(self, frames: int) -> int:
+        """Return the number of rows of a clip."""
+        return self.tokens_of(frames) // self.stack
+
+    def frames_of(self, tokens: int) -> int:
+        """Return the frames of the longest clip with so many tokens."""
+        if self.chunk_frames is None:
+            return tokens * self.frames_per_token
+        chunks, rest = divmod(tokens, self.chunk_tokens)
+        return chunks * self.chunk_frames + rest * self.frames_per_token
+
+    @property
     def frames_per_row(self) -> int:
         """Number of frames that become one row."""
-        return FRAMES_PER_TOKEN * self.stack
+        return self.frames_of(self.stack)
 
     @property
     def max_rows(self) -> int:
         """Number of rows of the longest clip."""
-        return self.frames // self.frames_per_row
+        return self.rows_of(self.frames)
 
     @property
     def row_of_patches(self) -> tuple[int, int]:
@@ -238,14 +276,23 @@ class Clips(Strict):
     def input_shape(self, height: int, width: int, loose: int = 0) -> tuple[int, ...]:
         """Return (mels, frames) of a clip that is `width` rows long and one row high.
 
-        `loose` tokens follow its rows, and then the frame of silence that the last token sees.
+        `loose` tokens follow its rows, and then the frame of silence that the last token sees. A
+        clip in chunks has no such frame, and may be shorter (`fits`).
         """
-        frames = height * width * self.frames_per_row + loose * FRAMES_PER_TOKEN
-        return self.mels, frames + (self.drops_silence and frames < self.frames)
+        frames = self.frames_of(height * width * self.stack + loose)
+        sees_silence = self.drops_silence and self.chunk_frames is None
+        return self.mels, frames + (sees_silence and frames < self.frames)
+
+    def fits(self, shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+        """Return whether a clip of one shape has the tokens of `wanted`, an `input_shape`."""
+        if self.chunk_frames is None or len(shape) < len(wanted):
+            return shape == wanted
+        tokens = [self.tokens_of(each[1]) for each in (shape, wanted)]
+        return shape[0] == wanted[0] and tokens[0] == tokens[1]
 
     def size_in_rows(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Return height and width, in rows, of a clip (mels, frames)."""
-        return 1, shape[1] // self.frames_per_row
+        return 1, self.rows_of(shape[1])
 
     def size_of_square(self, side: int) -> tuple[int, int]:
         """Return one row: a picture is no clip."""

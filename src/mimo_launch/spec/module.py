@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from mimo_launch.spec.adapters import AdapterSpec
+from mimo_launch.spec.aut import AutModel
 from mimo_launch.spec.base import (
     MAX_INTEGER,
     Axis,
@@ -123,7 +124,7 @@ RecomputedParts = Annotated[tuple[RecomputedPart, ...], Field(strict=False, min_
 Recompute = Literal["none", "full"] | RecomputedParts
 
 # Every kind of encoder except users' own classes.
-EncoderKinds = VitModel | Dinov3Model | AudioModel | ConnectorModel
+EncoderKinds = VitModel | Dinov3Model | AudioModel | AutModel | ConnectorModel
 Kinds = EncoderKinds | GeneratorKinds | DecoderModel | HybridModel
 Model = Annotated[Kinds, Field(discriminator="kind")] | CustomModel
 # The class of each kind, encoders first.

@@ -24,7 +24,13 @@ from mimo_launch.data.random_draws import Noise, Split, noises_of
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.parallel_context import torch_type
-from mimo_launch.layout.step_data import SampleData, StepData, input_shape, without_records
+from mimo_launch.layout.step_data import (
+    SampleData,
+    StepData,
+    input_shape,
+    is_array_of,
+    without_records,
+)
 from mimo_launch.layout.step_views import Imbalance, Reads, StepViews
 from mimo_launch.models.patches import Patches, reader
 from mimo_launch.spec.spec import Spec
@@ -239,7 +245,7 @@ def _read_images(
     if len(images) != len(spans):
         raise BadSample(f"{len(images)} images for {encoder}, the index has {len(spans)}")
     for image, span in zip(images, spans, strict=True):
-        shape = input_shape(kind, span)
-        if image.shape != shape:
+        if not is_array_of(kind, span, image.shape):
+            shape = input_shape(kind, span)
             raise BadSample(f"an array {image.shape} for {encoder}, the index has {shape}")
     return [cut(image) for image in images]

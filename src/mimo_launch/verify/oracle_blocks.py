@@ -168,10 +168,16 @@ def mlp(weights: Weights, name: str, x_SD: Tensor, gate: Gate = swiglu) -> Tenso
     return linear(weights, inner, f"{name}.down")
 
 
-def blocks(weights: Weights, x_ND: Tensor, encoder: str, model: EncoderBlocks) -> Tensor:
-    """Return the tokens after all blocks."""
+def blocks(
+    weights: Weights,
+    x_ND: Tensor,
+    encoder: str,
+    model: EncoderBlocks,
+    groups: list[list[int]] | None = None,
+) -> Tensor:
+    """Return the tokens after all blocks; they attend inside each of `groups`, or all to all."""
     for i in range(model.layers):
-        x_ND = block(weights, x_ND, f"{encoder}.layers.{i}", model)
+        x_ND = block(weights, x_ND, f"{encoder}.layers.{i}", model, groups=groups)
     return x_ND
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.kinds.tiles import Frame, Shown
+from mimo_launch.spec.aut import AutModel
 from mimo_launch.spec.dinov3 import Dinov3Model
 from mimo_launch.spec.encoders import ConnectorModel
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
@@ -56,17 +57,25 @@ def _encode_clip(
     weights: Weights, encoder: str, model: AudioModel, clip: np.ndarray, first: int
 ) -> Tensor:
     """Return the rows of a whole log-mel clip: [mels, frames] -> [r, L]."""
-    x_DF = torch.from_numpy(clip).double()
-    for name, stride in (("conv1", 1), ("conv2", 2)):
-        weight, bias = (weights[f"{encoder}.{name}.{x}"] for x in ("weight", "bias"))
-        x_DF = F.gelu(F.conv1d(x_DF, weight, bias, stride=stride, padding=1))
-    # The convolution sees a frame of silence after the last token, but it makes no token.
-    x_ND = x_DF.T[: clip.shape[1] // FRAMES_PER_TOKEN]
-    x_ND = x_ND + weights[f"{encoder}.positions.weight"][: len(x_ND)]
+    frames, groups = torch.from_numpy(clip).double(), None
+    if model.chunk is None:
+        # The convolution sees a frame of silence after the last token, but it makes no token.
+        x_ND = _convolved(weights, encoder, frames)[: clip.shape[1] // FRAMES_PER_TOKEN]
+        x_ND = x_ND + weights[f"{encoder}.positions.weight"][: len(x_ND)]
+    else:
+        parts = torch.split(frames, model.chunk, dim=1)
+        if isinstance(model, AutModel):
+            chunks = [_in_squares_of(weights, encoder, each, model.chunk) for each in parts]
+        else:
+            chunks = [_convolved(weights, encoder, each) for each in parts]
+        x_ND = torch.cat([each + _sines(len(each), model.hidden) for each in chunks])
+        together = len(chunks[0]) * (model.window if isinstance(model, AutModel) else 1)
+        places = list(range(len(x_ND)))
+        groups = [places[i : i + together] for i in range(0, len(places), together)]
     tokens = range(len(x_ND) // model.stack * model.stack)
     loose = range(EXTRA, EXTRA + len(x_ND) - len(tokens))
     weights.name_tokens([IMAGE * first + place for place in (*tokens, *loose)])
-    x_ND = blocks(weights, x_ND, encoder, model)
+    x_ND = blocks(weights, x_ND, encoder, model, groups)
     # Consecutive tokens become a row; the last tokens make none if they do not fill one.
     starts = range(0, len(x_ND) - model.stack + 1, model.stack)
     stacks = [x_ND[i : i + model.stack] for i in starts]
@@ -76,6 +85,32 @@ def _encode_clip(
         return project(weights, layer_norm(weights, means, name, 1e-5), encoder, model)
     joined = [layer_norm(weights, each, name, 1e-5).flatten() for each in stacks]
     return project(weights, torch.stack(joined), encoder, model)
+
+
+def _convolved(weights: Weights, encoder: str, frames: Tensor) -> Tensor:
+    """Return the tokens of frames [mels, F] after both convolutions of Whisper."""
+    for name, stride in (("conv1", 1), ("conv2", 2)):
+        weight, bias = (weights[f"{encoder}.{name}.{x}"] for x in ("weight", "bias"))
+        frames = F.gelu(F.conv1d(frames, weight, bias, stride=stride, padding=1))
+    return frames.T
+
+
+def _in_squares_of(weights: Weights, encoder: str, frames: Tensor, chunk: int) -> Tensor:
+    """Return the tokens of a chunk [mels, F], which zeros fill if it is the last of a clip."""
+    x = F.pad(frames, (0, chunk - frames.shape[1]))[None]
+    for name in ("conv1", "conv2", "conv3"):
+        weight, bias = (weights[f"{encoder}.{name}.{each}"] for each in ("weight", "bias"))
+        x = F.gelu(F.conv2d(x, weight, bias, stride=2, padding=1))
+    tokens = x.permute(2, 0, 1).flatten(1)[: -(-frames.shape[1] // 8)]
+    return linear(weights, tokens, f"{encoder}.joined")
+
+
+def _sines(number: int, width: int) -> Tensor:
+    """Return sines, then cosines, of the first places in time."""
+    half = width // 2
+    waves = [10000.0 ** (-i / max(1, half - 1)) for i in range(half)]
+    rows = [[f(place * x) for f in (math.sin, math.cos) for x in waves] for place in range(number)]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def _encode_image(
@@ -275,7 +310,8 @@ def connect(
 
 
 ENCODERS: dict[str, Callable[..., Tensor]] = {
-    "audio": _encode_clip, "vit": _encode_image, "dinov3": _encode_image,
+    "audio": _encode_clip, "aut": _encode_clip,
+    "vit": _encode_image, "dinov3": _encode_image,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from math import lcm
 from typing import Literal, TypeVar
 
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.aut import AutModel
 from mimo_launch.spec.base import LayerChoice, Strict
 from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 from mimo_launch.spec.hybrid import MambaSizes, RecurrentSizes
@@ -46,7 +47,7 @@ MIN_BETA, MAX_LENGTH = 0.5, 3
 # About the size of scores and logits of small models.
 MAX_CAP = 2.0
 
-MAX_CLIP_ROWS = 4
+MAX_CLIP_ROWS = 6
 
 Language = TypeVar("Language", DecoderModel, HybridModel)
 Blocks = TypeVar("Blocks", bound=EncoderBlocks)
@@ -273,6 +274,12 @@ def shrink_vit(model: VitModel, module: ModuleSpec, layers: int) -> VitModel:
 
 def shrink_audio(model: AudioModel, module: ModuleSpec, layers: int) -> AudioModel:
     """Return a small encoder of short clips with few mel bands."""
-    frames = min(MAX_CLIP_ROWS, model.max_rows) * model.frames_per_row
-    small = shrink_encoder(model, module, layers)
-    return small.replace(mels=min(3, model.mels), frames=frames)
+    update: dict[str, object] = {"mels": min(3, model.mels)}
+    if model.chunk is not None:
+        # A clip has several chunks, of several rows; of some two attend together, not of all.
+        update["chunk"] = min(model.chunk, 2 * model.frames_per_row)
+    if isinstance(model, AutModel):
+        update |= {"channels": min(3, model.channels), "window": min(2, model.window)}
+    small = shrink_encoder(model, module, layers).replace(**update)
+    rows = min(MAX_CLIP_ROWS, model.max_rows)
+    return small.replace(frames=small.frames_of(rows * small.stack))

@@ -33,7 +33,6 @@ from mimo_launch.processors.frame_sampling import VideoSize, VideoTooShort
 from mimo_launch.processors.images import ImageRecipe
 from mimo_launch.processors.resize_rules import ImageTooThin
 from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe
-from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips, Codes, Images
 
 # Height and width of an image in pixels, length and rate of a clip in samples and Hz, or codebooks
@@ -223,11 +222,12 @@ class ClipReader(MemberReader):
         """The settings that the number of rows depends on."""
         clips = self.clips
         drops = ["drops silence"] if clips.drops_silence else []
-        return [self.module, clips.frames, clips.fixed_length, clips.frames_per_row, *drops]
+        chunk = [] if clips.chunk_frames is None else [clips.chunk_frames]
+        return [self.module, clips.frames, clips.fixed_length, clips.frames_per_row, *drops, *chunk]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return 1 and the number of rows of a clip. Raises: BadSample."""
-        found = self._num_frames(size) // self.clips.frames_per_row
+        found = self.clips.rows_of(self._num_frames(size))
         if not found:
             length = f"a clip of {size[0] / size[1]:g} s"
             raise BadSample(f"for `{self.module}`, {length} is too short for a row")
@@ -236,7 +236,7 @@ class ClipReader(MemberReader):
     def sized(self, size: MediumSize, *, alone: bool) -> ImageSize:
         """Return the rows of a clip, and the tokens at its end that do not fill one."""
         del alone
-        loose = self._num_frames(size) % self.clips.frames_per_row // FRAMES_PER_TOKEN
+        loose = self.clips.tokens_of(self._num_frames(size)) % self.clips.stack
         return ImageSize(*self.rows(size), loose)
 
     def _num_frames(self, size: MediumSize) -> int:
@@ -252,13 +252,18 @@ class ClipReader(MemberReader):
 
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
         """Return the log-mel spectrogram of a clip that becomes `span`, [mels, frames]."""
-        from mimo_launch.data.torch_media import HOP, RATE, log_mel
+        from mimo_launch.data.torch_media import HOP, RATE, WINDOW, log_mel, num_frames
 
         mels, frames = self.clips.input_shape(span.height, span.width, span.loose)
         # One second more than needed: resampling looks a little ahead.
         clip = decode_clip(suffix, data, seconds=1 + frames * HOP / RATE)
-        # Convolutions see dropped silence, and the range of loudness includes it.
-        heard = self.clips.frames if self.clips.drops_silence else frames
+        if self.clips.chunk_frames is not None:
+            # The windows of the last frames reach into silence.
+            frames = min(frames, num_frames(self.clips, len(clip[0]), clip[1]))
+            heard = min(self.clips.frames, frames + WINDOW // HOP)
+        else:
+            # Convolutions see dropped silence, and the range of loudness includes it.
+            heard = self.clips.frames if self.clips.drops_silence else frames
         return log_mel(*clip, mels, frames=heard)[:, :frames]
 
 

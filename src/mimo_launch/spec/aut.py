@@ -1,0 +1,56 @@
+"""The audio encoder of Qwen3-Omni (AuT): convolutions over time and mel bands, wide windows.
+
+Decides: its keys that differ from those of an `audio` encoder, and their defaults.
+Relies on: `encoders` for all others.
+Leaves: nothing.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mimo_launch.spec.base import Count
+from mimo_launch.spec.encoders import AudioModel, Projector
+
+
+class AutModel(AudioModel):
+    """The audio encoder of Qwen3-Omni (arXiv:2509.17765): a token for eight frames of 10 ms.
+
+    Three convolutions over time and mel bands, each with stride 2, see one chunk of a clip, with
+    zeros after the end of the clip; tokens attend to those of several chunks.
+    """
+
+    # Every rule about an `audio` encoder holds for it.
+    kind: Literal["aut"]  # type: ignore[assignment]
+    mels: Count = Field(128, description="Mel bands of a frame.")
+    channels: Count = Field(480, description="Channels of each convolution.", examples=[4])
+    chunk: Count = Field(
+        100,
+        description="Frames of a chunk: convolutions and positions begin anew in each.",
+        examples=[100],
+    )
+    window: Count = Field(8, description="Chunks that attend to each other alone, in turn.")
+    projector: Projector = Field(
+        "merger",
+        description="Last layer of the encoder, as in other encoders; by default two linear maps, "
+        "as wide between them as the blocks.",
+    )
+    stack: Literal[1] = Field(1, description="Each token is a row.")
+    pooling: None = Field(None, description="Each token is a row.")
+    unpadded: Literal[True] = Field(True, description="Silence after a clip is left out.")
+    fixed_length: Literal[False] = Field(False, description="Silence after a clip is left out.")
+
+    @property
+    def frames_per_token(self) -> int:
+        """Frames from the middle of one token to that of the next."""
+        return 8
+
+    @property
+    def frames_seen(self) -> int:
+        """Frames that the convolutions of a token see."""
+        return 15
+
+    @property
+    def window_rows(self) -> int:
+        """Rows that attend to each other alone."""
+        return self.chunk_tokens * self.window
