@@ -14,9 +14,10 @@ from mimo_launch.checkpoint.folder import DataHasChanged, Marker
 from mimo_launch.checkpoint.loading import refuse_other_mixture
 from mimo_launch.checks.mixtures import weights_mix
 from mimo_launch.data.dataset import SourceSamples
-from mimo_launch.data.order import mixture
+from mimo_launch.data.order import epochs, mixture, sample_order
 from mimo_launch.data.order.mixture import BLOCK, BadMixture, MixedOrder, Phase, schedule_of
-from mimo_launch.data.order.sample_order import PackedOrder, record_order
+from mimo_launch.data.order.sample_order import GlobalOrder, PackedOrder, record_order
+from mimo_launch.data.random_draws import generator
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.spec import FilesData, Spec
 from mimo_launch.survey.index_statistics import source_facts
@@ -140,6 +141,11 @@ def test_a_run_does_not_go_on_with_another_mixture_of_what_it_has_taken() -> Non
     goes_on(mixed(), mixed(batch=16), 500)
     goes_on(mixed(), mixed(weight_changes=change), 300)
     goes_on(mixed((3, 1, 2)), mixed((6, 2, 4)), 300)
+    # A step that ends a block: the weights after it have not counted yet.
+    at_block = [{"step": 125, "weights": {"text": 0}}]
+    goes_on(mixed(), mixed(weight_changes=at_block), 125)
+    with pytest.raises(DataHasChanged, match="before step 126"):
+        goes_on(mixed(), mixed(weight_changes=at_block), 126)
     for before, now in (
         (mixed(), mixed((3, 2, 2))),
         (mixed(), mixed(weigh="tokens")),
@@ -196,6 +202,22 @@ def test_packs_take_records_in_the_order_of_the_mixture() -> None:
         packed += [index for pack in order.take(place) for index in pack]
         place = order.after(place)
     assert sorted(packed[:4096]) == sorted(records.between(0, 4096).tolist())
+
+
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_no_random_words_are_used_twice(is_mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By blocks, epochs of sources and chunks of packs: what has the same words is in one order."""
+    drawn: list[tuple[Any, ...]] = []
+    for module in (epochs, mixture, sample_order):
+        monkeypatch.setattr(
+            module, "generator", lambda *of: drawn.append((*of, 0)[:3]) or generator(*of)
+        )
+    records = order_of(mixed()) if is_mixed else GlobalOrder(2000, 8, 0)
+    order, place = PackedOrder(records, lambda ids: 0 * ids + 200, 512, chunk=500), 0
+    while place < 6000:
+        place = order.after(place)
+    assert len(drawn) > 12
+    assert [each for each, times in Counter(drawn).items() if times > 1] == []
 
 
 def test_packs_of_every_phase_hold_as_many_records_as_their_mixture_has_room_for() -> None:
