@@ -74,22 +74,26 @@ def test_a_run_resumes_without_its_base_on_another_layout(tmp_path: Path) -> Non
 
 
 def test_what_has_trained_or_moves_is_saved_although_it_is_frozen(tmp_path: Path) -> None:
-    """Layer 1 trains in the first run and is frozen in the second; biases of experts move."""
+    """Layer 1 trains in the first run and is frozen in the second; biases of experts move.
+
+    Layer 3 never trains, but no folder holds it.
+    """
     base, folder = tmp_path / "base", tmp_path / "run"
     experts = {"experts": 4, "top_k": 2, "width": 8, "score": "sigmoid", "bias_update_rate": 0.1}
-    moe = LANGUAGE | {"layers": 3, "moe": experts}
 
-    def made(steps: int, **language: Any) -> Spec:
-        modules = {("language", key): each for key, each in {"model": moe, **language}.items()}
+    def made(steps: int, layers: int, **language: Any) -> Spec:
+        language["model"] = LANGUAGE | {"layers": layers, "moe": experts}
+        modules = {("language", key): each for key, each in language.items()}
         return make_spec("one rank", steps, modules=modules, checkpoint=LEFT_OUT)
 
-    run(made(1), base)
-    for steps, layers in ((1, "0"), (2, "0-1")):
-        run(made(steps, init_from=str(base), frozen={"layers": layers}), folder)
+    run(made(1, 3), base)
+    start = {"init_from": str(base), "init_partial": True}
+    for steps, layers in ((1, "2-3"), (2, "1-3")):
+        run(made(steps, 4, **start, frozen={"layers": layers}), folder)
     saved = read_index(folder / "checkpoints" / "step-00000002")
     weights = {name.removeprefix("weights/language.layers.") for name in saved}
-    assert {number for number in "012" if f"{number}.attention.q.weight" in weights} == {"1", "2"}
-    assert {f"{number}.mlp.router.expert_bias" for number in range(3)} <= weights
+    assert [n for n in range(4) if f"{n}.attention.q.weight" in weights] == [0, 1, 3]
+    assert {f"{number}.mlp.router.expert_bias" for number in range(4)} <= weights
 
 
 def test_a_base_that_is_gone_from_the_spec_is_missed(tmp_path: Path) -> None:
