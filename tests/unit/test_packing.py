@@ -25,7 +25,7 @@ from mimo_launch.data.order.sample_order import (
     steps_of,
 )
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
-from mimo_launch.layout.step_data import ImageSpan, SampleData, packed
+from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed, without_records
 from mimo_launch.layout.step_views import Reads
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import read_step, step_inputs
@@ -298,6 +298,25 @@ def test_a_record_that_cannot_be_read_leaves_a_gap_in_its_pack():
         )
     assert left.data.num_labels < inputs.data.num_labels
     assert left.data.indexed == inputs.data.samples
+
+
+@pytest.mark.parametrize("bad", [(), (0,), (1,), (0, 2), (0, 1, 2)])
+def test_every_count_of_a_pack_is_that_of_its_readable_records(bad: tuple[int, ...]):
+    """Tokens, rows, labels, and the labels of each depth of multi-token prediction."""
+    records = [
+        SampleData(n, 9 + n, 5 + n, {"vision": (ImageSpan(0, 1, 1 + n),)}, labels_ahead=(4 + n, n))
+        for n in range(3)
+    ]
+    data = StepData(0, (without_records(packed(records), bad), records[2]))
+    left = [each for each in records if each.id not in bad] + [records[2]]
+    terms = [data.num_terms("language", depth) for depth in range(3)]
+    assert terms == [
+        sum(each.num_labels for each in left),
+        *(sum(each.labels_ahead[depth] for each in left) for depth in range(2)),
+    ]
+    assert data.num_terms("vision") == sum(each.rows("vision") for each in left)
+    found = sum(sample.num_tokens for sample in data.samples)
+    assert found == sum(each.num_tokens for each in left)
 
 
 def test_a_span_moves_with_all_that_it_says():
