@@ -1,10 +1,25 @@
-"""The settings of peft that change an update, or the weights below it, are refused."""
+"""Factors of updates; the settings of peft that change one, or weights below it, are refused."""
 
 from typing import Any
 
 import pytest
 
 from mimo_launch.hugging_face.adapter_config import AdapterConfig
+from mimo_launch.spec.adapters import AdapterSpec
+
+
+@pytest.mark.parametrize(
+    ("given", "factor"),
+    [
+        ({}, 2.0),
+        ({"alpha": 8.0}, 0.5),
+        ({"rslora": True}, 8.0),
+        ({"alpha": 8.0, "rslora": True}, 2.0),
+    ],
+)
+def test_an_update_has_the_factor_of_its_settings(given: dict[str, Any], factor: float) -> None:
+    """Without `alpha`, as with twice the rank."""
+    assert AdapterSpec(rank=16, **given).scale == factor
 
 
 @pytest.mark.parametrize(
