@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime import bridges
 from mimo_launch.runtime.step_state import StepState
 from mimo_launch.spec.spec import Spec
+from mimo_launch.train import prefetch
+from mimo_launch.train import step as step_module
 from mimo_launch.train.events import StepFinished
 from mimo_launch.train.loader import UnreadStep, step_inputs
 from mimo_launch.train.loop import train
@@ -105,6 +107,32 @@ def test_a_step_without_labels_has_no_loss_and_no_gradient() -> None:
         run_on_running_ranks(metrics_without_labels, two_modules(), world_size=4)
         == [(0.0, 0.0)] * 4
     )
+
+
+def peaks_told(made: Spec) -> list[dict[str, int]]:
+    """Train two steps; every look at its memory finds that rank r has 10 more, and 100 * r."""
+    looks = count(100 * dist.get_rank(), 10)
+    prefetch.peak_memory = step_module.peak_memory = lambda device: next(looks)
+    found = []
+
+    def emit(event: Any) -> None:
+        if isinstance(event, StepFinished) and event.usage is not None:
+            found.append(event.usage.peak_memory)
+
+    with RankSession(Plan.of(made)) as session:
+        train(session, emit)
+    return found
+
+
+def test_the_memory_of_a_module_is_the_largest_of_its_own_ranks() -> None:
+    """Of ranks 0 and 1, which rank 0 asks now, or 2 and 3, when they read the step."""
+    made = two_modules(train={"steps": 1, "precision": "fp64"})
+    [found] = run_ranks(peaks_told, made, world_size=4)[0]
+    assert 100 <= found["vision"] < 200
+    assert 300 <= found["language"] < 400
+    alone = spec({"vision": box(0), "language": box(1)}, train={"steps": 1, "precision": "fp64"})
+    [found] = run_ranks(peaks_told, alone, world_size=2)[0]
+    assert 10 <= found["vision"] < 100 <= found["language"]
 
 
 def with_another_plan(made: Spec) -> None:
