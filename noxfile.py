@@ -13,7 +13,7 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 
 
 # The project with the extras that tests use: half a minute to install, small beside torch.
-WITH_EXTRAS = ("-e", ".[audio,data,mlflow,report,tables,tensorboard,video,wandb]")
+WITH_EXTRAS = ("-e", ".[audio,data,mlflow,remote,report,tables,tensorboard,video,wandb]")
 
 
 def group(name: str) -> list[str]:

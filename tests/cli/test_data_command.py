@@ -46,6 +46,12 @@ def test_json_has_the_same_numbers(run_cli: Cli) -> None:
     assert shown["records"][0]["images"] in ({"vision": 0}, {"vision": 1})
 
 
+def test_only_files_have_an_index_to_copy(run_cli: Cli, tmp_path: Path) -> None:
+    code, _, err = run_cli(f"data {SPEC} --records 10 --steps 1 --index-to {tmp_path}")
+    assert code == 2
+    assert "generated data have no index" in err
+
+
 @pytest.mark.parametrize(
     ("wanted", "code", "words"), [("1", 0, "keeps up with 1"), ("1e15", 1, "TOO SLOW for")]
 )

@@ -7,7 +7,9 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 
 # What is answered as it is: nothing of a sample is read.
-PLAIN = {"answer_end", "judges", "num_samples", "describe", "length", "sources", "heldout_sets"}
+PLAIN = {
+    "answer_end", "judges", "num_samples", "describe", "length", "sources", "heldout_sets", "fetch",
+}  # fmt: skip
 
 
 class Damaged:

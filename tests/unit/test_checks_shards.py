@@ -15,6 +15,7 @@ from tests.support.shards import PARTS, image_bytes, tokenizer_folder, write_sha
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.sample_sizes import largest_image, longest_sample
+from mimo_launch.data.sources import fetching
 from mimo_launch.data.sources.shard_names import shard_files
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.installed import SHARD_PACKAGES
@@ -196,11 +197,8 @@ def test_a_file_of_another_format_is_called_what_it_is(
 @pytest.mark.parametrize(
     ("address", "instead"),
     [
-        ("s3://bucket/{000..009}.tar", "such as with `aws s3 cp --recursive`, and write `shards: "
-         "FOLDER/{000..009}.tar`"),
         ("hf://datasets/a/b/*.tar", "`hf download --repo-type dataset`, and write `shards: "
          "FOLDER/*.tar`"),
-        ("https://host/x.tar", "`curl -O`, and write `shards: FOLDER/x.tar`"),
         ("hf://datasets/a/b/x.parquet", f"--repo-type dataset`, and {_TABLE}"),
         ("pipe:aws s3 cp s3://a/x.tar -", "every host sees, and write `shards: FOLDER/*.tar`"),
     ],
@@ -209,6 +207,20 @@ def test_an_address_is_no_path(text: str, tmp_path: Path, address: str, instead:
     (only,) = found(text.replace(f"{tmp_path}/*.tar", address))
     assert only.headline == f"`{address}` is an address, not a path"
     assert only.help.endswith(instead)
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/{000..009}.tar", "https://host/x.tar"])
+def test_an_address_is_looked_at_by_a_run_alone_and_needs_its_package(
+    text: str, tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = text.replace(f"{tmp_path}/*.tar", address)
+    assert not found(there)
+    monkeypatch.setattr(fetching, "is_installed", lambda name: name == "fsspec")
+    (only,) = found(there)
+    package = "s3fs" if address.startswith("s3") else "aiohttp"
+    assert (only.code, only.help.startswith(f"pip install '{package}>=")) == (
+        "missing-package", True,
+    )  # fmt: skip
 
 
 def test_of_a_folder_the_shards_in_it_are_meant(text: str, tmp_path: Path) -> None:

@@ -621,7 +621,7 @@ def test_faults_in_a_list_of_sources_are_found_where_they_are() -> None:
         ("splits", "source-not-read", "splits/test, "),
         ("hub", "source-not-read", "hub/test-*, "),
         ("none.jsonl", "shards-not-found", "paths are relative to"),
-        ("s3://a/b.jsonl", "shards-not-found", "samples are read from anywhere in a file"),
+        ("hf://a/b.jsonl", "shards-not-found", "samples are read from anywhere in a file"),
         ({"path": "x.jsonl", "media": "x.jsonl"}, "source-not-read", "by paths in a folder"),
         ({"path": "x.jsonl", "media": "none"}, "shards-not-found", "paths are relative to"),
         ("x.jsonl", None, ""),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mimo_launch.checks.rule import Findings
 from mimo_launch.checks.shard_formats import help_for_address, other_format
 from mimo_launch.data.shared_images import makers
+from mimo_launch.data.sources.fetching import NotFetched, is_address, package_of
 from mimo_launch.data.sources.file_formats import open_file, split_files
 from mimo_launch.data.sources.media_suffixes import (
     AUDIO_SUFFIXES,
@@ -23,6 +24,7 @@ from mimo_launch.data.sources.media_suffixes import (
     VIDEO_SUFFIXES,
     target_of,
 )
+from mimo_launch.data.sources.remote_files import DataPath
 from mimo_launch.data.sources.shard_names import PatternError, shard_files
 from mimo_launch.data.sources.source_file import BrokenFile, Part
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
@@ -84,8 +86,18 @@ def _pattern(path: YamlPath, pattern: str) -> Findings:
 def files_of(
     path: YamlPath, pattern: str, suffix: str = ""
 ) -> Generator[Diagnostic, None, Sequence[Path]]:
-    """Yield what is wrong with a pattern; return its files if nothing is. `suffix` is for help."""
+    """Yield what is wrong with a pattern; return its files that are here. `suffix` is for help."""
     key = next(str(each) for each in reversed(path) if isinstance(each, str))
+    if is_address(pattern) and key != "media":
+        if package := package_of(pattern):
+            yield Diagnostic(
+                code="missing-package",
+                headline=f"a package to fetch `{pattern}` is not installed",
+                path=path,
+                why="files at this address are fetched with it",
+                help=f"pip install {package}",
+            )
+        return ()
     if (copied := help_for_address(key, pattern)) is not None:
         yield Diagnostic(
             code="shards-not-found",
@@ -223,9 +235,13 @@ def processors_have_encoders(spec: Spec, data: UserData) -> Findings:
             )
 
 
-def first_suffixes(data: UserData) -> tuple[Path | None, list[str]]:
+def first_suffixes(data: UserData) -> tuple[DataPath | None, list[str]]:
     """Return the first file with samples, if any, and the suffixes of its first members."""
-    for shard in split_files(data, "train")[:MOST_OPENED]:
+    try:
+        shards = split_files(data, "train")[:MOST_OPENED]
+    except NotFetched:
+        return None, []
+    for shard in shards:
         found: list[str] = []
         try:
             for member in open_file(shard).records(Part()):

@@ -90,7 +90,7 @@ def _source(path: YamlPath, source: Source) -> Findings:
         try:
             format_of(shard.path)
         except (OSError, NoFormat) as error:
-            other = known_format(shard.path)
+            other = known_format(shard.path) if isinstance(shard.path, Path) else None
             yield _not_read(
                 (*path, "path"),
                 f"{shard.path} is no file of records",

@@ -18,6 +18,8 @@ from mimo_launch.cli.shared.options import Overrides
 from mimo_launch.cli.shared.readiness import custom_classes_fail, ready_shards, sound_spec
 
 if TYPE_CHECKING:
+    from mimo_launch.cli.shared.console import Console
+    from mimo_launch.data.dataset import Dataset
     from mimo_launch.survey.reading_speed import Survey
 
 HELP = """
@@ -28,6 +30,7 @@ Examples:
   mimo-launch data spec.yaml --set data.packing=true --records 100000
   mimo-launch data spec.yaml --show 8 --html samples.html
   mimo-launch data spec.yaml --stats stats.json
+  mimo-launch data spec.yaml --index-to /shared/index
   mimo-launch data spec.yaml --json
 
 Read the data of a spec as training would, and show what is there: records, tokens and rows,
@@ -70,6 +73,13 @@ class DataCommand:
             help="Write the sizes of samples, which `data.expect` takes where shards are not.",
         ),
     ] = None
+    index_to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Copy the index to a folder, which `data.index` names on other hosts.",
+        ),
+    ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
 
     def __call__(self) -> None:
@@ -94,6 +104,8 @@ class DataCommand:
             console.note(
                 f"wrote {self.stats}: in a spec for plans, `expect: {self.stats}` in `data`"
             )
+        if self.index_to is not None:
+            self._ship(dataset, self.index_to, console)
         found = survey(spec, dataset, records=self.records, steps=self.steps, show=self.show)
         console.answer(
             as_json_text(found, self.tokens_per_second)
@@ -105,6 +117,19 @@ class DataCommand:
             console.note(f"wrote {self.html}")
         if self.tokens_per_second is not None and not keeps_up(found, self.tokens_per_second):
             raise typer.Exit(1)
+
+    def _ship(self, dataset: "Dataset", folder: Path, console: "Console") -> None:
+        """Copy the indexes. Raises: typer.Exit; typer.BadParameter if there are none."""
+        from mimo_launch.data.shard_samples import ShardSamples
+
+        if not isinstance(dataset, ShardSamples):
+            raise typer.BadParameter("generated data have no index", param_hint="--index-to")
+        try:
+            dataset.copy_index(folder)
+        except OSError as error:
+            console.note(f"error: the index cannot be copied to {folder}: {error}")
+            raise typer.Exit(1) from error
+        console.note(f"wrote {folder}: on other hosts, `index: {folder}` in `data`")
 
 
 def keeps_up(found: "Survey", tokens_per_second: float) -> bool:

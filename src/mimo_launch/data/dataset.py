@@ -106,6 +106,13 @@ class Dataset(Protocol):
         """Return the number of tokens of a sample (`num_tokens` of `describe`), for packing."""
         ...
 
+    def fetch(self, split: Split, texts: Iterable[int], media: Iterable[int]) -> None:
+        """Fetch what these samples need that is not here, their texts or all, many at once.
+
+        Called before they are read; raises errors that are no damage of a sample.
+        """
+        return
+
     def text(self, split: Split, index: int) -> tuple[Tokens, Tokens]:
         """Return the tokens and labels of a sample.
 

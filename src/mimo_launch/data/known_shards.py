@@ -41,7 +41,7 @@ def records_of_shards(spec: Spec, data: UserData) -> Records | None:
             return _looked_at(spec, data)
     except (OSError, IndexError, TokenizerError, TemplateRefused, ProcessorError):
         return None
-    split = OpenSplit(spec, data, inputs, "train", index)
+    split = OpenSplit(spec, data, inputs, "train", index, fetches=False)
     if not split.num_samples:
         return None
     lengths = split.lengths.astype(np.int64)
@@ -71,7 +71,7 @@ def _looked_at(spec: Spec, data: UserData) -> Records | None:
         seen_bytes[shard.source] += shard.times * share * shard.path.stat().st_size
     found = rows.index(bad)
     index = Columns(Path(), found.columns, {"num_bad": len(bad), "suffixes": list(found.suffixes)})
-    split = OpenSplit(spec, data, indexer.inputs, "train", index)
+    split = OpenSplit(spec, data, indexer.inputs, "train", index, fetches=False)
     given = [split.describe(sample) for sample in range(split.num_samples)]
     if not given:
         return None

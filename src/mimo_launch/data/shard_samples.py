@@ -5,8 +5,10 @@ Relies on: `open_split` for the samples of a split; `sample_encoder` and `decode
 Leaves: the order of samples to `data.order.sample_order`, threads to `loader`.
 """
 
+import shutil
 from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +61,12 @@ class ShardSamples(Dataset):
         """Return the held-out samples of each set by its name."""
         return self._sets
 
+    def copy_index(self, folder: Path) -> None:
+        """Copy the index of each split to a folder for `data.index`. Raises: OSError."""
+        for split in self.splits.values():
+            made = split.index.folder
+            shutil.copytree(made, folder / made.name, dirs_exist_ok=True)
+
     def _named_sets(self) -> dict[str, Sequence[int]]:
         """Return the samples of each set. Raises: NotTrainable if one has none."""
         sets, found = self._data.heldout_names, self.splits["heldout"]
@@ -91,6 +99,10 @@ class ShardSamples(Dataset):
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and positions of a sample, from the index alone."""
         return self.splits[split].describe(index)
+
+    def fetch(self, split: Split, texts: Iterable[int], media: Iterable[int]) -> None:
+        """Fetch texts, or all, of samples of files from elsewhere."""
+        self.splits[split].fetch(texts, media)
 
     def text(self, split: Split, index: int) -> tuple[Int64s, Int64s]:
         """Return tokens and labels, int64 [seq]; a row is the placeholder of its encoder."""

@@ -21,6 +21,14 @@ SHARD_PACKAGES = {
 AUDIO_PACKAGES = {"soundfile": "soundfile>=0.12", "soxr": "soxr>=0.4"}
 AV = "av>=14"
 PYARROW = "pyarrow>=17"
+# What fetches an address, by its scheme.
+FSSPEC, AIOHTTP = "fsspec>=2024.6", "aiohttp>=3.9"
+REMOTE_PACKAGES = {
+    "s3": {"fsspec": FSSPEC, "s3fs": "s3fs>=2024.6"},
+    "gs": {"fsspec": FSSPEC, "gcsfs": "gcsfs>=2024.6"},
+    "http": {"fsspec": FSSPEC, "aiohttp": AIOHTTP},
+    "https": {"fsspec": FSSPEC, "aiohttp": AIOHTTP},
+}
 TRANSFORMER_ENGINE = "transformer-engine[pytorch]>=2.20"
 
 

@@ -105,6 +105,25 @@ class VideoSettings(Strict):
     )
 
 
+class FetchSettings(Strict):
+    """How files at addresses such as `s3://bucket/x.tar` are fetched."""
+
+    folder: LocalPath | None = Field(
+        None,
+        description="Folder on a local disk for what has been fetched, which the ranks of a host "
+        "share; default: in your cache folder.",
+        examples=["/local/files"],
+    )
+    gib: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = Field(
+        100.0, description="GiB that the folder may hold; files that were used last remain."
+    )
+    patience: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = Field(
+        300.0,
+        description="Seconds for which a request that fails is repeated before the run ends; less "
+        "than `train.timeout`.",
+    )
+
+
 class UserData(Samples):
     """Your own files, of whatever format: the keys that say how a record becomes a sample."""
 
@@ -176,6 +195,10 @@ class UserData(Samples):
         "file that `mimo-launch data --stats FILE` wrote where they are. Shards that are here "
         "count more.",
         examples=[{"images": 1.5, "rows": 240, "text": 400}, "stats.json"],
+    )
+    fetch: FetchSettings = Field(
+        FetchSettings(folder=None, gib=100.0, patience=300.0),
+        description="How files at addresses such as `s3://bucket/x.tar` are fetched.",
     )
     decode_threads: Count = Field(
         4, description="Threads of each rank that decode the images and clips of a step."

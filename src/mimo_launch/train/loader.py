@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import setitem
 from typing import Any, TypeVar
 
@@ -180,6 +180,10 @@ def read_step(
     numbers = tuple(map(range, ends, ends[1:]))
     made = ReadStep(source.data, spec.batch.seq, numbers, seed=spec.train.seed)
     reasons: dict[int, str] = {}
+    texts = {*reads.texts, *reads.documents, *reads.answers}
+    source.dataset.fetch(
+        source.split, _ids(source, texts), _ids(source, chain(*reads.images.values()))
+    )
     records: Iterable[Record] = _records(source, reads, spec, made, pinned=pinned)
     if threads is not None:  # Start all reads before waiting for the first one.
         records = [(number, threads.submit(read).result, keep) for number, read, keep in records]
@@ -196,6 +200,11 @@ def read_step(
                 short = text[: MAX_REASON - 3] + "..."
                 reasons[number] = text if len(text) <= MAX_REASON else short
     return made, reasons
+
+
+def _ids(source: UnreadStep, positions: Iterable[int]) -> list[int]:
+    """Return the records of samples of a step."""
+    return [each.id for position in positions for each in source.data.samples[position].records]
 
 
 Record = tuple[int, Callable[[], Any], Callable[[Any], None]]

@@ -95,12 +95,13 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
     from mimo_launch.data.expected_steps import look_again
     from mimo_launch.data.samples.template_program import TemplateRefused
     from mimo_launch.data.shard_samples import ShardSamples
+    from mimo_launch.data.sources.fetching import SourceGone
 
     try:
         with ExitStack() as stack:
             say = _progress(console, stack) if speaks else lambda progress: None
             found = ShardSamples(spec, spec.data, say)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SourceGone) as error:
         if speaks:
             whose = f"the chat template in {spec.data.tokenizer} cannot be used: "
             console.note(f"error: {whose if isinstance(error, TemplateRefused) else ''}{error}")

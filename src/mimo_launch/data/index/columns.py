@@ -30,7 +30,7 @@ from mimo_launch.layout.step_data import ImageSpan
 
 Column = npt.NDArray[Any]
 
-META, BAD = "index.json", "bad.jsonl"
+META, BAD, BLOCKS = "index.json", "bad.jsonl", "blocks.npy"
 VERSION = 12
 
 # The fields of `Tiling` for an image in tiles; for a frame only a height, 2 for the last frame.
@@ -123,6 +123,11 @@ class Columns:
         """Return the key of a sample in its shard."""
         found = self.columns["key_byte"][self.range("key", sample)]
         return bytes(found).decode("utf-8", "surrogateescape")
+
+    def block_checksums(self) -> list[Column]:
+        """Return the checksums of the blocks of each file; none of a file that was here."""
+        ends = self.meta.get("block_ends", [])
+        return np.split(np.load(self.folder / BLOCKS), ends[:-1]) if ends else []
 
     @property
     def num_bad(self) -> int:

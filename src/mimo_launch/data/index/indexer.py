@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -258,8 +259,9 @@ def tasks_of(shards: Sequence[NamedShard]) -> list[Task]:
     for number, shard in enumerate(shards):
         parts: Sequence[Part] = (Part(),)
         with suppress(BrokenFile, OSError, ValueError):
-            # A shard is one part: there may be many of them, on a slow file system.
-            parts = parts if shard.is_tar else open_file(shard).parts()
+            # A shard is one part: there may be many of them, on a slow file system or elsewhere.
+            is_one = shard.is_tar or not isinstance(shard.path, Path)
+            parts = parts if is_one else open_file(shard).parts()
         found += [Task(number, shard, part) for part in parts]
     return found
 

@@ -22,6 +22,7 @@ from uuid import uuid4
 import numpy as np
 
 from mimo_launch.data.index.columns import (
+    BLOCKS,
     Columns,
     ColumnWriter,
     DamagedIndex,
@@ -35,8 +36,10 @@ from mimo_launch.data.index.indexer import SampleIndexer, Task, indexed_parts, i
 from mimo_launch.data.index.kept_parts import KeptParts
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.media_rows import ShardInputs
+from mimo_launch.data.sources.fetching import NotFetched
 from mimo_launch.data.sources.file_formats import split_files
 from mimo_launch.data.sources.kept_files import kept_folders, locked, writable
+from mimo_launch.data.sources.remote_files import DataPath, RemotePath, ask_for_states
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.processors.files import TOKENIZER
@@ -67,7 +70,7 @@ def open_index(indexer: SampleIndexer, split: Split, say: Say) -> Columns:
 
     Raises: OSError if a shard cannot be read, or the index cannot be written.
     """
-    shards = split_files(indexer.data, split, keeps=True)
+    shards = split_files(indexer.data, split, fetches=True)
     wanted = _identity(indexer.spec, indexer.data, indexer.inputs, shards)
     if (found := _found(indexer.data, wanted, shards)) is not None:
         return found
@@ -101,7 +104,7 @@ def _found(data: UserData, wanted: dict[str, Any], shards: Sequence[NamedShard])
 
 
 def _kept(data: UserData, shards: Sequence[NamedShard]) -> tuple[Path, ...]:
-    return kept_folders(data.index, shards[0].path.parent)
+    return kept_folders(data.index, shards[0].path)
 
 
 def _name(wanted: dict[str, Any]) -> str:
@@ -118,15 +121,18 @@ def _identity(
     The tokens of markers follow from it, so a tokenizer need not be loaded to find an index.
     """
     folder = Path(data.tokenizer)
-    stats = [each.path.stat() for each in shards]
+    with suppress(NotFetched):
+        ask_for_states([each.path for each in shards])
     tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes())
     texts = [chat_sources(folder), special_texts(folder)]
     tokenizer.update(json.dumps([*texts, *(image_text(folder) or ())]).encode())
+    is_here = any(isinstance(each.path, Path) for each in shards)
     media = [[str(folder) for folder in each.media] for each in shards]
     identity = {
         "names": [str(each.path.absolute()) for each in shards],
         "settings": {
-            "tokenizer": str(folder.absolute()),
+            # Of files from elsewhere, an index may be made on another host.
+            **({"tokenizer": str(folder.absolute())} if is_here else {}),
             "template": data.template.model_dump(mode="json"),
             "said": [data.image_marker, data.audio_marker, data.video_marker],
             "placeholders": [placeholder_id(spec, name) for name in inputs.in_text],
@@ -136,11 +142,19 @@ def _identity(
             "max_characters": data.max_characters,
             **({"media": media} if any(media) else {}),
         },
-        "shards": [[each.st_size, each.st_mtime_ns] for each in stats],
+        "shards": [_state(each.path) for each in shards],
         "tokenizer": tokenizer.hexdigest(),
     }
     found: dict[str, Any] = json.loads(json.dumps(identity))  # As it will be read back.
     return found
+
+
+def _state(path: DataPath) -> list[int] | None:
+    """Return the state of a file; None of one that a command without a network asks about."""
+    with suppress(NotFetched):
+        found = path.stat()
+        return [found.st_size, found.st_mtime_ns]
+    return None
 
 
 def _usable(folder: Path, wanted: dict[str, Any]) -> tuple[Columns | None, str]:
@@ -151,7 +165,7 @@ def _usable(folder: Path, wanted: dict[str, Any]) -> tuple[Columns | None, str]:
         if have["tokenizer"] != wanted["tokenizer"]:
             return None, "the tokenizer has changed"
         for name, old, new in zip(wanted["names"], have["shards"], wanted["shards"], strict=True):
-            if old != new:
+            if old != new and new is not None:
                 return None, f"{Path(name).name} has changed"
         return open_columns(folder, meta), ""
     except FileNotFoundError:
@@ -193,6 +207,7 @@ def _make(
                 say(replace(progress, done=done, samples=samples, bad=len(bad)))
             write_bad(made, bad)
             meta = {"suffixes": list(suffixes), "num_bad": len(bad), "ignored": ignored}
+            meta |= _write_blocks(made, shards)
             writer.finish({"identity": identity, **meta})
             if kept is not None:
                 kept.remove()
@@ -211,6 +226,18 @@ def _make(
                 raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _write_blocks(made: Path, shards: Sequence[NamedShard]) -> dict[str, Any]:
+    """Write the checksums of what was fetched, by which later reads are compared."""
+    found = [
+        each.path.cached.checksums() if isinstance(each.path, RemotePath) else np.zeros(0, "u4")
+        for each in shards
+    ]
+    if not any(map(len, found)):
+        return {}
+    np.save(made / BLOCKS, np.concatenate(found))
+    return {"block_ends": np.cumsum([len(each) for each in found]).tolist()}
 
 
 def _parts(

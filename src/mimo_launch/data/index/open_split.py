@@ -7,7 +7,7 @@ Leaves: the meaning of members to `shard_samples`.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import islice, pairwise
 from typing import TypeVar
@@ -21,7 +21,9 @@ from mimo_launch.data.index.columns import BAD, LISTS, Columns, placed_from
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import marker_of
 from mimo_launch.data.samples.media_rows import PlacedMedium, ShardInputs
+from mimo_launch.data.samples.records import TEXT_SUFFIXES
 from mimo_launch.data.sources.file_formats import in_set, open_file, split_files
+from mimo_launch.data.sources.remote_files import RemotePath
 from mimo_launch.data.sources.source_file import MemberPlace, OpenFiles, Places
 from mimo_launch.data.sources.tables import copied_bytes
 from mimo_launch.kinds.registry import kind_of
@@ -44,9 +46,19 @@ class OpenSplit:
     """
 
     def __init__(
-        self, spec: Spec, data: UserData, inputs: ShardInputs, split: Split, index: Columns
+        self,
+        spec: Spec,
+        data: UserData,
+        inputs: ShardInputs,
+        split: Split,
+        index: Columns,
+        *,
+        fetches: bool = True,
     ) -> None:
-        """Take the samples of an index. Raises: ValueError if shards cannot be named."""
+        """Take the samples of an index; with `fetches`, files from elsewhere may be fetched.
+
+        Raises: ValueError if shards cannot be named.
+        """
         self.split: Split = split
         self.index = index
         self._data, self._seq = data, spec.batch.seq
@@ -54,7 +66,10 @@ class OpenSplit:
         self._inputs = inputs
         self._gaps = [inputs.gap(name) for name in inputs.names]
         self._holds_text = [inputs.holds_text(name) for name in inputs.names]
-        self._shards = split_files(self._data, split, keeps=True)
+        self._shards = split_files(self._data, split, fetches=fetches)
+        for shard, checksums in zip(self._shards, index.block_checksums(), strict=False):
+            if fetches and isinstance(shard.path, RemotePath):
+                shard.path.cached.wanted = checksums
         self._reader = OpenFiles(self._shards, open_file)
         self.num_too_long = int((self.index.columns["tokens"] > self._seq).sum())
         self._rows: npt.NDArray[np.int64] | None = None
@@ -295,6 +310,21 @@ class OpenSplit:
         values = zip(*(columns[f"member_{name}"][here].tolist() for name in names), strict=True)
         suffixes = self.index.meta["suffixes"]
         return {suffixes[suffix]: MemberPlace(offset, size) for suffix, offset, size in values}
+
+    def fetch(self, texts: Iterable[int], media: Iterable[int]) -> None:
+        """Fetch what `read` needs of samples, of all or of their texts, many at once.
+
+        Raises: SourceGone, OSError.
+        """
+        if not any(isinstance(each.path, RemotePath) for each in self._shards):
+            return
+        whole = {*map(self.row, media)}
+        wanted = []
+        for row in {*map(self.row, texts)} | whole:
+            places = self.members(row)
+            suffixes = places.keys() if row in whole else TEXT_SUFFIXES
+            wanted.append((int(self.index.columns["shard"][row]), places, tuple(suffixes)))
+        self._reader.fetch(wanted)
 
     def read(self, row: int, places: Places, suffix: str) -> bytes:
         """Return the bytes of a member of a sample. Raises: OSError, EOFError, ValueError."""

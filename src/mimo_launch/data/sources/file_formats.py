@@ -15,8 +15,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mimo_launch.data.sources.fetching import Fetching, fetching_of
 from mimo_launch.data.sources.json_files import JsonLines, JsonList
 from mimo_launch.data.sources.kept_files import kept_folders
+from mimo_launch.data.sources.remote_files import DataPath
 from mimo_launch.data.sources.shard_names import NamedShard, named_shards
 from mimo_launch.data.sources.source_file import KEPT, Recent, SourceFile
 from mimo_launch.data.sources.tables import ArrowTable, ParquetTable
@@ -46,24 +48,33 @@ class NoFormat(ValueError):
     """A file is of no known format."""
 
 
-def split_files(data: UserData, split: "Split", *, keeps: bool = False) -> list[NamedShard]:
-    """Return the files of a split; with `keeps`, copies of rows may be made of them.
+def split_files(data: UserData, split: "Split", *, fetches: bool = False) -> list[NamedShard]:
+    """Return the files of a split; with `fetches`, bytes of them may be fetched and rows copied.
 
-    Raises: PatternError.
+    Raises: PatternError; SourceGone, NotFetched if addresses cannot be listed.
     """
+    fetching = fetching_of(data, is_on=fetches)
     if isinstance(data, WebdatasetData):
         sets = {"": patterns_of(data.shards)} if split == "train" else data.heldout_sets
-        return named_shards(chain.from_iterable(sets.values()))
+        return named_shards(chain.from_iterable(sets.values()), fetching)
     if isinstance(data, FilesData):
         sources = data.sources if split == "train" else chain(*data.heldout_sets.values())
-        found = [each for n, source in enumerate(sources) for each in source_files(source, n)]
-        for shard in found if keeps else ():
-            shard.kept = kept_folders(data.index, shard.path.parent)
+        found = [
+            each
+            for n, source in enumerate(sources)
+            for each in source_files(source, n, fetching=fetching)
+        ]
+        for shard in found if fetches else ():
+            is_here = isinstance(shard.path, Path)
+            cache = (fetching.cache.folder,)
+            shard.kept = kept_folders(data.index, shard.path) if is_here else cache
         return found
     return []
 
 
-def source_files(source: Source, number: int = 0) -> list[NamedShard]:
+def source_files(
+    source: Source, number: int = 0, *, fetching: Fetching | None = None
+) -> list[NamedShard]:
     """Return the files of a source with this number. Raises: PatternError."""
     media = tuple(map(Path, patterns_of(source.media or ())))
     return [
@@ -75,14 +86,14 @@ def source_files(source: Source, number: int = 0) -> list[NamedShard]:
             source=number,
             is_tar=False,
         )
-        for each in named_shards(patterns_of(source.path))
+        for each in named_shards(patterns_of(source.path), fetching)
         for path in _files(each.path)
     ]
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _files(path: DataPath) -> Iterator[DataPath]:
     """Yield the files of records of a folder, or a path that is none. Raises: OSError."""
-    if not path.is_dir():
+    if not isinstance(path, Path) or not path.is_dir():
         yield path
         return
     if (path / _STATE).is_file():
@@ -115,12 +126,12 @@ def splits_in(path: Path) -> list[str]:
     if not path.is_dir() or (path / _STATE).is_file():
         return []
     split = re.compile(r"(.+)-\d{5}-of-\d{5}")
-    found = [(each, split.match(each.name)) for each in _files(path)]
+    found = [(each, split.match(each.name)) for each in _files(path) if isinstance(each, Path)]
     names = sorted({str(each.parent / f"{name[1]}-*") for each, name in found if name})
     return names if len(names) > 1 else []
 
 
-def is_table(path: Path) -> bool:
+def is_table(path: DataPath) -> bool:
     """Return whether a file is one of those that pyarrow reads. Raises: OSError."""
     with path.open("rb") as file:
         return file.read(6).startswith(tuple(_TABLES))
@@ -129,7 +140,7 @@ def is_table(path: Path) -> bool:
 def in_set(data: UserData, name: str, shards: Sequence[NamedShard]) -> list[bool]:
     """Return which files belong to a held-out set. Raises: PatternError."""
     if isinstance(data, WebdatasetData):
-        found = named_shards(data.heldout_sets[name])
+        found = named_shards(data.heldout_sets[name], fetching_of(data, is_on=True))
         named = {each for shard in found for each in (shard.path, *shard.others)}
         return [not named.isdisjoint((each.path, *each.others)) for each in shards]
     if isinstance(data, FilesData):
@@ -145,7 +156,7 @@ def open_file(shard: NamedShard, recent: Recent | None = None) -> SourceFile:
     return format_of(shard.path)(shard, recent or Recent(KEPT))
 
 
-def format_of(path: Path) -> Format:
+def format_of(path: DataPath) -> Format:
     """Return the class that opens a file, by its first bytes. Raises: OSError, NoFormat."""
     with path.open("rb") as file:
         head = file.read(tarfile.BLOCKSIZE)

@@ -7,12 +7,12 @@ Leaves: the meaning of the text to `samples.records`.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from io import BufferedReader
-from pathlib import Path
 
 from mimo_launch.data.sources.media_folders import MAX_RECORD, ShapedRecords
 from mimo_launch.data.sources.record_shapes import BadRecord, ShapedRecord, shaped
+from mimo_launch.data.sources.remote_files import DataPath
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import (
     BrokenFile,
@@ -20,9 +20,9 @@ from mimo_launch.data.sources.source_file import (
     MemberPlace,
     Part,
     Places,
-    PlainFile,
     Recent,
     SourceFile,
+    opened,
 )
 
 # Bytes that one process looks at, and bytes that are read at once.
@@ -35,7 +35,7 @@ class JsonLines(SourceFile):
 
     def __init__(self, shard: NamedShard, recent: Recent) -> None:
         """Open it. Raises: OSError."""
-        self._path, file = shard.path, PlainFile(shard.path)
+        self._path, self._file = shard.path, (file := opened(shard.path))
         self._records = ShapedRecords(shard, lambda place: _shaped(file.bytes_at(place)), recent)
 
     def parts(self) -> Sequence[Part]:
@@ -73,6 +73,11 @@ class JsonLines(SourceFile):
         """Return the share of the file up to the end of a record. Raises: OSError."""
         text = places["json"]
         return (text.offset + text.size) / self._path.stat().st_size
+
+    def fetch(self, places: Places, suffixes: Collection[str]) -> None:
+        """Fetch a record. Raises: SourceGone, OSError."""
+        del suffixes  # They are in its text, or in files that are here.
+        self._file.fetch([places["json"]])
 
     def read(self, places: Places, suffix: str, limit: int | None = None) -> bytes:
         """Return the text of a record, or a medium. Raises: OSError, EOFError, BadRecord."""
@@ -118,7 +123,7 @@ def _shaped(text: bytes) -> ShapedRecord:
     return shaped(found)
 
 
-def _elements(path: Path, first: int, end: int) -> Iterator[tuple[int, bytes]]:
+def _elements(path: DataPath, first: int, end: int) -> Iterator[tuple[int, bytes]]:
     """Yield offset and text of the elements of a list that begin in a part of a file.
 
     Raises: BrokenFile, OSError.

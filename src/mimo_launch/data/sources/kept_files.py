@@ -21,9 +21,12 @@ def cache_folder(name: str) -> Path:
     return cache / "mimo-launch" / name
 
 
-def kept_folders(asked: str | None, beside: Path) -> tuple[Path, ...]:
-    """Return where files made from the data in a folder may be; `asked` is `data.index`."""
-    return (Path(asked),) if asked is not None else (beside / FOLDER, cache_folder("index"))
+def kept_folders(asked: str | None, path: object) -> tuple[Path, ...]:
+    """Return where files made from a file may be: `asked` is `data.index`."""
+    if asked is not None:
+        return (Path(asked),)
+    beside = (path.parent / FOLDER,) if isinstance(path, Path) else ()
+    return (*beside, cache_folder("index"))
 
 
 def writable(folders: Sequence[Path]) -> Path:

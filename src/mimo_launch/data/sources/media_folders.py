@@ -22,10 +22,10 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 class MediaFolders:
-    """Folders with the media of records. Relative names begin in the first."""
+    """Folders with the media of records. Relative names begin in the first, if any."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        self._base = str(folders[0])
+        self._base = str(folders[0]) if folders else ""
         # The folders as they are after links: a record may not lead out of these.
         self._inside = tuple(os.path.join(os.path.realpath(each), "") for each in folders)
         # An index asks for a file several times.
@@ -60,6 +60,11 @@ class MediaFolders:
             )
         if "\0" in name:
             raise BadRecord(f"the name of its {kind} has a zero byte")
+        if not self._inside:
+            raise BadRecord(
+                f"its {kind} is the file `{name[:200]}`, and its record comes from elsewhere: "
+                "write `media: FOLDER` in the source, or put the bytes into the records"
+            )
         path = os.path.realpath(os.path.join(self._base, name))
         if not path.startswith(self._inside):
             raise BadRecord(
@@ -89,7 +94,8 @@ class ShapedRecords:
         self, shard: NamedShard, make: Callable[[MemberPlace], ShapedRecord], recent: Recent
     ) -> None:
         """Read records with `make`, and what they name in folders."""
-        self._folders = MediaFolders(shard.media or (shard.path.parent,))
+        beside = (shard.path.parent,) if isinstance(shard.path, Path) else ()
+        self._folders = MediaFolders(shard.media or beside)
         self._path, self._make, self._recent = shard.path, make, recent
 
     def member(self, key: str, place: MemberPlace, read: Callable[[], ShapedRecord]) -> Member:

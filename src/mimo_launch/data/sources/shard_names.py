@@ -16,6 +16,9 @@ from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
 
+from mimo_launch.data.sources.fetching import Fetching, is_address
+from mimo_launch.data.sources.remote_files import DataPath, RemotePath, remote_names
+
 # The longest file name (Linux: NAME_MAX).
 MAX_DIGITS = 255
 # All names together, at about 300 letters each.
@@ -117,27 +120,29 @@ class NamedShard:
     folders in which copies of its rows may be kept, none if none are made.
     """
 
-    path: Path
+    path: DataPath
     times: int = 0
-    others: dict[Path, None] = field(default_factory=dict)
+    others: dict[DataPath, None] = field(default_factory=dict)
     media: tuple[Path, ...] = ()
     source: int = 0
     is_tar: bool = True
     kept: tuple[Path, ...] = ()
 
 
-def named_shards(patterns: str | Iterable[str]) -> list[NamedShard]:
+def named_shards(
+    patterns: str | Iterable[str], fetching: Fetching | None = None
+) -> list[NamedShard]:
     """Return the shards that patterns name, each once; links and other paths name the same file.
 
     A file counts once for each name without `*`, `?` or `[`, whether it exists or not, and once for
-    each pattern with one that it matches.
-    Raises: PatternError.
+    each pattern with one that it matches. Addresses are fetched as `fetching` says.
+    Raises: PatternError; SourceGone, NotFetched if addresses cannot be listed.
     """
     found: dict[object, NamedShard] = {}
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         for name in expand(pattern, MAX_FILES):
             here: dict[int, NamedShard] = {}
-            for path in map(Path, sorted(_Glob().names(name)) if has_magic(name) else [name]):
+            for path in _paths(name, fetching):
                 shard = found.setdefault(_file(path), NamedShard(path))
                 here[id(shard)] = shard
                 if path != shard.path:
@@ -151,11 +156,23 @@ def named_shards(patterns: str | Iterable[str]) -> list[NamedShard]:
 
 def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:
     """Return the files of `named_shards`. Raises: PatternError."""
-    return tuple(each.path for each in named_shards(patterns))
+    return tuple(each.path for each in named_shards(patterns) if isinstance(each.path, Path))
 
 
-def _file(path: Path) -> object:
+def _paths(name: str, fetching: Fetching | None) -> list[DataPath]:
+    """Return the files that a name without braces stands for."""
+    if fetching is None or not is_address(name):
+        return [*map(Path, sorted(_Glob().names(name)) if has_magic(name) else [name])]
+    # A server of files lists none, and its addresses may have a query.
+    is_listed = has_magic(name) and not name.lower().startswith("http")
+    names = remote_names(name, fetching) if is_listed else [name]
+    return [RemotePath(each, fetching) for each in names]
+
+
+def _file(path: DataPath) -> object:
     """Return a value that is the same for all names of a file."""
+    if isinstance(path, RemotePath):
+        return path
     try:
         found = path.stat()
     except (OSError, ValueError):

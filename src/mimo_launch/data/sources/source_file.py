@@ -10,11 +10,14 @@ members to `samples`.
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from mimo_launch.data.sources.fetching import REQUESTS
+from mimo_launch.data.sources.remote_files import DataPath, RemotePath
 from mimo_launch.data.sources.shard_names import NamedShard
 
 # Open files, and bytes of records that were read last.
@@ -77,6 +80,10 @@ class SourceFile(Protocol):
         """Return the share of the file up to the end of a sample. Raises: OSError."""
         ...
 
+    def fetch(self, places: Places, suffixes: Collection[str]) -> None:
+        """Fetch members from elsewhere, for a later `read`. Raises: SourceGone, OSError."""
+        return
+
     def read(self, places: Places, suffix: str, limit: int | None = None) -> bytes:
         """Return the bytes of a member of a sample, given the places of all, or its first `limit`.
 
@@ -124,7 +131,7 @@ class OpenFiles:
         self._lock = threading.Lock()
         self._files: OrderedDict[int, SourceFile] = OrderedDict()
 
-    def path(self, shard: int) -> Path:
+    def path(self, shard: int) -> DataPath:
         """Return the path of a file by its number."""
         return self.shards[shard].path
 
@@ -132,18 +139,69 @@ class OpenFiles:
         """Return the bytes of a member, as `SourceFile.read` does."""
         return self._open(shard).read(places, suffix)
 
+    def fetch(self, wanted: Sequence[tuple[int, Places, Collection[str]]]) -> None:
+        """Fetch members of samples, as (file, places, suffixes), from elsewhere, many at once.
+
+        Raises: SourceGone, OSError.
+        """
+        away = [each for each in wanted if isinstance(self.shards[each[0]].path, RemotePath)]
+        if away:
+            with ThreadPoolExecutor(min(REQUESTS, len(away)), "fetcher") as threads:
+                list(threads.map(lambda each: self._open(each[0]).fetch(*each[1:]), away))
+
     def _open(self, shard: int) -> SourceFile:
         """Return an open file, which stays open while the caller holds it."""
         with self._lock:
-            if shard not in self._files:
-                self._files[shard] = self._open_file(self.shards[shard], self._recent)
-                if len(self._files) > MAX_OPEN:
-                    self._files.popitem(last=False)
-            self._files.move_to_end(shard)
-            return self._files[shard]
+            if shard in self._files:
+                self._files.move_to_end(shard)
+                return self._files[shard]
+        # Others go on meanwhile: it may have to be fetched.
+        file = self._open_file(self.shards[shard], self._recent)
+        with self._lock:
+            self._files[shard] = file
+            if len(self._files) > MAX_OPEN:
+                self._files.popitem(last=False)
+        return file
 
 
-class PlainFile:
+class BytesByPlace(Protocol):
+    """An open file of which bytes are read by their place."""
+
+    def bytes_at(self, place: MemberPlace, limit: int | None = None) -> bytes:
+        """Return bytes, or the first `limit`. Raises: OSError; EOFError if the file is shorter."""
+        ...
+
+    def fetch(self, places: Sequence[MemberPlace]) -> None:
+        """Fetch bytes from elsewhere, for a later `bytes_at`. Raises: SourceGone, OSError."""
+        return
+
+
+def opened(path: DataPath) -> BytesByPlace:
+    """Open a file. Raises: OSError."""
+    return PlainFile(path) if isinstance(path, Path) else FetchedFile(path)
+
+
+class FetchedFile(BytesByPlace):
+    """A file from elsewhere."""
+
+    def __init__(self, path: RemotePath) -> None:
+        self._path = path
+
+    def bytes_at(self, place: MemberPlace, limit: int | None = None) -> bytes:
+        """Return bytes, or the first `limit`. Raises: EOFError, SourceGone."""
+        wanted = place.size if limit is None else min(place.size, limit)
+        found = self._path.read(place.offset, wanted)
+        if len(found) < wanted:
+            raise EOFError(f"the file ends {wanted - len(found)} bytes before its member does")
+        return found
+
+    def fetch(self, places: Sequence[MemberPlace]) -> None:
+        """Fetch all bytes from the first of these places to the last. Raises: SourceGone."""
+        begin = min(each.offset for each in places)
+        self._path.fetch(begin, max(each.offset + each.size for each in places) - begin)
+
+
+class PlainFile(BytesByPlace):
     """A file that is closed when its last reference is gone."""
 
     def __init__(self, path: Path) -> None:

@@ -11,17 +11,21 @@ Leaves: what a row says to `record_shapes`, the files that it names to `media_fo
 import hashlib
 import shutil
 import threading
+import weakref
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.data.sources.block_cache import held
 from mimo_launch.data.sources.kept_files import locked, writable
 from mimo_launch.data.sources.media_folders import ShapedRecords
 from mimo_launch.data.sources.record_shapes import BadRecord, ShapedRecord, shaped
+from mimo_launch.data.sources.remote_files import RemotePath
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import (
     Member,
@@ -48,6 +52,14 @@ class TableFile(SourceFile):
         """Open it. Raises: OSError, ValueError."""
         self._records = ShapedRecords(shard, lambda place: self._row(place.offset), recent)
         self._begins: Sequence[int] = (0,)
+
+    def _here(self, shard: NamedShard) -> Path:
+        """Return the file, fetched as a whole if it is not here: its bytes are read by pyarrow."""
+        if isinstance(shard.path, Path):
+            return shard.path
+        self._held = ExitStack()
+        weakref.finalize(self, self._held.close)
+        return self._held.enter_context(shard.path.whole())
 
     @abstractmethod
     def _group(self, group: int) -> Any:
@@ -108,7 +120,7 @@ class ParquetTable(TableFile):
         import pyarrow.parquet
 
         super().__init__(shard, recent)
-        self._file = pyarrow.parquet.ParquetFile(shard.path)
+        self._file = pyarrow.parquet.ParquetFile(self._here(shard))
         # A file is read by one thread at a time.
         self._lock = threading.Lock()
         self._recent, self._path, self._shard = recent, shard.path, shard
@@ -125,7 +137,7 @@ class ParquetTable(TableFile):
             )
         is_copied = self._shard.kept and self._sizes[group] >= LARGE
         if is_copied and (copy := self._copy(group)) is not None:
-            return self._recent.get(copy, lambda: _mapped(copy).read_all(), lambda _: _MAP)
+            return self._recent.get(copy, lambda: _held_copy(copy), lambda _: _MAP)
         key = self._path, "group", group
         return self._recent.get(key, lambda: self._read(group), lambda table: int(table.nbytes))
 
@@ -150,6 +162,8 @@ class ParquetTable(TableFile):
                 old.unlink(missing_ok=True)
         if shutil.disk_usage(path.parent).free < 2 * self._sizes[group]:
             return None
+        if isinstance(self._path, RemotePath):
+            self._path.fetching.cache.make_room(self._sizes[group])
         with locked(path.with_suffix(".lock")):
             if not path.is_file():
                 self._write(group, path)
@@ -174,7 +188,7 @@ class ArrowTable(TableFile):
     def __init__(self, shard: NamedShard, recent: Recent) -> None:
         """Open it. Raises: OSError, ValueError."""
         super().__init__(shard, recent)
-        self._batches = _mapped(shard.path).read_all().to_batches()
+        self._batches = _mapped(self._here(shard)).read_all().to_batches()
         self._begins = list(accumulate(map(len, self._batches), initial=0))
 
     def _group(self, group: int) -> Any:
@@ -192,6 +206,15 @@ def _mapped(path: Path) -> Any:
     is_file = mapped.read(6) == b"ARROW1"
     mapped.seek(0)
     return (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(mapped)
+
+
+def _held_copy(path: Path) -> Any:
+    """Return the rows of a copy, which no process removes while they are used."""
+    stack = ExitStack()
+    stack.enter_context(held(path))
+    rows = _mapped(path).read_all()
+    weakref.finalize(rows, stack.close)
+    return rows
 
 
 def copies_of(shard: NamedShard) -> tuple[Path, ...]:

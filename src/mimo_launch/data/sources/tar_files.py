@@ -9,18 +9,19 @@ Leaves: the meaning of members to `records` and `decode_media`.
 
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from mimo_launch.data.sources.remote_files import DataPath
 from mimo_launch.data.sources.source_file import (
     BrokenFile,
     Member,
     MemberPlace,
     Part,
     Places,
-    PlainFile,
     SourceFile,
+    opened,
 )
 
 _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
@@ -28,7 +29,7 @@ _KEY = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
 _MAX_HEADERS = 1 << 20
 
 
-def samples_of(path: Path) -> Iterator[Member]:
+def samples_of(path: DataPath) -> Iterator[Member]:
     """Yield the samples of a shard in order.
 
     If the end is damaged, the error is raised after the samples before it; the last of these
@@ -68,7 +69,7 @@ def samples_of(path: Path) -> Iterator[Member]:
         yield now
 
 
-def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
+def _headers(path: DataPath) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar. Raises: TarError, OSError."""
     end = 0
     try:
@@ -129,9 +130,9 @@ class _Headers:
 class TarFile(SourceFile):
     """A tar shard; the place of a member is its offset in the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: DataPath) -> None:
         """Open it. Raises: OSError."""
-        self._path, self._file = path, PlainFile(path)
+        self._path, self._file = path, opened(path)
 
     def records(self, part: Part) -> Iterator[Member]:
         """Yield the samples of the shard. Raises: BrokenFile, OSError."""
@@ -142,6 +143,11 @@ class TarFile(SourceFile):
         """Return the share of the shard up to the end of a sample. Raises: OSError."""
         ends = (each.offset + each.size for each in places.values())
         return max(ends) / self._path.stat().st_size
+
+    def fetch(self, places: Places, suffixes: Collection[str]) -> None:
+        """Fetch members, which are beside each other. Raises: SourceGone, OSError."""
+        if found := [places[each] for each in suffixes if each in places]:
+            self._file.fetch(found)
 
     def read(self, places: Places, suffix: str, limit: int | None = None) -> bytes:
         """Return the bytes of a member. Raises: OSError; EOFError if the shard is shorter now."""

@@ -1,0 +1,163 @@
+"""A file from elsewhere as far as it has been fetched: blocks on the local disk, with checksums.
+
+Decides: that a file is kept as one sparse file, of which only fetched blocks take room; that every
+block has a checksum from its first touch on; that processes of a host fetch a block once.
+Relies on: `block_cache` for the folder.
+Leaves: fetching, and repeating it, to `remote_files`.
+
+Of a file there are its bytes, `NAME.data`, and `NAME.marks`, a number per block, which remains when
+the bytes are removed.
+"""
+
+import os
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_launch.data.sources.block_cache import (
+    BLOCK,
+    HERE,
+    KNOWN,
+    MOST_BLOCKS,
+    BlockCache,
+    WrongBytes,
+    held,
+)
+from mimo_launch.data.sources.kept_files import locked
+
+# Locks of all requests together: each stands for many groups of blocks.
+_LOCKS = 1024
+Marks = npt.NDArray[np.uint64]
+
+
+class CachedFile:
+    """The blocks of a file of `size` bytes with this name. Any thread or process may read.
+
+    `fetch` returns the bytes from one offset to another; it may raise what it likes. `wanted` are
+    checksums of blocks that an index has seen.
+    """
+
+    def __init__(
+        self, cache: BlockCache, name: str, size: int, fetch: Callable[[int, int], bytes]
+    ) -> None:
+        self._cache, self._size, self._fetch = cache, size, fetch
+        self.path = cache.folder / f"{name}.data"
+        self._marks, self._name = cache.folder / f"{name}.marks", name
+        self.num_blocks = -(-size // BLOCK)
+        self.wanted: npt.NDArray[np.uint32] | None = None
+
+    def read(self, offset: int, size: int, ahead: int = 0) -> bytes:
+        """Return bytes, and fetch up to `ahead` more blocks if any of these is not here.
+
+        Raises: WrongBytes, OSError, what `fetch` raises.
+        """
+        first, last = offset // BLOCK, min(self.num_blocks, -(-(offset + size) // BLOCK))
+        self._cache.folder.mkdir(parents=True, exist_ok=True)
+        with held(self.path, makes=True) as data, held(self._marks, makes=True) as marks:
+            for is_again in (False, True):
+                self._complete(data, marks, first, last, ahead)
+                found = _read(data, first * BLOCK, min(last * BLOCK, self._size) - first * BLOCK)
+                damaged = self._damaged(found, first, self._numbers(marks, first, last))
+                if not damaged:
+                    break
+                if is_again:
+                    raise WrongBytes(f"block {damaged[0]:,} of {self.path} cannot be kept")
+                for block in damaged:  # The disk, or a process that was killed while it wrote.
+                    _write(marks, block, [int(self._numbers(marks, block, block + 1)[0]) & ~HERE])
+        return found[offset - first * BLOCK :][:size]
+
+    def checksums(self) -> npt.NDArray[np.uint32]:
+        """Return the checksum of each block; those that are not known are fetched."""
+        self._cache.folder.mkdir(parents=True, exist_ok=True)
+        with held(self._marks, makes=True) as marks:
+            numbers = self._numbers(marks, 0, self.num_blocks)
+            for block in np.flatnonzero((numbers & np.uint64(KNOWN)) == 0).tolist():
+                self.read(block * BLOCK, 1)
+            return self._numbers(marks, 0, self.num_blocks).astype(np.uint32)
+
+    def complete(self) -> None:
+        """Fetch all blocks that are not here."""
+        for first in range(0, self.num_blocks, MOST_BLOCKS):
+            size = min(MOST_BLOCKS * BLOCK, self._size - first * BLOCK)
+            self.read(first * BLOCK, size)
+
+    def is_here(self, offset: int, size: int) -> bool:
+        """Return whether bytes need not be fetched."""
+        if not self.path.exists():
+            return False
+        first, last = offset // BLOCK, min(self.num_blocks, -(-(offset + size) // BLOCK))
+        with held(self._marks, makes=True) as marks:
+            return bool(np.all(self._numbers(marks, first, last) & np.uint64(HERE)))
+
+    def _complete(self, data: int, marks: int, first: int, last: int, ahead: int) -> None:
+        """Fetch the blocks that are not here, in runs."""
+        more = min(self.num_blocks, last + ahead)
+        if not _runs(self._numbers(marks, first, last)):
+            return
+        for begin, end in _runs(self._numbers(marks, first, more)):
+            for start in range(first + begin, first + end, MOST_BLOCKS):
+                stop = min(first + end, start + MOST_BLOCKS)
+                place = zlib.crc32(f"{self._name} {start // MOST_BLOCKS}".encode()) % _LOCKS
+                with locked(self._cache.folder / f"{place}.lock"):
+                    # Another process may have fetched some of them.
+                    for a, b in _runs(self._numbers(marks, start, stop)):
+                        self._keep(data, marks, start + a, start + b)
+
+    def _keep(self, data: int, marks: int, first: int, last: int) -> None:
+        begin, end = first * BLOCK, min(last * BLOCK, self._size)
+        self._cache.make_room(end - begin)
+        found = self._fetch(begin, end)
+        numbers = self._numbers(marks, first, last)
+        if wrong := self._damaged(found, first, numbers):
+            raise WrongBytes(f"bytes {wrong[0] * BLOCK:,} to {(wrong[0] + 1) * BLOCK - 1:,}")
+        _write_all(data, found, begin)
+        new = [KNOWN | HERE | each for each in _checksums(found)]
+        _write(marks, first, new)
+
+    def _damaged(self, found: bytes, first: int, numbers: Marks) -> list[int]:
+        """Return the blocks that differ from the index, or from what was fetched before."""
+        new = np.array(_checksums(found), dtype=np.uint32)
+        is_known, known = (numbers & np.uint64(KNOWN)) != 0, numbers.astype(np.uint32)
+        if self.wanted is not None:
+            is_known, known = np.ones_like(is_known), self.wanted[first : first + len(new)]
+        damaged: list[int] = (first + np.flatnonzero(is_known & (known != new))).tolist()
+        return damaged
+
+    def _numbers(self, marks: int, first: int, last: int) -> Marks:
+        found = np.zeros(last - first, dtype=np.uint64)
+        there = np.frombuffer(os.pread(marks, 8 * (last - first), 8 * first), dtype=np.uint64)
+        found[: len(there)] = there
+        return found
+
+
+def _runs(numbers: Marks) -> list[tuple[int, int]]:
+    """Return begin and end of each run of blocks that are not here."""
+    is_here = (numbers & np.uint64(HERE)) != 0
+    edges = np.flatnonzero(np.diff(~is_here, prepend=False, append=False)).reshape(-1, 2)
+    return [(a, b) for a, b in edges.tolist()]
+
+
+def _checksums(found: bytes) -> list[int]:
+    view = memoryview(found)
+    return [zlib.crc32(view[at : at + BLOCK]) for at in range(0, len(found), BLOCK)]
+
+
+def _write(marks: int, first: int, numbers: list[int]) -> None:
+    os.pwrite(marks, np.array(numbers, dtype=np.uint64).tobytes(), 8 * first)
+
+
+def _write_all(data: int, found: bytes, offset: int) -> None:
+    view = memoryview(found)
+    while view:
+        done = os.pwrite(data, view, offset)
+        view, offset = view[done:], offset + done
+
+
+def _read(data: int, offset: int, size: int) -> bytes:
+    """Return bytes of a sparse file, zeros after its end."""
+    found = b""
+    while len(found) < size and (more := os.pread(data, size - len(found), offset + len(found))):
+        found += more
+    return found.ljust(size, b"\0")
