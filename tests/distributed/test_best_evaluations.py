@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.distributed.test_checkpoints import make_spec, run_anew
+from tests.distributed.test_checkpoints import make_spec, run_anew, run_with_bad_steps
 
 from mimo_launch.checkpoint import saver as saver_module
 from mimo_launch.checkpoint.folder import all_checkpoints
+from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.runtime.progress import Best
 from mimo_launch.train import loop
 from mimo_launch.train.events import (
@@ -59,6 +60,13 @@ def test_a_run_ends_early_and_keeps_its_best_also_where_it_resumes(tmp_path: Pat
     events = run_anew(asked(3, DISJOINT), run)
     assert events[-1].best == Best(10, 2.0, since=1)
     assert (events[-1].steps, events[-1].ended_early, kept(run)) == (12, False, [12, 10])
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_run_that_ends_early_without_an_update_does_not_end_well(tmp_path: Path) -> None:
+    bad = tuple(range(1, 13))
+    with pytest.raises(RankError, match="all 6 steps were skipped"):
+        run_ranks(run_with_bad_steps, asked(1), tmp_path, bad, world_size=1)
 
 
 @pytest.mark.usefixtures("planted")

@@ -27,9 +27,10 @@ def asked(train: dict[str, Any], **data: Any) -> Spec:
 
 
 @pytest.mark.parametrize(
-    ("epochs", "steps"), [(1, 7), (2, 13), (1.5, 10), (0.01, 1), (0.1, 1), (3.2, 20)]
+    ("epochs", "steps"), [(1, 7), (2, 13), (1.5, 10), (0.01, 1), (0.1, 1), (3.2, 20), (0.321, 3)]
 )
 def test_the_last_step_takes_the_last_sample(epochs: float, steps: int) -> None:
+    """A part of a sample counts as a whole one."""
     assert with_steps(asked({"epochs": epochs})).train.steps == steps
 
 
