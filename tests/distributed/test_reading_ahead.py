@@ -1,6 +1,7 @@
 """The next step is read while one runs: no further ahead, and without a trace in the state."""
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from mimo_launch.runtime.progress import Phase, Progress, RunState
 from mimo_launch.spec.sections import EvalSpec
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop
-from mimo_launch.train.events import BadSamples, StepFinished
+from mimo_launch.train.events import BadSamples, Reading, StepFinished
 from mimo_launch.train.loop import Hooks, train
+from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
 
 
@@ -70,6 +72,38 @@ def test_one_step_is_read_while_another_runs_and_no_more() -> None:
     made = small(4, 0)
     expected = [[step <= now + 1 for step in range(4)] for now in range(4)]
     assert run_ranks(overlap, made, world_size=4) == [(expected, {"reader"})] * 4
+
+
+def reading_of_two_steps(made: Spec) -> list[Reading]:
+    """Read a step on demand, then one ahead of its time; a text takes a tenth of a second."""
+    dataset: Any = damaged(made, {})
+    text, found = dataset.text, []
+
+    def slowly(*asked: Any) -> Any:
+        time.sleep(0.1)
+        return text(*asked)
+
+    dataset.text = slowly
+    with (
+        RankSession(Plan.of(made)) as session,
+        StepReader(session, dataset, RunState(), lambda event: None) as reader,
+    ):
+        for step in range(2):
+            if step:
+                reader.read_ahead(ids_of(made, step), step)
+                reader._ahead[-1].result()  # type: ignore[index]
+            reading = reader.read("train", ids_of(made, step), step).reading
+            assert reading is not None
+            found.append(reading)
+    return found
+
+
+def test_a_step_waits_for_what_is_read_on_demand_and_not_for_what_is_there() -> None:
+    """Four texts, 0.4 s of reading in both cases."""
+    made = spec({"language": box(0)}, mbs=4)
+    [(asked, ahead)] = run_ranks(reading_of_two_steps, made, world_size=1)
+    assert asked.waited_s >= asked.read_s >= 0.4
+    assert ahead.read_s >= 0.4 > ahead.waited_s
 
 
 def saved_run(made: Spec, folder: Path, stop_after: int) -> tuple[list[Any], RunState]:
