@@ -21,11 +21,10 @@ from torch import Tensor
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.random_draws import Split
-from mimo_launch.kinds.vocabulary import FIRST_DIGIT, IGNORE_LABEL
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.step_data import SampleData
-from mimo_launch.models import talker as talker_stage
 from mimo_launch.models.flow import FlowStage
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import RunState
@@ -173,54 +172,6 @@ def test_every_held_out_sample_counts_once_whatever_batch_and_layout(make: Any) 
             told["eval_losses"] = pytest.approx(told["eval_losses"], rel=1e-12)
             told["eval_loss"] = pytest.approx(told["eval_loss"], rel=1e-12)
             assert asdict(right) == told, name
-
-
-CHOICE = 1
-
-
-class EverySecondPicture(FiveHeldOut):
-    """Every second picture of a record is recognised."""
-
-    def count_recognised(self, split: Split, index: int, images: Any) -> tuple[int, int]:
-        """Return how many of the images of a record are recognised, and how many are judged."""
-        return len(images[1::2]), len(images)
-
-
-def shares_of_one_choice(made: Spec) -> tuple[list[float | None], list[float | None]]:
-    """Return the shares of an evaluation in which all choices are `CHOICE`, and those by hand."""
-    talker_stage.greedy_choice = lambda logits, *_: torch.full((len(logits),), CHOICE)
-    dataset: Any = EverySecondPicture(build_dataset(made))
-    token = FIRST_DIGIT + CHOICE
-
-    def choose(_program: Any, _step: Any, tokens: dict[int, Tensor]) -> dict[int, Tensor]:
-        return {at: torch.full_like(each, token) for at, each in tokens.items()}
-
-    with RankSession(Plan.of(made), randomise=True) as session:
-        session.executor.choose = choose  # type: ignore[method-assign]
-        event = evaluate(session, StepReader(session, dataset, RunState(), print), "all", 1)
-    counts = np.zeros((3, 2), dtype=np.int64)
-    for index in range(5):
-        if dataset.answer_end is not None:
-            answer = dataset.answer("heldout", index)
-            counts[0] += answer.count(token), len(answer)
-        for name in made.generators:
-            made_of = dataset.images("heldout", index, name)
-            if name == "drawer":
-                counts[1] += dataset.count_recognised("heldout", index, made_of)
-            for clip in made_of if name == "voice" else ():
-                # One more frame ends a clip.
-                counts[2] += (clip == CHOICE).sum(), clip.size + len(clip)
-    by_hand = [right / number if number else None for right, number in counts.tolist()]
-    return [event.digit_accuracy, event.drawn_recognised, event.code_accuracy], by_hand
-
-
-@pytest.mark.parametrize("make", [digits_read_and_drawn, codes_said])
-def test_shares_of_an_evaluation_are_those_counted_by_hand(make: Any) -> None:
-    """Every token and every code of the answer is the same one, whatever is true."""
-    [(found, by_hand)] = run_ranks(shares_of_one_choice, make({"mbs": 2}), world_size=1)
-    assert found == by_hand
-    assert all(0 < each < 1 for each in found if each is not None)
-    assert found.count(None) == 2 - (make is digits_read_and_drawn)
 
 
 class WithoutLabels(FiveHeldOut):
