@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from tests.support.specs import box, spec
 from mimo_launch.cli.app import run
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.digit_images import PIXEL_DEVIATION, load_digits
-from mimo_launch.train.evaluation import picture
-from mimo_launch.train.samples import sheet_of
+from mimo_launch.layout.step_data import SampleData, StepData
+from mimo_launch.train.evaluation import Answer, Drawn, picture
+from mimo_launch.train.samples import _written, sheet_of
 
 DRAW = """
 version: 1
@@ -114,6 +117,47 @@ def test_a_sheet_holds_every_picture() -> None:
     assert sheet.shape == (1, 19, 28)
     assert set(np.unique(sheet)) == {*range(5), 255}
     assert (sheet[0, 10:18, 10:18] == 4).all()
+
+
+def test_a_line_tells_all_that_was_made_for_a_sample_and_nothing_has_no_line(
+    tmp_path: Path,
+) -> None:
+    """Two generators draw what the first sample asks for; none has anything for the third."""
+
+    class Words:
+        def name(self, _split: str, index: int) -> str:
+            return f"record {index}"
+
+        def words(self, tokens: tuple[int, ...]) -> str:
+            return " ".join(map(str, tokens))
+
+        def pixels(self, _generator: str, image: np.ndarray) -> np.ndarray:
+            return image
+
+        def count_recognised(self, _split: str, _index: int, images: tuple) -> tuple[int, int]:
+            return len(images) - 1, len(images)
+
+    data: Any = SimpleNamespace(data=StepData(0, [SampleData(n, 4, 1) for n in (5, 6, 7)]))
+    image = np.zeros((1, 2, 2), np.uint8)
+    found = [
+        ([], [Drawn("left", 5, (image,)), Drawn("right", 5, (image, image))]),
+        ([Answer(1, (1, 2), (1, 3)), Answer(2, (4,), ())], []),
+    ]
+    sheets: dict[str, list[np.ndarray]] = {}
+    dataset: Any = Words()
+    assert list(_written(dataset, data, found, tmp_path, sheets)) == [
+        {
+            "sample": "record 5",
+            "pictures": {
+                "left": ["left-00000005-0.png"],
+                "right": ["right-00000005-0.png", "right-00000005-1.png"],
+            },
+            "recognised": 1,
+            "of": 3,
+        },
+        {"sample": "record 6", "answer": "1 2", "true": "1 3"},
+    ]
+    assert {name: len(each) for name, each in sheets.items()} == {"left": 1, "right": 2}
 
 
 def test_patches_become_the_picture_they_were_cut_from() -> None:

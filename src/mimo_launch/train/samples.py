@@ -89,8 +89,9 @@ def _written(
                 for what, files in _saved(dataset, each, folder, sheets).items():
                     line.setdefault(what, {})[each.generator] = files
                 right, judged = dataset.count_recognised("heldout", record.id, each.images)
-                if judged:
-                    line |= {"recognised": right, "of": judged}
+                if judged:  # By all generators together, as in an evaluation.
+                    line["recognised"] = line.get("recognised", 0) + right
+                    line["of"] = line.get("of", 0) + judged
             if len(line) > 1:
                 yield line
 
