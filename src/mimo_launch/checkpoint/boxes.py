@@ -10,12 +10,18 @@ Leaves: reading and writing to `storage`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from mimo_launch.comm.collectives import gather_objects
-from mimo_launch.layers.parameter_segments import DeclaredParameter, LocalSegment, local_segments
+from mimo_launch.layers.parameter_segments import (
+    DeclaredParameter,
+    LocalSegment,
+    filling,
+    local_segments,
+)
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.fsdp import fsdp_modules
 from mimo_launch.optimizer.module_optimizers import Updates
@@ -41,19 +47,28 @@ class Box:
     counted: bool
 
 
-def weight_boxes(module: RankModule) -> Iterator[Box]:
-    """Yield this rank's parts of a module's weights, as views to read or fill."""
+def weight_boxes(module: RankModule, *, packed: bool = False) -> Iterator[Box]:
+    """Yield this rank's parts of a module's weights, as views to read or fill.
+
+    `packed`: those that are kept in few bits, too, which only take values and are never saved.
+    """
     for item in local_segments(resharded_parameters(module), lambda p: p.detach()):
-        yield _box(WEIGHTS, item)
+        if packed or item.segment.packed is None:
+            yield _box(WEIGHTS, item)
 
 
-def frozen_boxes(module: RankModule) -> Iterator[Box]:
-    """Yield this rank's parts of the weights that do not train; buffers change, and are none."""
+def frozen_boxes(module: RankModule, *, packed: bool = False) -> Iterator[Box]:
+    """Yield this rank's parts of the weights that do not train; buffers change, and are none.
+
+    `packed`: only of those that are kept in few bits.
+    """
     declared = resharded_parameters(module)
     frozen = [
         each
         for each in declared
-        if isinstance(each.parameter, nn.Parameter) and not each.parameter.requires_grad
+        if isinstance(each.parameter, nn.Parameter)
+        and not each.parameter.requires_grad
+        and (each.is_packed or not packed)
     ]
     for item in local_segments(frozen, lambda p: p.detach()):
         yield _box(WEIGHTS, item)
@@ -136,7 +151,8 @@ def _box(kind: str, item: LocalSegment) -> Box:
     if segment.axis is not None:
         offsets[segment.axis] = segment.start
     offsets[0] += item.first_row
-    return Box(f"{kind}/{item.name}", segment.shape, tuple(offsets), item.local, segment.counted)
+    values: Any = filling(item)
+    return Box(f"{kind}/{item.name}", segment.shape, tuple(offsets), values, segment.counted)
 
 
 class WeightsDoNotFit(EndOfRun):

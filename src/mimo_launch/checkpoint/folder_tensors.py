@@ -16,7 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mimo_launch.hugging_face.folder import TensorHeader
-from mimo_launch.hugging_face.quantized import BLOCK, GROUP, MXFP4, QuantizedHeader
+from mimo_launch.hugging_face.quantized import BLOCK, FP8, GROUP, MXFP4, QuantizedHeader
 
 # Number of rows of a table that are in memory at a time.
 ROWS = 4096
@@ -99,6 +99,11 @@ class _Quantized:
     def __init__(self, header: QuantizedHeader, values: Any, scales: Any) -> None:
         self._header, self._values, self._scales = header, values, scales
 
+    @property
+    def is_fp8(self) -> bool:
+        """Whether values are in FP8."""
+        return self._header.dtype == FP8
+
     def __getitem__(self, at: slice | tuple[slice, ...]) -> Tensor:
         """Return a slice; dimensions that are not given are read completely."""
         given = at if isinstance(at, tuple) else (at,)
@@ -110,6 +115,11 @@ class _Quantized:
         if self._header.dtype == MXFP4:
             return self._in_groups(before, columns, rows).mT
         return self._in_blocks(before, rows, columns)
+
+    @property
+    def scales(self) -> "_Quantized":
+        """The scale of each value, to slice like the values."""
+        return _Quantized(self._header, _Ones(self._values.get_shape()), self._scales)
 
     def _in_blocks(self, before: tuple[slice, ...], rows: range, columns: range) -> Tensor:
         """Return rows and columns of matrices in FP8."""
@@ -132,6 +142,23 @@ class _Quantized:
         whole = torch.ldexp(values, scales.int().unsqueeze(-1) - _EXPONENT_BIAS).flatten(-2)
         first = columns.start - groups.start * GROUP
         return whole[..., first : first + len(columns)]
+
+
+class _Ones:
+    """A tensor of ones, to slice."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self._shape = shape
+
+    def __getitem__(self, at: tuple[slice, ...]) -> Tensor:
+        return torch.ones(
+            [len(range(size)[each]) for size, each in zip(self._shape, at, strict=True)]
+        )
+
+
+def fp8_scales(saved: Any) -> Any:
+    """Return the scale of each value of a sliceable tensor in FP8, to slice like it, or None."""
+    return saved.scales if isinstance(saved, _Quantized) and saved.is_fp8 else None
 
 
 def _scales_of(span: range, block: int) -> tuple[slice, Tensor]:

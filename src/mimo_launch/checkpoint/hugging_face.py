@@ -29,7 +29,7 @@ from mimo_launch.checkpoint.boxes import (
     size,
     weight_boxes,
 )
-from mimo_launch.checkpoint.folder_tensors import FolderTensors, mean_row
+from mimo_launch.checkpoint.folder_tensors import FolderTensors, fp8_scales, mean_row
 from mimo_launch.checkpoint.storage import CheckpointError
 from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.hugging_face.folder import (
@@ -41,13 +41,14 @@ from mimo_launch.hugging_face.folder import (
     read_config,
 )
 from mimo_launch.hugging_face.part import Part
-from mimo_launch.hugging_face.quantized import read_tensors
+from mimo_launch.hugging_face.quantized import BLOCK, read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.repeats import repeats
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD, Place
 from mimo_launch.kinds.adapters import is_adapter
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import vocab_size
+from mimo_launch.layers.packed import PackedRows
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import WeightsLoaded
 from mimo_launch.train.rank_session import RankSession
@@ -71,7 +72,7 @@ def load_hugging_face(
     part = part_of(config, model.kind)
     stored = _stored(part, headers)
     module = session.modules.get(name)
-    boxes = [] if module is None else list(weight_boxes(module))
+    boxes = [] if module is None else list(weight_boxes(module, packed=True))
     placed = list(_placed(part, name, model, boxes, stored, vocab))
     mine = [(box, place) for _, box, place in placed]
     every: dict[str, Place | None] = {}
@@ -322,7 +323,12 @@ def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], Non
     rows, *rest = _spans(box)
     end = min(rows.stop, box.shape[0])
     if rows.start < end:
-        box.tensor[: end - rows.start].copy_(read_place(saved, place, range(rows.start, end), rest))
+        found, into = range(rows.start, end), box.tensor[: end - rows.start]
+        values, scales = read_place(saved, place, found, rest), fp8_scales(saved)
+        if scales is not None and isinstance(into, PackedRows) and into.keeps(BLOCK):
+            into.copy_(values, read_place(scales, place, found, rest))
+        else:
+            into.copy_(values)
     if box.name in (EMBEDDING, HEAD):
         first, last = max(rows.start, box.shape[0]), min(rows.stop, vocab)
         if first < last:

@@ -185,7 +185,7 @@ def start_run(
         begun = _begun(spec, starts, lambda: session.progress.enter(Phase.LOADING))
     if spec.saving is None:
         return state, None
-    bases = {} if spec.saving.frozen_weights else starts.bases(begun)
+    bases = starts.bases(begun, packed=spec.saving.frozen_weights)
     return state, CheckpointSaver(session, run, group, data, bases)
 
 

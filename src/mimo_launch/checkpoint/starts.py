@@ -88,12 +88,15 @@ class Starts:
         """Fill the adapter of a module from a folder of peft for a Hugging Face folder."""
         self.emit(load_adapter(self.session, name, folder, base, self.group))
 
-    def bases(self, starts: Mapping[str, Start]) -> dict[str, Base]:
-        """Return the weights that a checkpoint may leave out, by module: they do not train."""
+    def bases(self, starts: Mapping[str, Start], *, packed: bool) -> dict[str, Base]:
+        """Return the weights that a checkpoint may leave out, by module: they do not train.
+
+        `packed`: only those that it must leave out, since they are kept in few bits.
+        """
         found = {}
         for name, start in starts.items():
             module = self.session.modules.get(name)
-            boxes = [] if module is None else frozen_boxes(module)
+            boxes = [] if module is None else frozen_boxes(module, packed=packed)
             mine = {box.name: box.shape for box in boxes if box.name in start.names}
             shapes = {k: v for each in gather_objects(mine, self.group) for k, v in each.items()}
             if shapes:

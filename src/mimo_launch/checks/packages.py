@@ -21,6 +21,7 @@ from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.installed import (
     AUDIO_PACKAGES,
+    BITSANDBYTES,
     ENGINE,
     MLFLOW,
     SHARD_PACKAGES,
@@ -71,8 +72,18 @@ def shard_packages_installed(spec: Spec, data: UserData) -> Findings:
 
 
 def backends_are_here(spec: Spec) -> Iterator[Diagnostic]:
-    """Every backend is installed on the host that uses it."""
+    """Every backend is installed on the host that uses it, and so are the kernels of NF4."""
     for name, module in spec.modules.items():
+        base = module.quantize_base
+        if base is not None and base.kind == "nf4" and not is_installed("bitsandbytes"):
+            yield Diagnostic(
+                code="missing-package",
+                headline="`bitsandbytes` is not installed",
+                path=("modules", name, "quantize_base"),
+                why=f"the base of `{name}` is in its numbers",
+                help=f"pip install '{BITSANDBYTES}', or use 8 bits with "
+                f"--set modules.{name}.quantize_base.kind=int8",
+            )
         if module.backend == ENGINE and not is_installed(ENGINE):
             yield Diagnostic(
                 code="missing-package",

@@ -20,6 +20,7 @@ SHARD_PACKAGES = {
 }
 AUDIO_PACKAGES = {"soundfile": "soundfile>=0.12", "soxr": "soxr>=0.4"}
 AV = "av>=14"
+BITSANDBYTES = "bitsandbytes>=0.49"
 PYARROW = "pyarrow>=17"
 # What fetches an address, by its scheme.
 FSSPEC, AIOHTTP = "fsspec>=2024.6", "aiohttp>=3.9"

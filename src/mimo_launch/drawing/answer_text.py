@@ -277,6 +277,7 @@ def holders_of(report: Report) -> Iterator[HolderText]:
         ]
         settings = {
             f"adapter of rank {module.adapter_rank}": module.adapter_rank is not None,
+            f"base in {module.quantize_base}": module.quantize_base is not None,
             f"shards over {module.shard_over}": module.shard_over is not None,
             "sharding full": module.sharding == "full",
             "recompute full": module.recompute == "full",

@@ -203,6 +203,7 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
         sharding=mine.sharding,
         shard_over=mine.shard_over,
         adapter_rank=None if mine.adapter is None else mine.adapter.rank,
+        quantize_base=None if mine.quantize_base is None else mine.quantize_base.kind,
         backend=mine.backend,
         fp8=None if mine.fp8 is None else mine.fp8.scaling,
         recompute=mine.recompute,

@@ -125,6 +125,7 @@ def _settings_text(row: ModuleRow) -> str:
         "frozen except its projector": row.frozen_part == "except_projector",
         f"{row.frozen_part} frozen": (row.frozen_part or "").startswith("layers"),
         f"adapter of rank {row.adapter_rank}": row.adapter_rank is not None,
+        f"base in {row.quantize_base}": row.quantize_base is not None,
         f"shards over {row.shard_over}": row.shard_over is not None,
         "sequence parallel": row.sequence_parallel,
         "full sharding": row.sharding == "full",

@@ -72,6 +72,7 @@ class ModuleRow:
     sharding: str
     shard_over: int | None
     adapter_rank: int | None
+    quantize_base: str | None
     backend: str
     fp8: str | None
     recompute: str | tuple[str, ...]

@@ -117,7 +117,9 @@ class WeightTimes:
         number, seconds = self.spec.train.numbers.computed.bytes, []
         for unit in weights.units():
             group = self._replicas(unit)
-            size = sum(weight.numel for weight in unit) * number
+            # Packed weights are whole on each rank, except under full sharding.
+            full = weights.full_sharding
+            size = sum(each.bytes(number) for each in unit if full or each.packed is None)
             # Weights are copied into the buffer and out of it.
             copies = 4 * size / self.constants.memory_bandwidth / GIGA
             seconds.append(self.links.collective(group, size) + copies)

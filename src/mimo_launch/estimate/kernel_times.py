@@ -27,7 +27,7 @@ from mimo_launch.kinds.language import CausalKind
 from mimo_launch.kinds.layer import LayerKind, Workload, even_cut
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
-from mimo_launch.kinds.weights import Adapter, Parameter, Share, parameters
+from mimo_launch.kinds.weights import Parameter, Share, parameters
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.data_flow import needs_backward
@@ -86,12 +86,13 @@ class StageKernels:
             return self.layers(self._path.layers).forward
         kind, parts, total = self._kind, self._written.recomputed_parts, Seconds()
         adapter = adapter_of(self._written)
-        alike = _alike(kind, self._path.layers, self._share, adapter)
+        alike = _alike(self._written, self._path.layers, self._share)
         for number, times, _ in alike:
             for part, name, shape in parts_of(kind.layer(number)):
                 if part in parts:
                     own = None if adapter is None else adapter.of_layer(number)
-                    held = parameters(shape, self._share, own and own.inside(name))
+                    base = self._written.quantize_base
+                    held = parameters(shape, self._share, own and own.inside(name), base)
                     between = self._between(number) if part == "attention" else Seconds()
                     total += sum(self._products(held), between).times(times)
         moved = self._moved({number: times for number, times, _ in alike}, again=True)
@@ -121,7 +122,7 @@ class StageKernels:
 
     def _layers(self, numbers: tuple[int, ...]) -> Seconds:
         kind, total = self._kind, Seconds()
-        alike = _alike(kind, numbers, self._share, adapter_of(self._written))
+        alike = _alike(self._written, numbers, self._share)
         for number, times, held in alike:
             total += sum(self._products(held), self._between(number)).times(times)
             total += self._dropped(number, held).times(times)
@@ -173,9 +174,9 @@ class StageKernels:
                 # It trains, whether or not the weights beside it do.
                 yield Seconds(one.forward, one.inputs + one.weights) + self._added(weight)
             elif weight.experts:
-                yield one
+                yield one + self._unpacked(weight)
             else:
-                yield one + self._casts(inputs, outputs)
+                yield one + self._casts(inputs, outputs) + self._unpacked(weight)
 
     def _product(
         self, flops: float, rows: float, inputs: int, outputs: int, *, is_fp8: bool = False
@@ -204,6 +205,16 @@ class StageKernels:
         rows = self._tokens * self._number * wide
         forward, backward = (0, _INPUT) if is_first else (_OUTPUT, _GRADIENT)
         return Seconds(self._pass(forward * rows, rows), self._pass(backward * rows, rows))
+
+    def _unpacked(self, weight: Parameter) -> Seconds:
+        """Return the seconds in which a map of few bits gets its values, forward and backward."""
+        if weight.packed is None:
+            return Seconds()
+        made = weight.numel * self._number
+        # NF4 has a kernel; other kinds become numbers in fp32, are multiplied, and become short.
+        between = 0 if weight.packed.kind == "nf4" else 4 * 4 * weight.numel
+        once = self._pass(3 * weight.bytes(self._number) + between + made, made)
+        return Seconds(once, once)
 
     def _casts(self, inputs: int, outputs: int) -> Seconds:
         """Return the seconds in which the factors of a product become 8 bits."""
@@ -343,13 +354,13 @@ class StageKernels:
 
 @lru_cache(maxsize=256)
 def _alike(
-    kind: ModelKind, numbers: tuple[int, ...], share: Share, adapter: Adapter | None
+    module: ModuleSpec, numbers: tuple[int, ...], share: Share
 ) -> tuple[tuple[int, int, tuple[Parameter, ...]], ...]:
     """Return the first of equal layers, how many there are, and what a rank holds of one."""
-    bare = range(0) if adapter is None else adapter.frozen
+    kind, bare = kind_of(module.model), module.frozen_layers
     found = {n: (kind.layer(n), kind.attending.in_windows(n), n in bare) for n in numbers}
     times, first = Counter(found.values()), {each: n for n, each in reversed(found.items())}
     return tuple(
-        (number, times[each], layer_parameters(kind, number, share, adapter))
+        (number, times[each], layer_parameters(module, number, share))
         for each, number in ((each, first[each]) for each in times)
     )

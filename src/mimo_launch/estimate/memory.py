@@ -84,19 +84,29 @@ def stage_memory(
     shards = module.num_shards
     of_experts = module.experts.size(Axis.EXPERT_DP) if module.experts else 1
 
+    full = weights.full_sharding
+
     def sharded(some: Iterable[Parameter]) -> int:
         return sum(each.shard(of_experts if each.experts else shards) for each in some)
 
+    def gathered(some: Iterable[Parameter]) -> int:
+        """Return the bytes of gathered weights; packed ones are whole already, or cut to rows."""
+        return sum(each.bytes(computed) for each in some if full or each.packed is None)
+
     stored, computed = spec.train.numbers.stored.bytes, spec.train.numbers.computed.bytes
     trained = [weight for weight in weights.all() if weight.trains]
-    shard, own = sharded(weights.all()), sharded(trained)
+    packed = [weight for weight in weights.all() if weight.packed is not None]
+    own, whole = sharded(trained), [] if full else packed
+    shard = stored * sharded(each for each in weights.all() if each.packed is None)
+    shard += sum(each.bytes(stored) for each in whole) or sum(
+        each.bytes(stored, of_experts if each.experts else shards) for each in packed
+    )
+    unpacked = max((each.numel * _beside_values(each, computed) for each in packed), default=0)
     *blocks, root = weights.units()
     if module.experts or weights.depths:
         # Units differ in size: in the worst case the two largest are adjacent.
         blocks.sort(key=lambda unit: -sum(each.numel for each in unit))
-    two_blocks = sum(weight.numel for unit in blocks[:2] for weight in unit)
-    ends = sum(weight.numel for weight in root)
-    full = weights.full_sharding
+    two_blocks, ends = sum(map(gathered, blocks[:2])), gathered(root)
     accumulates = bool(own) and not full and work.forwards > 1
     unit = [weight for weights in blocks[:1] for weight in weights if weight.trains]
     rest = [weight for weight in root if weight.trains]
@@ -111,12 +121,12 @@ def stage_memory(
         offloads = spec.optimizer.offload and rule.may_offload
         moments[offloads] += len(rule.state) * sharded((each,))
     return StageMemory(
-        weights=shard * stored,
+        weights=shard,
         moments=moments[False] * stored,
         host=moments[True] * stored,
         # The root stays gathered, and one unit arrives while another computes.
-        gathered=(two_blocks + ends if full else weights.numel) * computed,
-        gather_buffer=(two_blocks or ends) * computed if shards > 1 else 0,
+        gathered=two_blocks + ends if full else gathered(weights.all()),
+        gather_buffer=(two_blocks or ends) if shards > 1 else 0,
         # Fully sharded, every backward adds its shards to those of the backwards before.
         accumulated=own * stored if full else weights.trained * stored if accumulates else 0,
         gradients=own * stored,
@@ -128,11 +138,17 @@ def stage_memory(
         # Alone, FSDP2 divides by 1 into a copy.
         last_buffer=(1 + (shards == 1)) * last * stored,
         kept=activations.kept(),
-        forward_extra=activations.forward(),
-        backward_extra=activations.backward(),
+        forward_extra=activations.forward() + unpacked,
+        backward_extra=activations.backward() + unpacked,
         end_extra=activations.backward_of_end(),
         edge=activations.edge,
     )
+
+
+def _beside_values(weight: Parameter, computed: int) -> int:
+    """Return the bytes for each value of a packed map while it is in a product."""
+    is_nf4 = weight.packed is not None and weight.packed.kind == "nf4"
+    return computed + (1 if is_nf4 else 4)
 
 
 def saved_by_layers(
@@ -424,10 +440,10 @@ def checkpoint_bytes(spec: Spec) -> int:
     for name, module in modules.items():
         rules = spec.optimizer.rules(module.optimizer)
         stage = Stage(name, 0, 0, module.model.layers, is_first=True, is_last=True)
-        weights = stage_weights(alone, stage, 0)
-        trained = [each for each in weights.all() if each.trains]
+        weights = [each for each in stage_weights(alone, stage, 0).all() if not each.packed]
+        trained = [each for each in weights if each.trains]
         leaves_out = not saving.frozen_weights and module.init_from is not None
-        numbers += sum(each.numel for each in trained) if leaves_out else weights.numel
+        numbers += sum(each.numel for each in (trained if leaves_out else weights))
         numbers += sum(_state(rules, each) * each.numel for each in trained)
     return numbers * spec.train.numbers.stored.bytes
 

@@ -11,11 +11,10 @@ from functools import cached_property, lru_cache
 from itertools import chain
 
 from mimo_launch.kinds.adapters import adapter_of
-from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
-from mimo_launch.kinds.weights import Adapter, Parameter, Share, parameters
+from mimo_launch.kinds.weights import Parameter, Share, parameters
 from mimo_launch.layout.stages import Stage
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
@@ -90,9 +89,9 @@ def _weights_of(
 ) -> StageWeights:
     kind, experts = kind_of(module.model), module.experts or ExpertGrid()
     share = Share(module.grid.tp, tp, experts.ep, experts.tp)
-    adapter, before = adapter_of(module), kind.names_before(ends)
+    before = kind.names_before(ends)
     blocks = [
-        _trained(layer_parameters(kind, number, share, adapter), trains=module.layer_trains(number))
+        _trained(layer_parameters(module, number, share), trains=module.layer_trains(number))
         for number in kind.numbers(layers, is_last=ends.is_last)
     ]
     trained = dict.fromkeys(before, module.layer_trains(0))
@@ -112,12 +111,13 @@ def _weights_of(
     )
 
 
-def layer_parameters(
-    kind: ModelKind, number: int, share: Share, adapter: Adapter | None
-) -> tuple[Parameter, ...]:
-    """Return the parameters of a layer; a depth of multi-token prediction has no adapter."""
-    own = None if adapter is None or kind.is_depth(number) else adapter.of_layer(number)
-    return parameters(kind.layer(number), share, own)
+def layer_parameters(module: ModuleSpec, number: int, share: Share) -> tuple[Parameter, ...]:
+    """Return the parameters of a layer; a depth of multi-token prediction is as without adapter."""
+    kind, adapter = kind_of(module.model), adapter_of(module)
+    if kind.is_depth(number):
+        return parameters(kind.layer(number), share)
+    own = adapter and adapter.of_layer(number)
+    return parameters(kind.layer(number), share, own, module.quantize_base)
 
 
 def _trained(held: tuple[Parameter, ...], *, trains: bool) -> tuple[Parameter, ...]:

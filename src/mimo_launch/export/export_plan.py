@@ -6,7 +6,7 @@ Leaves: reading, writing and renaming to `export`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -34,6 +34,7 @@ from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.kinds.adapters import DOWN, UP
+from mimo_launch.kinds.packed_weights import packed_weights
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
 from mimo_launch.layers.parallel_context import torch_type
@@ -129,6 +130,11 @@ class Exporter:
                 for name in names
                 if self.sources[name] is None
             ]
+        reasons += [
+            f"the base of `{name}` was drawn from the seed: it had no `init_from`"
+            for name in names
+            if self.spec.modules[name].quantize_base and name not in self.checkpoint.bases
+        ]
         whole = None if wanted else together(self.modules)
         found = {} if whole else {name: alone(self.modules, name) for name in names}
         for name in (name for name, each in found.items() if each is None):
@@ -182,8 +188,14 @@ class Exporter:
             tuple(tensors),
             tuple(projector),
             settings,
-            replace(beside, notes=(*beside.notes, *left_out)),
+            replace(beside, notes=(*beside.notes, *left_out, *self._in_few_bits(found))),
         )
+
+    def _in_few_bits(self, found: Architecture) -> Iterator[str]:
+        """Yield that values are those of few bits, for modules that were trained so."""
+        for name in found.parts:
+            if base := self.spec.modules[name].quantize_base:
+                yield f"`{name}` has the values that its base has in {base.kind}, and its updates"
 
     def _first_left_out(self, part: Part, model: Model) -> int | None:
         """Return the first depth of multi-token prediction that files cannot hold, if any."""
@@ -216,6 +228,7 @@ class Exporter:
                 prefix=prefix_of(name),
                 vocab=vocab_size(self.spec) if kind_of(model).reads_tokens else None,
                 updates=updates,
+                bases=packed_weights(self.spec.modules[name]),
             )
             for is_end in (False, True)
         ]

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layers.packed import PackedRows
+from mimo_launch.spec.quantized_base import QuantizedBase
 from mimo_launch.spec.spec import Model
 
 # Segments of a decoder with a row per token.
@@ -53,6 +56,7 @@ class TensorPart:
     """The part of a file's tensor at a `place`: the first rows of a saved tensor of shape `saved`.
 
     `shape` is the shape of the part as saved, without rows that are left out. `update` is added.
+    `base` says in how few bits the run kept its values, which are then others than in `init_from`.
     """
 
     name: str
@@ -60,6 +64,7 @@ class TensorPart:
     shape: tuple[int, ...]
     place: Place
     update: SavedUpdate | None = None
+    base: QuantizedBase | None = None
 
     def boxes(self, tensor: Tensor) -> list[Box]:
         """Return boxes of the part as saved: a view of the file's tensor, or new tensors.
@@ -69,7 +74,9 @@ class TensorPart:
         apart = self.place.runs is not None or self.update is not None
         wide = torch.promote_types(tensor.dtype, torch.float32)
         dtype = tensor.dtype if self.update is None else wide
-        into = torch.empty(self.shape, dtype=dtype) if apart else self._view(tensor)
+        into: Any = torch.empty(self.shape, dtype=dtype) if apart else self._view(tensor)
+        if self.base is not None:
+            into = PackedRows.empty(self.base, *self.shape)
         found = [Box(self.name, self.saved, (0,) * len(self.saved), into, counted=False)]
         if self.update is not None:
             for name, shape in (self.update.down, self.update.up):
@@ -77,9 +84,11 @@ class TensorPart:
                 found.append(Box(name, shape, (0,) * len(shape), values, counted=False))
         return found
 
-    def put(self, read: Mapping[str, Tensor], tensor: Tensor) -> None:
+    def put(self, read: Mapping[str, Any], tensor: Tensor) -> None:
         """Copy the part, `read` by the names of its boxes, into the file's tensor."""
         values, at = read[self.name], self.place
+        if self.base is not None:
+            values = values.values()
         if (update := self.update) is not None:
             values = values + update.scale * (read[update.up[0]] @ read[update.down[0]])
         if at.runs is None:
@@ -136,11 +145,13 @@ def file_tensors(
     prefix: str,
     vocab: int | None = None,
     updates: Mapping[str, SavedUpdate] | None = None,
+    bases: Mapping[str, QuantizedBase] | None = None,
 ) -> list[FileTensor]:
     """Return the tensors that hold all segments of a module, in the order of the segments.
 
     `segments` maps names to shapes; the names lack `prefix`, the module's prefix in the checkpoint.
-    `vocab` is the number of tokens without padding; `updates` has the low-rank updates of segments.
+    `vocab` is the number of tokens without padding; `updates` has the low-rank updates of segments,
+    `bases` those that were kept in few bits.
     Raises: KeyError for a segment without a place;
     ValueError if the segments of a tensor do not fill it.
     """
@@ -149,7 +160,8 @@ def file_tensors(
         at = place(name)
         words = vocab if name in VOCABULARY else None
         shape = saved if words is None else (words, *saved[1:])
-        part = TensorPart(prefix + name, saved, shape, at, (updates or {}).get(name))
+        update, base = (updates or {}).get(name), (bases or {}).get(name)
+        part = TensorPart(prefix + name, saved, shape, at, update, base)
         num_rows = shape[0] if at.num_rows is None else at.num_rows
         last = at.first_row + num_rows if at.runs is None else at.runs.whole(num_rows)
         whole = at.shape or (last, *shape[1:])[:: -1 if at.transposed else 1]

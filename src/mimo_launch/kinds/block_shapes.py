@@ -251,6 +251,7 @@ class ExpertsShape(LayerShape):
     """The experts of a layer, each an MLP, distributed over ep and split over their own tp."""
 
     layer = "mimo_launch.layers.experts:Experts"
+    unpacks: ClassVar[bool] = True
 
     moe: Moe
     width: int

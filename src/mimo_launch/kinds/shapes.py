@@ -97,6 +97,7 @@ class WholeShape(LayerShape):
     """A linear map that each tp rank holds whole, for tokens between regions."""
 
     layer = "mimo_launch.layers.linear:WholeLinear"
+    unpacks: ClassVar[bool] = True
 
     inputs: int
     outputs: int
@@ -145,6 +146,7 @@ class ColumnShape(LayerShape):
     """
 
     layer = f"{LINEAR}:ColumnLinear"
+    unpacks: ClassVar[bool] = True
     names_itself: ClassVar[bool] = False
 
     width: int
@@ -173,6 +175,7 @@ class RowShape(LayerShape):
     """A linear map with inputs cut over tp, at the end of a region."""
 
     layer = f"{LINEAR}:RowLinear"
+    unpacks: ClassVar[bool] = True
     names_itself: ClassVar[bool] = False
 
     name: str

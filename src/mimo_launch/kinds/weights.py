@@ -22,6 +22,7 @@ from math import prod
 from typing import ClassVar, Literal
 
 from mimo_launch.kinds.layer import Widths, even_cut
+from mimo_launch.spec.quantized_base import QuantizedBase
 
 # sinusoids: a table of positions; log_decay, time_step: of Mamba heads; constant: `std` everywhere;
 # given: not drawn, as parameters of plain torch layers. See `layers.initial_weights`.
@@ -61,7 +62,8 @@ class Weight:
     applies with `decay`, and to a table of the role `embedding` if the spec says so. Without
     `trains` it keeps its values even if its module trains; without `counted` another stage counts
     it in norms. If `experts` is not 0, that many experts have such a weight, each with its number
-    in place of `{expert}`, and it is cut over the grid of experts instead of tp.
+    in place of `{expert}`, and it is cut over the grid of experts instead of tp. `packed`: it is
+    kept in blocks of few bits, and does not train.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Weight:
     trains: bool = True
     counted: bool = True
     experts: int = 0
+    packed: QuantizedBase | None = None
 
     def copies(self, tp: int) -> int:
         """Return how many of `tp` ranks hold the same part of a weight that is cut."""
@@ -147,6 +150,8 @@ class LayerShape:
     """
 
     names_itself: ClassVar[bool] = True
+    # Whether the class multiplies with matrices that are kept in blocks of few bits.
+    unpacks: ClassVar[bool] = False
 
     @property
     def layer(self) -> str:
@@ -159,6 +164,16 @@ class LayerShape:
         An attribute without weights is None.
         """
         return {}
+
+    def held(self, tp: int, base: QuantizedBase | None = None) -> Parameters:
+        """Return its own weights as a rank keeps them: matrices packed, under such a `base`."""
+        own = self.own(tp)
+        if base is None or not self.unpacks:
+            return own
+        return {
+            attribute: tuple(replace(each, packed=base if each.matrix else None) for each in held)
+            for attribute, held in own.items()
+        }
 
     def parts(self) -> "Mapping[str, LayerShape | None]":
         """Return the layers inside it by attribute; by default, its fields that are layers.
@@ -173,15 +188,19 @@ class LayerShape:
         return {}
 
     def weights(
-        self, prefix: str = "", tp: int = 1, adapter: Adapter | None = None
+        self,
+        prefix: str = "",
+        tp: int = 1,
+        adapter: Adapter | None = None,
+        base: QuantizedBase | None = None,
     ) -> Iterator[tuple[Weight, ...]]:
         """Yield the weights of every parameter of the layer, under names that begin with prefix."""
-        for held in filter(None, self.own(tp).values()):
+        for held in filter(None, self.held(tp, base).values()):
             yield tuple(replace(each, name=_joined(prefix, each.name)) for each in held)
         for name, part in (*self.parts().items(), *self.adapters(adapter).items()):
             if part is not None:
                 inside = _joined(prefix, name) if part.names_itself else prefix
-                yield from part.weights(inside, tp, adapter and adapter.inside(name))
+                yield from part.weights(inside, tp, adapter and adapter.inside(name), base)
 
     def widths(self) -> Widths:
         """Return the sizes of what it computes: products with its matrices, and its layers."""
@@ -209,6 +228,7 @@ class Parameter:
     in_product: bool
     trains: bool
     experts: int = 0
+    packed: QuantizedBase | None = None
 
     @property
     def matrix(self) -> bool:
@@ -220,6 +240,13 @@ class Parameter:
         """Number of elements."""
         return prod(self.shape)
 
+    def bytes(self, number: int, ranks: int = 1) -> int:
+        """Return the bytes of one of `ranks` shards, `number` for each number if not packed."""
+        row = prod(self.shape[1:]) * number
+        if self.packed is not None:
+            row = self.packed.row_bytes(self.shape[1])
+        return -(-self.shape[0] // ranks) * row
+
     def shard(self, ranks: int) -> int:
         """Return the elements of one shard over replicas, which FSDP2 pads to equal rows."""
         return -(-self.shape[0] // ranks) * prod(self.shape[1:])
@@ -227,12 +254,15 @@ class Parameter:
 
 @lru_cache(maxsize=1024)
 def parameters(
-    shape: LayerShape, share: Share, adapter: Adapter | None = None
+    shape: LayerShape,
+    share: Share,
+    adapter: Adapter | None = None,
+    base: QuantizedBase | None = None,
 ) -> tuple[Parameter, ...]:
     """Return the parameters of a layer on a rank; buffers are none."""
     return tuple(
         _held(weights, share)
-        for weights in shape.weights(tp=share.tp, adapter=adapter)
+        for weights in shape.weights(tp=share.tp, adapter=adapter, base=base)
         if weights[0].role != "buffer"
     )
 
@@ -244,7 +274,9 @@ def _held(weights: tuple[Weight, ...], share: Share) -> Parameter:
     matrices = times * tuple(each.shape for each in weights if each.matrix)
     shape = (rows, *first.local_shape(share)[1:])
     experts = times if first.experts else 0
-    return Parameter(shape, first.role, matrices, first.in_product, first.trains, experts)
+    return Parameter(
+        shape, first.role, matrices, first.in_product, first.trains, experts, first.packed
+    )
 
 
 def _joined(prefix: str, name: str) -> str:

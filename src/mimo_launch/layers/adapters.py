@@ -20,8 +20,10 @@ from torch import Tensor
 
 from mimo_launch.kinds.adapters import DOWN, UP, AdapterShape
 from mimo_launch.layers.dropout import dropout
+from mimo_launch.layers.packed import packed_linear, values_of
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.shaped_layer import ShapedLayer
+from mimo_launch.spec.quantized_base import QuantizedBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,13 @@ class LowRank(ShapedLayer[AdapterShape]):
         tokens_N: Tensor | None,
         sizes: Mapping[str, int] | None = None,
         attribute: str = "up",
+        packed: QuantizedBase | None = None,
     ) -> Tensor:
         """Return x times a frozen weight, plus the bias and the updates of its maps, [N, F].
 
         `sizes` has the outputs of each map by the start of its names; None: there is one map.
-        `attribute` has the second matrices of these maps. `tokens_N` are the states from which
+        `attribute` has the second matrices of these maps, `packed` says in how few bits the weight
+        is kept. `tokens_N` are the states from which
         dropout draws; None: it drops nothing.
 
         Raises: ValueError for a weight that trains.
@@ -66,7 +70,7 @@ class LowRank(ShapedLayer[AdapterShape]):
             raise ValueError("a map with an update is frozen, but this one trains")
         up: Tensor | None = getattr(self, attribute)
         if up is None:
-            return F.linear(x_ND, weight_FD, bias_F)
+            return packed_linear(x_ND, weight_FD, bias_F, packed)
         if attribute not in self._maps:
             self._maps[attribute] = self._placed(attribute, sizes or {"": len(weight_FD)})
         maps, read_ND = self._maps[attribute], None
@@ -74,7 +78,7 @@ class LowRank(ShapedLayer[AdapterShape]):
             down = self.segments["down"][0]
             read_ND = self.drop(x_ND, tokens_N, down.start if down.axis == 1 else 0)
         given = x_ND, weight_FD, bias_F, read_ND, self.down, up
-        out: Tensor = _Updated.apply(*given, maps, self.shape.scale)  # type: ignore[no-untyped-call]
+        out: Tensor = _Updated.apply(*given, maps, self.shape.scale, packed)  # type: ignore[no-untyped-call]
         return out
 
     def _placed(self, attribute: str, sizes: Mapping[str, int]) -> tuple[_Map, ...]:
@@ -111,8 +115,10 @@ class _Updated(torch.autograd.Function):
         up_FR: Tensor,
         maps: tuple[_Map, ...],
         scale: float,
+        packed: QuantizedBase | None,
     ) -> Tensor:
-        out_NF = F.linear(x_ND, weight_FD, bias_F)
+        values_FD = values_of(weight_FD, packed, x_ND)
+        out_NF = F.linear(x_ND, values_FD, bias_F)
         read_ND = x_ND if dropped_ND is None else dropped_ND
         narrow_NR = F.linear(read_ND, down_RD)
         for each in maps:
@@ -120,6 +126,7 @@ class _Updated(torch.autograd.Function):
             out_NF[:, each.outputs].addmm_(narrow, up.t(), alpha=scale)
         ctx.save_for_backward(weight_FD, read_ND, down_RD, up_FR, narrow_NR)
         ctx.maps, ctx.scale, ctx.drops = maps, scale, dropped_ND is not None
+        ctx.packed = packed
         return out_NF
 
     @staticmethod
@@ -132,9 +139,11 @@ class _Updated(torch.autograd.Function):
             result = by_narrow_NR[:, each.down]
             result.addmm_(grad, up_FR[each.up], beta=0, alpha=ctx.scale)
             by_up_FR[each.up].addmm_(grad.t(), narrow, beta=0, alpha=ctx.scale)
-        by_x = grad_NF @ weight_FD if ctx.needs_input_grad[0] else None
+        by_x = None
+        if ctx.needs_input_grad[0]:
+            by_x = grad_NF @ values_of(weight_FD, ctx.packed, read_ND)
         by_dropped = by_narrow_NR @ down_RD if ctx.needs_input_grad[3] else None
         if by_x is not None and not ctx.drops:
             by_x.addmm_(by_narrow_NR, down_RD)
         by_down = by_narrow_NR.t() @ read_ND
-        return by_x, None, None, by_dropped, by_down, by_up_FR, None, None
+        return by_x, None, None, by_dropped, by_down, by_up_FR, None, None, None

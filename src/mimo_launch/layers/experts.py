@@ -17,6 +17,7 @@ Rows are only permuted: each gradient is the inverse permutation, so no kernel a
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from mimo_launch.comm.autograd_collectives import (
 from mimo_launch.comm.torch_internals import grouped_matmul
 from mimo_launch.kinds.block_shapes import ExpertsShape
 from mimo_launch.kinds.layer import even_cut
+from mimo_launch.layers.packed import packed_product
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import GATED, squared_relu
 from mimo_launch.layers.shaped_layer import ShapedLayer
@@ -70,21 +72,27 @@ class Experts(ShapedLayer[ExpertsShape]):
 
     def forward(self, x_MD: Tensor, runs: "ExpertRuns") -> Tensor:
         """Return the answers to the tokens, which are ordered by `runs`."""
-        inputs = self.inputs.view(self.num_own, -1, self.width)
-        outputs = self.outputs.view(self.num_own, self.width, self.inner)
-        hidden = grouped_linear(x_MD, inputs, runs)
+        hidden = self._mapped("inputs", x_MD, runs)
         if self.has_bias:
             hidden = hidden + self._of_tokens(self.input_bias, runs.counts)
         if self.adapter is not None:
             hidden = hidden + self.adapter.of_inputs(x_MD, runs)
         hidden = self.context.fused(self.between, hidden)
-        answers = grouped_linear(hidden, outputs, runs)
+        answers = self._mapped("outputs", hidden, runs)
         if self.adapter is not None:
             answers = answers + self.adapter.of_output(hidden, runs)
         if not self.has_bias:
             return answers
         others = self.part.start, self.width - self.part.stop
         return answers + F.pad(self._of_tokens(self.output_bias, runs.counts), others)
+
+    def _mapped(self, attribute: str, x_M: Tensor, runs: "ExpertRuns") -> Tensor:
+        """Return each row times the map of its expert, whose values may be kept in few bits."""
+        weights, packed = getattr(self, attribute), self.segments[attribute][0].packed
+        shape = (self.num_own, len(weights) // self.num_own, x_M.shape[1])
+        if packed is None:
+            return grouped_linear(x_M, weights.view(shape), runs)
+        return packed_product(x_M, weights, packed, shape, partial(grouped_linear, runs=runs))
 
     def _of_tokens(self, bias: Tensor, counts: tuple[int, ...]) -> Tensor:
         """Return the bias of each token's expert, [M, F].

@@ -21,7 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mimo_launch.layers.parameter_segments import Segment, declared_parameters, local_segments
+from mimo_launch.layers.parameter_segments import (
+    Segment,
+    declared_parameters,
+    filling,
+    local_segments,
+)
 
 TILE = 128
 # Tiles that a thread draws at a time: its work for a tile under the interpreter's lock takes 20 us.
@@ -51,7 +56,7 @@ def init_parameters(
             start = (given or {}).get(item.name)
             unit = 1 if item.segment.weight.init == "given" and not randomise else TILE
             for rows in _blocks(item.segment, item.first_row, item.local.shape[0], unit):
-                item.local[_within(rows, item.first_row)] = initial_values(
+                values = initial_values(
                     item.name,
                     item.segment,
                     seed,
@@ -60,6 +65,7 @@ def init_parameters(
                     given=start,
                     pool=pool,
                 )
+                filling(item)[_within(rows, item.first_row)].copy_(values)
 
 
 def _threads() -> int:

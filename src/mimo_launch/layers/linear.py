@@ -13,6 +13,7 @@ accumulation fusion (arXiv:2205.05198 describes its code base).
 Legend: N tokens, D width, F features of a region; lower case means this rank's share.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from mimo_launch.comm.torch_internals import FsdpParameter, add_product_, fsdp_p
 from mimo_launch.kinds.shapes import ColumnShape, OneShape, RowShape, WholeShape
 from mimo_launch.layers.adapters import LowRank
 from mimo_launch.layers.dropout import Draws
+from mimo_launch.layers.packed import packed_linear
 from mimo_launch.layers.recompute import Remake, remade
 from mimo_launch.layers.shaped_layer import ShapedLayer
 
@@ -87,6 +89,27 @@ def linear(
     return out
 
 
+def mapped(
+    layer: ShapedLayer[Any],
+    attribute: str,
+    x_ND: Tensor,
+    bias: Tensor | None,
+    tokens_N: Tensor | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Tensor:
+    """Return x times a weight of a layer, plus the updates of its maps, if it has any.
+
+    The values of a weight may be kept in few bits; `tokens_N` and `sizes` are for updates.
+    """
+    weight, packed = getattr(layer, attribute), layer.segments[attribute][0].packed
+    if isinstance(layer.adapter, LowRank):
+        up = attribute.replace("weight", "up")
+        return layer.adapter.product(x_ND, weight, bias, tokens_N, sizes, up, packed)
+    if packed is None:
+        return linear(x_ND, weight, bias, vars(layer).get(f"{attribute}_gradients"))
+    return packed_linear(x_ND, weight, bias, packed)
+
+
 def accumulate_in_products(unit: FSDPModule) -> None:
     """Make the matmuls of an FSDP unit accumulate the gradients of their weights.
 
@@ -112,23 +135,18 @@ class ColumnLinear(ShapedLayer[ColumnShape]):
 
     def forward(self, x_ND: Tensor, draws: Draws | None = None) -> Tensor:
         """Return this rank's features of all outputs, concatenated."""
-        out = self._product(x_ND, "weight", self._whole_bias(), draws)
+        out = self._mapped("weight", x_ND, self._whole_bias(), draws)
         if self.shared_weight is None:
             return out
-        shared = self._product(x_ND, "shared_weight", self.shared_bias, draws)
+        shared = self._mapped("shared_weight", x_ND, self.shared_bias, draws)
         return torch.cat([out, shared], dim=1)
 
-    def _product(
-        self, x_ND: Tensor, attribute: str, bias: Tensor | None, draws: Draws | None
+    def _mapped(
+        self, attribute: str, x_ND: Tensor, bias: Tensor | None, draws: Draws | None
     ) -> Tensor:
-        weight: Tensor = getattr(self, attribute)
-        if self.adapter is None:
-            gradients = self.weight_gradients if attribute == "weight" else None
-            return linear(x_ND, weight, bias, gradients)
         maps = self.segments[attribute]
         sizes = {each.name.removesuffix("weight"): each.local_shape[0] for each in maps}
-        up, tokens = attribute.replace("weight", "up"), None if draws is None else draws.tokens
-        return self.adapter.product(x_ND, weight, bias, tokens, sizes, up)
+        return mapped(self, attribute, x_ND, bias, None if draws is None else draws.tokens, sizes)
 
     def of_tokens(
         self, x_nD: Tensor, draws: Draws | None = None, again: Remake | None = None
@@ -165,13 +183,8 @@ class RowLinear(ShapedLayer[RowShape]):
     def forward(self, x_Nf: Tensor, draws: Draws | None = None) -> Tensor:
         """Return the summed output; the bias is added once, after the sum."""
         alone = self.context.tp.size == 1
-        bias = self.bias if alone else None
-        if self.adapter is None:
-            out = linear(x_Nf, self.weight, bias, self.weight_gradients)
-        else:
-            out = self.adapter.product(
-                x_Nf, self.weight, bias, None if draws is None else draws.tokens
-            )
+        bias, tokens = self.bias if alone else None, None if draws is None else draws.tokens
+        out = mapped(self, "weight", x_Nf, bias, tokens)
         if alone:
             return out
         out = self.context.leave(out)
@@ -196,8 +209,5 @@ class WholeLinear(ShapedLayer[WholeShape]):
 
     def forward(self, x_n: Tensor, draws: Draws | None = None) -> Tensor:
         """Return the map of each token."""
-        if self.adapter is None:
-            return F.linear(x_n, self.weight, self.bias)
-        return self.adapter.product(
-            x_n, self.weight, self.bias, None if draws is None else draws.own
-        )
+        own = None if draws is None else draws.own
+        return mapped(self, "weight", x_n, self.bias, own)

@@ -21,6 +21,7 @@ from mimo_launch.kinds.layer import even_cut
 from mimo_launch.kinds.weights import Adapter, Share, Terms, Weight
 from mimo_launch.layers.parameter_segments import Segment, TpGrad
 from mimo_launch.layers.te_fp8 import Fp8
+from mimo_launch.spec.quantized_base import QuantizedBase
 from mimo_launch.spec.values import NumberType
 
 SINGLE = Group((0,), 0, None)
@@ -57,7 +58,8 @@ class ParallelContext:
     (`owner`). `backend` provides the blocks. The experts of a layer are distributed over `ep`, and
     each is split over `expert_tp`. `replicas` (dp x cp) are the ranks that hold the same layers and
     different tokens; `copies` hold the same part of the weights. `fp8`: blocks multiply in 8 bits.
-    `adapter` says which maps of a layer have an update beside them. Blocks drop `dropout` of what
+    `adapter` says which maps of a layer have an update beside them, `base` how its maps are kept
+    if not in `dtype`. Blocks drop `dropout` of what
     they add to the stream, and `attention_dropout` of the weights of attention; `draws` is the seed
     if anything is dropped.
     """
@@ -77,9 +79,15 @@ class ParallelContext:
     replicas: Group = SINGLE
     copies: Group = SINGLE
     adapter: Adapter | None = None
+    base: QuantizedBase | None = None
     dropout: float = 0.0
     attention_dropout: float = 0.0
     draws: int | None = None
+
+    @property
+    def bare(self) -> "ParallelContext":
+        """The context of layers around the blocks: without an adapter, in `dtype`."""
+        return replace(self, adapter=None, base=None)
 
     def of_layer(self, number: int) -> "ParallelContext":
         """Return the context of a block of the model, by its number."""

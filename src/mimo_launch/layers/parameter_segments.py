@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mimo_launch.kinds.weights import Init, Weight
+from mimo_launch.layers.packed import PackedRows, unpack
+from mimo_launch.spec.quantized_base import QuantizedBase
 
 # sharded: only this rank has the gradient of its part. complete: every tp rank computes the same
 # full gradient. partial: tp ranks hold terms of a sum, which is computed once per step.
@@ -69,6 +71,17 @@ class Segment:
         sizes[self.axis] = self.stop - self.start
         return tuple(sizes)
 
+    @property
+    def packed(self) -> QuantizedBase | None:
+        """How it is kept in few bits, if it is."""
+        return self.weight.packed
+
+    def unpacked(self, rows: Tensor) -> Tensor:
+        """Return the values of some rows of this part, in fp64 if they are kept in few bits."""
+        if self.packed is None:
+            return rows
+        return unpack(rows, self.packed, self.local_shape[1], torch.float64)
+
     def cut(self, full: Tensor) -> Tensor:
         """Return this rank's part of a full tensor."""
         return (
@@ -114,8 +127,11 @@ class SegmentedModule(nn.Module):
     def declare(self, attribute: str, *segments: Segment, dtype: torch.dtype) -> None:
         """Add a parameter, with values unset, that holds `segments` fused along dim 0."""
         rows = sum(segment.local_shape[0] for segment in segments)
-        shape = (rows, *segments[0].local_shape[1:])
-        self.register_parameter(attribute, nn.Parameter(torch.empty(shape, dtype=dtype)))
+        shape, packed = (rows, *segments[0].local_shape[1:]), segments[0].packed
+        if packed is not None:
+            shape, dtype = (rows, packed.row_bytes(shape[1])), torch.uint8
+        values = torch.empty(shape, dtype=dtype)
+        self.register_parameter(attribute, nn.Parameter(values, requires_grad=packed is None))
         self.segments[attribute] = segments
 
     def declare_buffer(self, attribute: str, segment: Segment, *, dtype: torch.dtype) -> None:
@@ -159,6 +175,11 @@ class DeclaredParameter:
     def is_adapter(self) -> bool:
         """Whether it belongs to an adapter; all segments of a parameter agree."""
         return self.placed[0].segment.weight.role == "adapter"
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is kept in few bits; all segments of a parameter agree."""
+        return self.placed[0].segment.packed is not None
 
     @property
     def trains(self) -> bool:
@@ -285,3 +306,11 @@ def local_segments(
             if first < last:
                 view = local[first - rows.start : last - rows.start]
                 yield LocalSegment(placed.name, placed.segment, view, first - placed.first_row)
+
+
+def filling(item: LocalSegment) -> Tensor | PackedRows:
+    """Return what takes the values of a segment's rows."""
+    segment = item.segment
+    if segment.packed is None:
+        return item.local
+    return PackedRows(item.local, segment.packed, segment.local_shape[1])

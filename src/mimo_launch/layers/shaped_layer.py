@@ -28,7 +28,7 @@ class ShapedLayer(SegmentedModule, Generic[S]):
     def __init__(self, context: ParallelContext, shape: S) -> None:
         super().__init__()
         self.context, self.shape, self.names_itself = context, shape, shape.names_itself
-        for attribute, weights in shape.own(context.tp.size).items():
+        for attribute, weights in shape.held(context.tp.size, context.base).items():
             if not weights:
                 setattr(self, attribute, None)
             elif weights[0].role == "buffer":

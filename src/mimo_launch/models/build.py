@@ -181,7 +181,8 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
 
     Raises: CustomClassError for a user's class that cannot be used.
     """
-    adapted = replace(context, adapter=adapter_of(spec.modules[stage.module]))
+    module = spec.modules[stage.module]
+    adapted = replace(context, adapter=adapter_of(module), base=module.quantize_base)
     network = _maker(spec, stage.module).build(spec, stage, adapted)
     name_dropouts(stage.module, network)
     return network

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Protocol, cast
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -46,7 +47,13 @@ def shard(
         reduce_dtype=torch_type(numbers.stored) if low else None,
         cast_forward_inputs=False,
     )
-    wrap = partial(fully_shard, mp_policy=policy, reshard_after_forward=reshard)
+    # Packed weights do not train. Gathered for a whole step, they would be there twice.
+    packed = set[nn.Parameter]()
+    if not reshard:
+        packed = {each for each in network.parameters() if each.dtype == torch.uint8}
+    wrap = partial(
+        fully_shard, mp_policy=policy, reshard_after_forward=reshard, ignored_params=packed
+    )
     experts = [each for each in network.modules() if isinstance(each, Experts)]
     mesh = grids.mesh(stage.module)
     replicas = grids.mesh(stage.module, Axis.EXPERT_DP) if experts else mesh

@@ -66,9 +66,8 @@ class LanguageStage(ModelStage):
         super().__init__(context, kind, stage, ends, recompute=recompute)
         self.sights = {number: kind.sight(number) for number in stage.layers}
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)[len(stage.layers) :]
-        bare = replace(context, adapter=None)
         self.mtp = nn.ModuleList(
-            MtpDepth(bare, kind.depth(number), recompute=recompute) for number in numbers
+            MtpDepth(context.bare, kind.depth(number), recompute=recompute) for number in numbers
         )
 
     def inputs(self, forward: TextForward) -> LanguageInput:

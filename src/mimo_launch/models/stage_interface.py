@@ -282,7 +282,7 @@ class ModelStage(nn.Module):
         super().__init__()
         self.context, self.kind, self.model = context, kind, kind.model
         self.stage, self.ends = stage, ends
-        bare = replace(context, adapter=None)
+        bare = context.bare
         if stage.is_first:
             add_parts(self, bare, kind.before(ends))
         shapes = {number: kind.layer(number) for number in stage.layers}

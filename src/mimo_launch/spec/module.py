@@ -38,6 +38,7 @@ from mimo_launch.spec.language_models import DecoderModel
 from mimo_launch.spec.media import Clips, Images
 from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.optimizers import ModuleOptimizer
+from mimo_launch.spec.quantized_base import QuantizedBase
 from mimo_launch.spec.sections import Fp8Spec
 from mimo_launch.spec.values import SHARDINGS, Sharding, ShardingName
 from mimo_launch.spec.vit import VitModel
@@ -198,6 +199,12 @@ class ModuleSpec(Strict):
         description="Train low-rank updates of the maps in the layers; the weights of the module "
         "stay as they are, except a projector's with `frozen: except_projector`.",
         examples=["{rank: 16, targets: [attention, mlp]}"],
+    )
+    quantize_base: QuantizedBase | None = Field(
+        None,
+        description="Keep the maps in the layers in 4 or 8 bits, where the module's weights do not "
+        "train; products are computed in `precision`.",
+        examples=["{kind: nf4}"],
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0,

@@ -259,20 +259,22 @@ def module_pieces(
         if tensor is None:
             continue
         group = session.grids.replicas(module, item.parameter)
-        full = tensor.detach()
-        if isinstance(item.parameter, DTensor):
+        full, is_shard = tensor.detach(), isinstance(item.parameter, DTensor)
+        if is_shard:
             # DTensor gathers through functional collectives. In some runs gloo's threads released
             # their tensors at the wrong moment. State on the host is a local part as it is.
             rows = item.parameter.shape[0]
             size = -(-rows // group.size)
             sizes = tuple(max(0, min(size, rows - i * size)) for i in range(group.size))
             full = all_gather_uneven(local_tensor(full), sizes, group)
-        if group.index > 0:
+        # Ranks with experts of their own hold these whole if they are packed.
+        if group.index > 0 and (is_shard or not item.is_packed):
             continue
         for placed in item.placed:
             segment = placed.segment
             # Copy, because the update writes into gradients and weights.
-            values = full[placed.first_row : placed.last_row].to("cpu", copy=True)
+            values = segment.unpacked(full[placed.first_row : placed.last_row])
+            values = values.to("cpu", copy=True)
             pieces.append(
                 TensorPiece(placed.name, segment.axis, segment.start, segment.stop, values)
             )

@@ -33,6 +33,7 @@ from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.spec.module import FrozenLayers
 from mimo_launch.spec.spec import Spec
 from mimo_launch.verify.oracle_dropout import Weights
+from mimo_launch.verify.oracle_quantized import rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ def parts_of(spec: Spec, *, randomise: bool) -> Parts:
                     randomise=randomise,
                     given=given.get(placed.name),
                 )
+                if placed.segment.packed is not None:
+                    values = rounded(values, placed.segment.packed)
                 learns = _learns(spec, name, placed.name)
                 if placed.name.startswith(f"{name}.projector."):
                     learns |= module.frozen == "except_projector"

@@ -22,6 +22,7 @@ from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.optimizers import LrSchedule
+from mimo_launch.spec.quantized_base import QuantizedBase
 from mimo_launch.spec.sections import CheckpointSpec, EvalSpec
 from mimo_launch.spec.spec import (
     AudioModel,
@@ -168,6 +169,8 @@ def _shrink_module(
         model=small,
         frozen=shrink_frozen(module, small.layers),
         optimizer=optimizer,
+        # Small widths have few inputs; how maps are cut and kept is the same for every kind.
+        quantize_base=module.quantize_base and QuantizedBase(kind="int8", block=2),
         init_from=None,
         init_partial=False,
         # The tests of other backends compare them with this backend.

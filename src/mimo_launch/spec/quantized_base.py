@@ -1,0 +1,43 @@
+"""The frozen weights of a module in 4 or 8 bits: kinds of numbers, and their blocks.
+
+Decides: how many bytes a block of inputs takes: its codes, then its scale.
+Relies on: `base`.
+Leaves: the numbers to `layers.packed`; which maps of a layer are kept so to `kinds.shapes`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mimo_launch.spec.base import Strict
+
+# A scale is one number in fp32.
+SCALE_BYTES = 4
+
+
+class QuantizedBase(Strict):
+    """How the maps in the layers of a module are kept that do not train."""
+
+    kind: Literal["nf4", "int8", "fp8"] = Field(
+        description="`nf4`: 4 bits of QLoRA (arXiv:2305.14314), of bitsandbytes. `int8`: whole "
+        "numbers from -127 to 127. `fp8`: E4M3; of a folder in FP8, its own numbers.",
+    )
+    block: Annotated[int, Field(ge=2, le=4096, multiple_of=2)] | None = Field(
+        None,
+        description="Inputs of a map that share a scale. Default: 64, and 128 of `fp8`; `nf4` "
+        "takes powers of 2 from 64.",
+    )
+
+    @property
+    def inputs(self) -> int:
+        """Inputs that share a scale."""
+        return self.block or (128 if self.kind == "fp8" else 64)
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the codes of a block."""
+        return self.inputs // 2 if self.kind == "nf4" else self.inputs
+
+    def row_bytes(self, inputs: int) -> int:
+        """Return the bytes of a row of a map with so many inputs; its last block is filled up."""
+        return -(-inputs // self.inputs) * (self.code_bytes + SCALE_BYTES)
