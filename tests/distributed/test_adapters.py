@@ -137,7 +137,12 @@ def sum_over_tp_missing() -> None:
 def scaled_twice() -> None:
     """An update is multiplied by its scale twice."""
     correct = _Updated.apply
-    _Updated.apply = lambda *args: correct(*args[:-1], args[-1] ** 2)  # type: ignore[method-assign]
+
+    def apply(*args: Any) -> Any:
+        *given, scale, packed = args
+        return correct(*given, scale**2, packed)
+
+    _Updated.apply = apply  # type: ignore[method-assign]
 
 
 def sum_counts_once_for_each_rank() -> None:
