@@ -21,6 +21,7 @@ from tests.support import (
     llava_onevision,
     nemotron_h,
     nemotron_omni,
+    omni,
     qwen3_next,
     qwen_vl,
     seeing,
@@ -337,6 +338,34 @@ _HEARING = {
     )
     for kind, family in hearing.KINDS.items()
 }
+_OMNI_OFTEN = {"qwen2_5_omni": ({"cp2", "apart"}, "adamw")}
+
+
+def exact_omni(kind: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Widen what `transformers` computes in fp32, and undo it."""
+    theirs: Any = import_module(type(model).__module__)
+    for name in ("apply_rotary_pos_emb_vision", "get_vision_interpolation_indices_and_weights"):
+        monkeypatch.setattr(theirs, name, getattr(theirs, name, None), raising=False)
+    omni.widen_all(model, monkeypatch)
+
+
+_OMNIS = {
+    f"{kind}, thinking": TinyModel(
+        tiny=partial(omni.tiny, kind),
+        made=partial(omni.made, kind),
+        logits_of=omni.logits_of,
+        widen=partial(exact_omni, kind),
+        layouts=plain(omni.LAYOUTS),
+        often=often,
+        steps=steps(step),
+        stays="audio_bos_eos_token",
+        undecided=r"\.experts\.",
+        sections=("vision_config", "text_config", "audio_config"),
+        derived=frozenset({"layer_types", "tie_word_embeddings", "window_size"}),
+        token=(("audio_token_id", "audio_token_index"), omni.HEARD),
+    )
+    for kind, (often, step) in _OMNI_OFTEN.items()
+}
 _ONEVISION = TinyModel(
     tiny=llava_onevision.tiny,
     made=llava_onevision.made,
@@ -441,7 +470,7 @@ _HYBRIDS = {
 }
 FAMILIES: Mapping[str, TinyModel] = {
     **_DECODERS, **_EXPERTS, "kimi_k2": _KIMI, **_LLAVAS, **_SEEING, **_QWENS, **_HEARING,
-    "llava_onevision": _ONEVISION, **_HYBRIDS,
+    "llava_onevision": _ONEVISION, **_OMNIS, **_HYBRIDS,
 }  # fmt: skip
 # Settings that are wrong in our module, or in the model of transformers: each moves the logits.
 WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
@@ -495,6 +524,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("glm4v", "language", {"rotary_interleaved": False}, False),
         ("glm4v", "vision", {"interpolation": "bilinear"}, False),
         ("glm4v", "vision", {"projector_activation": "gelu_tanh"}, False),
+        ("qwen2_5_omni, thinking", "audio", {"chunk": 20}, False),
         ("qwen3_5", "language", {"rotary_factor": 1.0, "mrope": [2, 2, 2]}, False),
         ("nemotron_h", "language", {"mamba": {"min_step": 0.0}}, True),
         ("nemotron_h with experts", "theirs", {"norm_topk_prob": False}, True),

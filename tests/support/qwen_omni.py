@@ -28,7 +28,7 @@ _VISION = {
 }  # fmt: skip
 _AUDIO = {
     "num_mel_bins": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16,
-    "d_model": 16, "output_dim": 32, "max_source_positions": 20, "n_window": 5,
+    "d_model": 16, "output_dim": 32, "max_source_positions": 20, "n_window": 4,
 }  # fmt: skip
 _SPEECH = {
     "vocab_size": CODES, "embedding_size": 32, "hidden_size": 24, "intermediate_size": 40,

@@ -130,6 +130,7 @@ def test_an_export_says_it_again() -> None:
         video = {"time": "nominal_seconds", "per_second": second}
         vision = VitModel.model_validate({"kind": "vit", **tower, "video": video})
         assert QWEN2_5_OMNI.config_of is not None
-        thinker = QWEN2_5_OMNI.config_of(text, talker, vision, 9)["thinker_config"]
+        models = {"decoder": text, "talker": talker, "vit": vision}
+        thinker = QWEN2_5_OMNI.config_of(models, {"vit": 9})["thinker_config"]
         assert str(thinker["position_id_per_seconds"]) == written
         assert "tokens_per_second" not in thinker["vision_config"]

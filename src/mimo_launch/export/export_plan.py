@@ -109,7 +109,14 @@ class Exporter:
         sources = [each for each in self.sources.values() if each is not None]
         like = {each.part.family.model_type for each in sources}
         like |= {str(each.config.get("model_type")) for each in sources}
-        return Modules(models=models, tokens=tokens, widths=widths, like=frozenset(like))
+        language = self.sources[LANGUAGE]
+        return Modules(
+            models=models,
+            tokens=tokens,
+            widths=widths,
+            like=frozenset(like),
+            of_language="" if language is None else str(language.config.get("model_type")),
+        )
 
     def folders(self, wanted: Sequence[str]) -> list[FolderPlan]:
         """Return the folders to write: one per module in `wanted`, or per module if it is empty.

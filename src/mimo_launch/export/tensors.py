@@ -22,11 +22,13 @@ from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.export.original_folders import TORCH, WHOLE_NUMBERS, WeightSource
 from mimo_launch.hugging_face.architectures import Architecture, says
 from mimo_launch.hugging_face.folder import TensorHeader
+from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.packed import PackedRows
+from mimo_launch.spec.encoders import TransformerEncoder
 from mimo_launch.spec.quantized_base import QuantizedBase
 from mimo_launch.spec.spec import Model
 
@@ -187,21 +189,32 @@ def with_unused(
     `dtype_of` maps their names in the source's family to dtypes, and None to the usual dtype.
     """
     part = found.parts[name]
+    if source is not None and (
+        source.part.family != part.family
+        or source.config.get("model_type") != found.config["model_type"]
+    ):
+        source = None
+
+    def unused(part: Part, source: WeightSource) -> list[FileTensor]:
+        return [
+            FileTensor(
+                part.file_name(inner),
+                header.shape,
+                WHOLE_NUMBERS.get(header.dtype) or dtype_of(inner),
+                copied=(source.folder, at, header),
+            )
+            for inner, at, header in source.unused(model)
+        ]
+
     if not part.family.is_vision or len(found.where.get(name, ())) > 1:
-        return found, []
-    if source is not None and source.part.family == part.family:
+        if source is None or not isinstance(model, TransformerEncoder):
+            return found, []
+        return found, unused(part, source)
+    if source is not None:
         whole = _as_in_source(found, source)
         new = whole.parts[name]
-        if says(new, model) and whole.config["model_type"] == source.config.get("model_type"):
-            return whole, [
-                FileTensor(
-                    new.file_name(inner),
-                    header.shape,
-                    WHOLE_NUMBERS.get(header.dtype) or dtype_of(inner),
-                    copied=(source.folder, at, header),
-                )
-                for inner, at, header in source.unused(model)
-            ]
+        if says(new, model):
+            return whole, unused(new, source)
     decided = "final_norm" in part.family.keys(part.config)
     if decided or kind_of(model).has_final_norm:
         return found, []

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config
+from mimo_launch.hugging_face.nested import NestedWhole
 from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.registry import FAMILIES, WHOLES, part_of
 from mimo_launch.hugging_face.settings import value_of
@@ -41,13 +42,15 @@ class Modules:
 
     The vocabulary is a number, without padding. The width of a generator is the width of the rows
     that it reads. `like` holds the types of the models and parts that the weights came from; they
-    are preferred where several models of transformers are equal.
+    are preferred where several models of transformers are equal; `of_language` is the type of the
+    folder of language, from which parts that no module is can be copied.
     """
 
     models: Mapping[str, Model]
     tokens: Mapping[str, int]
     widths: Mapping[str, int]
     like: frozenset[str] = frozenset()
+    of_language: str = ""
 
 
 def alone(modules: Modules, name: str) -> Architecture | None:
@@ -76,6 +79,9 @@ def together(modules: Modules) -> Architecture | None:
     tokens = {kind: modules.tokens.get(name) for kind, name in by_kind.items()}
     for whole in sorted(WHOLES.values(), key=lambda each: each.model_type not in modules.like):
         if (made := whole.made_of(models, tokens)) is None:
+            continue
+        copies = isinstance(whole, NestedWhole) and whole.lacks(models)
+        if copies and whole.model_type != modules.of_language:
             continue
         config, where = made
         parts = {each: part_of(config, model.kind) for each, model in modules.models.items()}

@@ -1,29 +1,30 @@
 """Qwen2.5-Omni: a thinker, which is a Qwen2.5-VL with audio, followed by a talker.
 
-The audio tower and the vocoder are left out, as none of our modules computes them; so the sound of
-a video is not used. The text that a talker reads has equal positions on all three axes, which
+The vocoder is left out, as none of our modules computes it. The sound of a video is not used. The
+text that a talker reads has equal positions on all three axes, which
 rotate like positions on one axis.
 
 Sources: arXiv:2503.20215; `transformers` 5.24, models/qwen2_5_omni.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.families.qwen import WINDOWS
 from mimo_launch.hugging_face.families.qwen2_vl import QWEN2_5_VL_VISION, text_family
-from mimo_launch.hugging_face.family import Family, Prefixes, Video
-from mimo_launch.hugging_face.folder import Config, section
-from mimo_launch.hugging_face.part import NoSuchPart, Part
-from mimo_launch.hugging_face.refusals import Refusals, left_out, refusals, where
-from mimo_launch.hugging_face.settings import Settings
-from mimo_launch.hugging_face.tensors import QKV, Place, in_layers
-from mimo_launch.hugging_face.wholes import Keys, Models, Tokens, equal
-from mimo_launch.spec.spec import DecoderModel, TalkerModel, VitModel
+from mimo_launch.hugging_face.families.whisper import QWEN2_AUDIO_ENCODER
+from mimo_launch.hugging_face.family import Family, Video
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.nested import Nested, NestedWhole
+from mimo_launch.hugging_face.refusals import left_out, refusals, where
+from mimo_launch.hugging_face.settings import Computed, Settings
+from mimo_launch.hugging_face.tensors import QKV, Dropped, Place, in_layers
+from mimo_launch.hugging_face.wholes import Tokens
+from mimo_launch.spec.spec import TalkerModel
 
 _TYPE, _THINKER = "qwen2_5_omni", "thinker_config"
-_AUDIO = {"audio": f"audio_config.model_type: {_TYPE}_audio_encoder"}
 _SECONDS = Video("nominal_seconds", ("position_id_per_seconds", 25))
 TEXT = text_family(f"{_TYPE}_text", "Qwen2_5OmniThinkerTextModel")
 VISION = replace(
@@ -35,6 +36,30 @@ VISION = replace(
     # The settings of the thinker decide it.
     video=None,
     rank=1,
+)
+
+_WINDOW = ("n_window", 100)
+AUDIO = replace(
+    QWEN2_AUDIO_ENCODER,
+    model_type=f"{_TYPE}_audio_encoder",
+    architecture="Qwen2_5OmniAudioEncoder",
+    settings=QWEN2_AUDIO_ENCODER.settings.but(
+        {
+            "frames": None,
+            "chunk": Computed(
+                lambda config: 2 * number(config, *_WINDOW),
+                lambda model: {_WINDOW[0]: model.chunk // 2},
+                f"2 x `{_WINDOW[0]}`; {2 * _WINDOW[1]}",
+            ),
+        }
+    ),
+    tensors=replace(QWEN2_AUDIO_ENCODER.tensors, dropped=(Dropped("audio_bos_eos_token.weight"),))
+    | {"norm": "ln_post", "projector.linear": "proj"},
+    refused=QWEN2_AUDIO_ENCODER.refused
+    + refusals(where(_WINDOW[0], "that is odd", lambda config: number(config, *_WINDOW) % 2 > 0)),
+    random=(),
+    row_width="output_dim",
+    notes="`frames` is the longest clip; the processor of published folders cuts clips at 300 s.",
 )
 
 
@@ -94,92 +119,21 @@ TALKER = Family(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Nested:
-    """A module of a whole model: its family, the keys to its configuration, and its prefixes.
-
-    `around(config)` are settings that the enclosing section decides; `videos` reads how the model
-    of that section reads videos.
-    """
-
-    family: Family
-    where: Keys
-    prefixes: Prefixes
-    around: Callable[[Config], Config] = lambda _: {}
-    videos: Video | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThinkerAndTalker:
-    """A family of whole models: its parts, and the class of transformers that loads them.
-
-    `left_out` are prefixes of parts that are not our modules, `others` the types of such parts by
-    kind of module. `config_of` makes the configuration of a text, a talker, and perhaps a tower
-    with its token.
-    """
-
-    model_type: str
-    architecture: str
-    parts: tuple[_Nested, ...]
-    refusals: Refusals
-    left_out: Keys = ()
-    others: Mapping[str, str] = field(default_factory=dict)
-    config_of: Callable[..., Config] | None = None
-    rank: int = 0
-    published: tuple[str, ...] = ()
-    notes: str = ""
-
-    @property
-    def families(self) -> tuple[Family, ...]:
-        """The families of its parts."""
-        return tuple(each.family for each in self.parts)
-
-    @property
-    def names(self) -> tuple[Prefixes, ...]:
-        """The prefixes of its parts."""
-        return tuple(each.prefixes for each in self.parts)
-
-    def part(self, config: Config, kind: str) -> Part:
-        """Return the part of a kind. Raises: NoSuchPart."""
-        found = next((each for each in self.parts if each.family.kind == kind), None)
-        if found is None:
-            raise NoSuchPart(self.others.get(kind, f"model_type: {self.model_type}"))
-        *outer, last = found.where
-        for key in outer:
-            config = section(config, key)
-        others = (prefix for each in self.parts if each != found for prefix, _ in each.prefixes)
-        return Part(
-            family=found.family,
-            config={**section(config, last), **found.around(config)},
-            prefixes=found.prefixes,
-            elsewhere=(*others, *self.left_out),
-            reads_videos=None if found.videos is None else found.videos.read(config),
-        )
-
-    def made_of(self, models: Models, tokens: Tokens) -> tuple[Config, dict[str, Keys]] | None:
-        """Return the configuration of a whole made of our modules, and the keys to its parts."""
-        of_kind = {each.family.kind: each.family for each in self.parts}
-        if self.config_of is None or models.keys() - of_kind.keys():
-            return None
-        if not {"decoder", "talker"} <= models.keys():
-            return None
-        if not all(equal((of_kind[kind],), model) for kind, model in models.items()):
-            return None
-        text, talker, vision = (models.get(kind) for kind in ("decoder", "talker", "vit"))
-        where = {each.family.kind: each.where for each in self.parts}
-        return self.config_of(text, talker, vision, tokens.get("vit")), where
-
-
-def _thinker(before: str, inside: tuple[str, ...]) -> tuple[_Nested, ...]:
+def _thinker(before: str, inside: tuple[str, ...]) -> tuple[Nested, ...]:
     """Return the parts of a thinker; `before` is their prefix, `inside` leads to their settings."""
     return (
-        _Nested(
+        Nested(
+            family=AUDIO,
+            where=(*inside, "audio_config"),
+            prefixes=((f"{before}audio_tower.", ""),),
+        ),
+        Nested(
             family=VISION,
             where=(*inside, "vision_config"),
             prefixes=((f"{before}visual.", ""),),
             videos=_SECONDS,
         ),
-        _Nested(
+        Nested(
             family=TEXT,
             where=(*inside, "text_config"),
             prefixes=((f"{before}model.", "model."), (f"{before}lm_head.", "lm_head.")),
@@ -191,42 +145,54 @@ def _thinker(before: str, inside: tuple[str, ...]) -> tuple[_Nested, ...]:
     )
 
 
-def _config_of(
-    text: DecoderModel, talker: TalkerModel, vision: VitModel | None, token: int | None
-) -> Config:
-    thinker: Config = {
+def _thinker_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
+    text = models["decoder"]
+    made: Config = {
         "model_type": f"{_TYPE}_thinker",
         "text_config": TEXT.config(text),
         "tie_word_embeddings": text.tied,
     }
-    if vision is not None:
+    if (vision := models.get("vit")) is not None:
         # The section around this one holds the positions per second.
         tower = {**VISION.config(vision), "out_hidden_size": text.hidden}
-        thinker |= {"vision_config": tower, "image_token_index": token, **_SECONDS.write(vision)}
-    speech = {**TALKER.config(talker), "embedding_size": text.hidden}
-    return {"model_type": _TYPE, _THINKER: thinker, "talker_config": speech}
+        made |= {"vision_config": tower, "image_token_index": tokens["vit"]}
+        made |= _SECONDS.write(vision)
+    if (audio := models.get("audio")) is not None:
+        made["audio_config"] = {**AUDIO.config(audio), "output_dim": text.hidden}
+        made["audio_token_index"] = tokens["audio"]
+    return made
 
 
-QWEN2_5_OMNI = ThinkerAndTalker(
+def _config_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
+    made: Config = {"model_type": _TYPE, _THINKER: _thinker_of(models, tokens)}
+    if (talker := models.get("talker")) is not None:
+        width = models["decoder"].hidden
+        made["talker_config"] = {**TALKER.config(talker), "embedding_size": width}
+    return made
+
+
+QWEN2_5_OMNI = NestedWhole(
     model_type=_TYPE,
     architecture="Qwen2_5OmniForConditionalGeneration",
     published=("Qwen/Qwen2.5-Omni-7B",),
     parts=(
         *_thinker("thinker.", (_THINKER,)),
-        _Nested(family=TALKER, where=("talker_config",), prefixes=(("talker.", ""),)),
+        Nested(family=TALKER, where=("talker_config",), prefixes=(("talker.", ""),)),
     ),
-    refusals=refusals(left_out("audio tower and vocoder")),
-    left_out=("thinker.audio_tower.", "token2wav."),
-    others=_AUDIO,
+    refusals=refusals(left_out("vocoder")),
+    left_out=("token2wav.",),
     config_of=_config_of,
-    notes="`export` copies the audio tower and the vocoder from the folder that `language` came "
-    "from, with the settings around them. Sound of a video is not heard.",
+    needs=frozenset({"decoder", "talker"}),
+    notes="`export` copies the vocoder, and parts that no module is, from the folder that "
+    "`language` came from, with the settings around them. Sound of a video is not heard. "
+    "`audio_bos_eos_token` of the audio tower is left out: nothing reads it.",
 )
-QWEN2_5_OMNI_THINKER = ThinkerAndTalker(
+QWEN2_5_OMNI_THINKER = NestedWhole(
     model_type=f"{_TYPE}_thinker",
-    architecture="",
+    architecture="Qwen2_5OmniThinkerForConditionalGeneration",
     parts=_thinker("", ()),
-    refusals=refusals(left_out("audio tower")),
-    left_out=("audio_tower.",),
-    others=_AUDIO,
+    refusals=refusals(),
+    config_of=_thinker_of,
+    needs=frozenset({"decoder", "vit", "audio"}),
+    rank=1,
 )
