@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.support.exports import exported, load, save_on_rank, with_sections
+from tests.support.exports import exported, load, save_on_rank, trained, with_sections
 from tests.support.hugging_face import logits_on_rank, made, save, tiny
-from tests.support.quantized import MXFP4, in_fp8, in_mxfp4, write
+from tests.support.quantized import INTEGERS, MXFP4, in_fp8, in_integers, in_mxfp4, write
 from tests.support.running_ranks import run_on_running_ranks
 from torch import Tensor
 
@@ -73,6 +73,49 @@ def test_weights_are_what_the_bits_stand_for(
     load("AutoModelForCausalLM", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("form", "layout"),
+    [
+        ("gptq", "tp2"),
+        ("shuffled gptq", "one rank"),
+        ("awq", "tp2"),
+        ("int4", "tp2"),
+        ("int8", "tp2"),
+    ],
+)
+def test_whole_numbers_are_read_in_every_form(form: str, layout: str, tmp_path: Path) -> None:
+    start = folder("qwen3", tmp_path / "model")
+    stood = in_integers(start, form.rsplit(maxsplit=1)[-1], shuffled="shuffled" in form)
+    saved = imported("qwen3", layout, start, tmp_path / "run")
+    found = exported(saved, tmp_path / "out", dtype="fp32")
+    assert found.keys() == stood.keys()
+    for name, tensor in stood.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("form", ["gptq", "awq", "int4", "int8"])
+def test_whole_numbers_are_what_a_base_in_int8_keeps(form: str, tmp_path: Path) -> None:
+    start = folder("qwen3", tmp_path / "model")
+    stood = in_integers(start, form)
+    few = {"adapter": {"rank": 2}, "quantize_base": {"kind": "int8", "block": 8}}
+    asked = with_sections(
+        made("qwen3", "tp2", start, model=SIZES["qwen3"][1], **few), optimizer={"lr": 1e-30}
+    )
+    found = exported(trained(asked, tmp_path / "run"), tmp_path / "out", dtype="fp32")
+    for name, tensor in stood.items():
+        assert float((found[name] - tensor).abs().max()) < 1e-25, name
+
+
+def test_scales_of_other_matrices_are_damage(tmp_path: Path) -> None:
+    start = folder("qwen3", tmp_path / "model")
+    in_integers(start, "gptq")
+    there = load_file(start / WEIGHTS)
+    name = next(each for each in there if each.endswith(".scales"))
+    write(start, there | {name: there[name][:, :-1].contiguous()}, INTEGERS["gptq"])
+    with pytest.raises(FilesError, match=r"has .*scales of shape"):
+        read_tensors(start)
+
+
 def test_one_scale_may_be_that_of_a_whole_matrix(tmp_path: Path) -> None:
     """Written in the type that most tensors of the folder had: those in FP8 become bf16."""
     start = folder("qwen3", tmp_path / "model")
@@ -115,7 +158,8 @@ def test_inspect_names_the_form(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     "form",
     [
-        {"quant_method": "awq", "bits": 4},
+        {"quant_method": "awq", "bits": 4, "version": "gemv"},
+        {"quant_method": "gptq", "bits": 3},
         {"quant_method": "fp8", "weight_block_size": [64, 128]},
         {"quant_method": "compressed-tensors"},
     ],

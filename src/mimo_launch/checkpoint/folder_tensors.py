@@ -8,14 +8,17 @@ Leaves: the slices of each rank to `checkpoint.hugging_face`, copies of whole te
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from mimo_launch.checkpoint.folder_integers import Integers
 from mimo_launch.hugging_face.folder import TensorHeader
+from mimo_launch.hugging_face.integers import IntegerHeader
 from mimo_launch.hugging_face.quantized import BLOCK, FP8, GROUP, MXFP4, QuantizedHeader
 
 # Number of rows of a table that are in memory at a time.
@@ -43,11 +46,18 @@ class FolderTensors(ExitStack):
         if isinstance(header, QuantizedHeader):
             values, scales = (self.sliceable(*each) for each in (header.values, header.scales))
             return _Quantized(header, values, scales)
+        if isinstance(header, IntegerHeader):
+            held = {
+                part: self.sliceable(*named)
+                for part in ("values", "scales", "zeros", "order")
+                if (named := getattr(header, part)) is not None
+            }
+            return Integers(header, held)
         return self._file(header).get_slice(name)
 
     def whole(self, name: str, header: TensorHeader) -> Tensor:
         """Return a whole tensor."""
-        if isinstance(header, QuantizedHeader):
+        if isinstance(header, QuantizedHeader | IntegerHeader):
             every: Tensor = self.sliceable(name, header)[:]
             return every
         tensor: Tensor = self._file(header).get_tensor(name)
@@ -156,9 +166,22 @@ class _Ones:
         )
 
 
-def fp8_scales(saved: Any) -> Any:
-    """Return the scale of each value of a sliceable tensor in FP8, to slice like it, or None."""
-    return saved.scales if isinstance(saved, _Quantized) and saved.is_fp8 else None
+@dataclass(frozen=True, slots=True)
+class BlockScales:
+    """The scale of each value of a tensor, to slice like it: one for `block` inputs of numbers."""
+
+    kind: Literal["fp8", "int8"]
+    block: int
+    each: Any
+
+
+def block_scales(saved: Any) -> BlockScales | None:
+    """Return the scales of a sliceable tensor of numbers that `quantize_base` may keep, if any."""
+    if isinstance(saved, _Quantized) and saved.is_fp8:
+        return BlockScales("fp8", BLOCK, saved.scales)
+    if isinstance(saved, Integers) and saved.block:
+        return BlockScales("int8", saved.block, saved.scales)
+    return None
 
 
 def _scales_of(span: range, block: int) -> tuple[slice, Tensor]:

@@ -29,7 +29,7 @@ from mimo_launch.checkpoint.boxes import (
     size,
     weight_boxes,
 )
-from mimo_launch.checkpoint.folder_tensors import FolderTensors, fp8_scales, mean_row
+from mimo_launch.checkpoint.folder_tensors import FolderTensors, block_scales, mean_row
 from mimo_launch.checkpoint.storage import CheckpointError
 from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.hugging_face.folder import (
@@ -41,7 +41,7 @@ from mimo_launch.hugging_face.folder import (
     read_config,
 )
 from mimo_launch.hugging_face.part import Part
-from mimo_launch.hugging_face.quantized import BLOCK, read_tensors
+from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.repeats import repeats
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD, Place
@@ -324,9 +324,9 @@ def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], Non
     end = min(rows.stop, box.shape[0])
     if rows.start < end:
         found, into = range(rows.start, end), box.tensor[: end - rows.start]
-        values, scales = read_place(saved, place, found, rest), fp8_scales(saved)
-        if scales is not None and isinstance(into, PackedRows) and into.keeps(BLOCK):
-            into.copy_(values, read_place(scales, place, found, rest))
+        values, scales = read_place(saved, place, found, rest), block_scales(saved)
+        if scales and isinstance(into, PackedRows) and into.keeps(scales.kind, scales.block):
+            into.copy_(values, read_place(scales.each, place, found, rest))
         else:
             into.copy_(values)
     if box.name in (EMBEDDING, HEAD):

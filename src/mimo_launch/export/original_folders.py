@@ -33,6 +33,7 @@ from mimo_launch.hugging_face.folder import (
     is_hugging_face,
     read_config,
 )
+from mimo_launch.hugging_face.integers import AWQ, CT4, CT8, GPTQ
 from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.quantized import FP8, MXFP4, read_tensors
 from mimo_launch.hugging_face.registry import part_of
@@ -55,7 +56,7 @@ TORCH = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     FP8: torch.bfloat16,
-    MXFP4: torch.bfloat16,
+    **dict.fromkeys((MXFP4, GPTQ, AWQ, CT4, CT8), torch.bfloat16),
 }
 # Dtypes of tensors that are copied unchanged.
 WHOLE_NUMBERS = {"I64": torch.int64}

@@ -37,8 +37,9 @@ replacement in the names of the part; the first one is written today.
 * *Refused*: `inspect` and `validate` name these settings, and nothing starts. Other settings are
   read, or change no number.
 
-Weights in FP8 with a scale per block of 128 x 128, or per matrix, and in MXFP4 are read as the
-numbers that they encode; any other `quantization_config` is refused.
+Weights in FP8 with a scale per block of 128 x 128, or per matrix, in MXFP4, and in whole numbers
+(GPTQ, AWQ, compressed-tensors) are read as the numbers that they encode; any other
+`quantization_config` is refused.
 """
 
 

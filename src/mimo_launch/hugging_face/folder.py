@@ -110,6 +110,10 @@ TYPES = {
     "F16": "fp16",
     "FP8": "fp8",
     "MXFP4": "mxfp4",
+    "GPTQ": "int4 (GPTQ)",
+    "AWQ": "int4 (AWQ)",
+    "CT4": "int4",
+    "CT8": "int8",
 }
 _METADATA = "__metadata__"
 _MAX_DIMENSIONS = 16

@@ -24,6 +24,7 @@ from mimo_launch.hugging_face.folder import (
     section,
     short,
 )
+from mimo_launch.hugging_face.integers import integers, refused_integers
 
 FP8, MXFP4 = "FP8", "MXFP4"
 # Rows and columns per scale of FP8; values per scale of MXFP4, and their bytes.
@@ -47,7 +48,10 @@ def refused(config: Config) -> Iterator[str]:
         return
     found = section(config, "quantization_config")
     method, block = found.get("quant_method"), found.get("weight_block_size")
-    if method != "mxfp4" and (method != "fp8" or block not in (None, [BLOCK, BLOCK])):
+    if method in ("gptq", "awq", "compressed-tensors"):
+        if refused_integers(found):
+            yield f"quantization_config: {short(config['quantization_config'])}"
+    elif method != "mxfp4" and (method != "fp8" or block not in (None, [BLOCK, BLOCK])):
         yield f"quantization_config: {short(config['quantization_config'])}"
 
 
@@ -74,6 +78,10 @@ def combined(headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
                 (blocks, headers[blocks]), (name, header)
             )
             del found[name], found[blocks]
+    for matrix, made, parts in integers(headers):
+        for each in parts:
+            found.pop(each, None)
+        found[matrix] = made
     return found
 
 

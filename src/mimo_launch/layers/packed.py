@@ -27,8 +27,8 @@ MOST_INT8, MOST_FP8 = 127.0, 448.0
 def pack(values_FD: Tensor, base: QuantizedBase, scales_FD: Tensor | None = None) -> Tensor:
     """Return the bytes of some rows, [F, bytes].
 
-    `scales_FD` has the scale of each value if they come from FP8 with such scales; one block has
-    one. Otherwise the largest value of a block decides.
+    `scales_FD` has the scale of each value if they come from such numbers; one block has one.
+    Otherwise the largest value of a block decides.
     """
     rows, inputs = values_FD.shape
     filled = F.pad(values_FD.float(), (0, -inputs % base.inputs))
@@ -120,9 +120,9 @@ class PackedRows:
     def __getitem__(self, rows: slice) -> "PackedRows":
         return PackedRows(self._packed[rows], self.base, self.shape[1])
 
-    def keeps(self, block: int) -> bool:
-        """Return whether values of FP8 with a scale for each `block` of inputs stay as they are."""
-        return self.base.kind == "fp8" and block % self.base.inputs == 0
+    def keeps(self, kind: str, block: int) -> bool:
+        """Return whether numbers of a kind, with a scale for `block` inputs, stay as they are."""
+        return self.base.kind == kind and block % self.base.inputs == 0
 
     def copy_(self, values_FD: Tensor, scales_FD: Tensor | None = None) -> None:
         """Take the values of all rows; `scales_FD` as for `pack`."""

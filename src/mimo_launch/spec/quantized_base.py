@@ -20,7 +20,7 @@ class QuantizedBase(Strict):
 
     kind: Literal["nf4", "int8", "fp8"] = Field(
         description="`nf4`: 4 bits of QLoRA (arXiv:2305.14314), of bitsandbytes. `int8`: whole "
-        "numbers from -127 to 127. `fp8`: E4M3; of a folder in FP8, its own numbers.",
+        "numbers from -127 to 127. `fp8`: E4M3. A folder in such numbers keeps its own.",
     )
     block: Annotated[int, Field(ge=2, le=4096, multiple_of=2)] | None = Field(
         None,
