@@ -83,6 +83,7 @@ def sweep(session: nox.Session) -> None:
         "tests/sweep",
         "tests/distributed",
         "tests/unit",
+        "tests/cli",
         "-m",
         "sweep",
         "-s",

@@ -242,12 +242,13 @@ def test_where_nothing_fits_help_names_the_fewest_gpus_that_do(
     llama: Path, tmp_path: Path, run_cli: Cli
 ) -> None:
     file = tmp_path / "more.yaml"
-    given = f"init {file} --language {llama} --gpu-memory 16GB --gpus"
+    given = f"init {file} --language {llama} --gpu-memory 48GB --gpus"
     code, _, err = run_cli(f"{given} 1")
     found = re.search(r"= help: --gpus (\d+), for which a layout fits\n", err)
     assert (code, " there)" in err) == (2, False)
     assert found is not None
     more = int(found[1])
+    assert more > 2
     assert run_cli(f"{given} {more // 2}")[0] == 2
     assert run_cli(f"{given} {more}")[0] == 0
     checked(file)
