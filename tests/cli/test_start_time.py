@@ -29,7 +29,7 @@ def run(*args):
     )
 
 
-def cpu_seconds(*args, runs=4):
+def cpu_seconds(*args, runs=2):
     """Return the CPU time of a process: the least of some runs."""
     run(*args)
 

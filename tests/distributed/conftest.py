@@ -5,7 +5,11 @@ import torch
 import torch._dynamo
 import torch.distributed.fsdp
 import torch.distributed.tensor
+import torch.utils.serialization.config
 
+import mimo_launch.bench.profiling
+import mimo_launch.optimizer.adamw
+import mimo_launch.train.plan_watch  # noqa: F401 - a tenth of a second in each new rank
 from mimo_launch.train import step
 
 torch.set_num_threads(1)

@@ -97,7 +97,7 @@ def test_what_does_not_fit_by_the_rule_is_placed_otherwise() -> None:
 def test_what_fits_nowhere_is_refused_with_the_words_of_the_rule() -> None:
     data = unplaced("10GB", vision=LARGE_VIT, language=LLAMA)
     with pytest.raises(NothingFits, match=r"but a GPU has 10\.0 GB"):
-        first_spec(data, 8)
+        first_spec(data, 2)
 
 
 def test_placements_are_shared_apart_and_mixed() -> None:

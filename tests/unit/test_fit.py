@@ -171,7 +171,7 @@ def test_changes_by_which_a_spec_fits_do_fit(tmp_path: Path) -> None:
         assert max(row.total_bytes for row in estimates.ranks) == change.needed_bytes
 
 
-@pytest.mark.parametrize("memory", ["60GB", "70GB"])
+@pytest.mark.parametrize("memory", [pytest.param("60GB", marks=pytest.mark.sweep), "70GB"])
 def test_changes_by_which_a_spec_fits_are_several_and_have_nothing_in_vain(memory: str) -> None:
     """Vision fits on its own ranks: cutting it otherwise there gains next to nothing."""
     file = Path("topologies/bench/r1_dp2_dp2.yaml")

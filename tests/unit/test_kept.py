@@ -236,9 +236,20 @@ PASSES = {
 }  # fmt: skip
 
 
+# What they keep when compiled is also kept by others, or by a step of `test_kept_by_steps.py`.
+COMPILED_SELDOM = {
+    "of patches turned by their places", "with class token and registers",
+    "with latent attention", "with latent attention of whole queries",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "how"),
-    list(product(KEPT, PASSES)),
+    [
+        pytest.param(*each, marks=pytest.mark.sweep if seldom else (), id="-".join(each))
+        for each in product(KEPT, PASSES)
+        for seldom in [each[1] == "compiled" and each[0] in COMPILED_SELDOM]
+    ],
 )
 def test_a_block_keeps_what_the_table_says(name: str, how: str) -> None:
     row, (compiled, precision) = KEPT[name], PASSES[how]
@@ -279,7 +290,7 @@ def test_a_block_with_capped_scores_keeps_none_of_100_queries_at_a_time(
     )
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=pytest.mark.sweep), False])
 def test_queries_that_grow_keep_no_more(compiled: bool) -> None:
     dtype = torch.bfloat16
     block = block_of("language", dtype, compiled=compiled)

@@ -20,7 +20,7 @@ from mimo_launch.verify.coverage import consequences, not_proved, relations
 from mimo_launch.verify.shrink import shrink
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(layout_specs(8, supported_only=False))
 def test_a_shrunk_spec_is_valid_and_keeps_its_layout(made: Spec) -> None:
     small = shrink(made)
