@@ -31,7 +31,7 @@ def made(
 
 
 LAYOUTS: dict[str, Callable[[], Spec]] = {
-    "one rank": made,
+    "one rank, another seed": lambda: made(seed=5),
     "adapters, tp 2": lambda: made({"tp": 2, "adapter": LORA}, {"tp": 2, "adapter": LORA}),
     "sequence parallel, heads shared": lambda: made(
         {"tp": 2, "dp": 2, "sequence_parallel": True, "adapter": LORA},
@@ -133,7 +133,7 @@ def features_from_zero() -> None:
 BUGS: dict[str, tuple[Callable[[], None], str]] = {
     "by rank": (drawn_by_rank, "dp 2, fully sharded"),
     "recomputed": (other_when_recomputed, "cp 2, recomputed"),
-    "scale": (scale_missing, "one rank"),
+    "scale": (scale_missing, "one rank, another seed"),
     "features": (features_from_zero, "adapters, tp 2"),
 }
 

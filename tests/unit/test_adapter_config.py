@@ -22,6 +22,27 @@ def test_an_update_has_the_factor_of_its_settings(given: dict[str, Any], factor:
     assert AdapterSpec(rank=16, **given).scale == factor
 
 
+Q = "model.layers.1.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("settings", "factor"),
+    [
+        ({}, 1.0),
+        ({"r": 4}, 2.0),
+        ({"r": 4, "lora_alpha": 6}, 1.5),
+        ({"r": 4, "lora_alpha": 6, "use_rslora": True}, 3.0),
+        ({"r": 4, "lora_alpha": 6, "rank_pattern": {"q_proj": 2}}, 3.0),
+        ({"r": 4, "lora_alpha": 6, "rank_pattern": {"k_proj": 2, "layers.2.*": 1}}, 1.5),
+        ({"r": 4, "alpha_pattern": {r"layers\.1\..*": 12, "q_proj": 1}}, 3.0),
+        ({"r": 4, "rank_pattern": {"q_proj": 16}, "alpha_pattern": {"q_proj": 2}}, 0.125),
+    ],
+)
+def test_a_map_has_the_factor_that_peft_gives_it(settings: dict[str, Any], factor: float) -> None:
+    """Of patterns, the first one that ends its name."""
+    assert AdapterConfig(settings).scale(Q) == factor
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

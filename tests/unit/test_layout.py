@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from tests.support.graphs import talker
 from tests.support.specs import box, spec
 
 from mimo_launch.layout.layout import build_layout
@@ -17,6 +18,14 @@ def test_sequence_parallelism_splits_tokens_over_tp_where_there_is_any(
 ) -> None:
     made = spec({"language": box(0, tp=tp, sequence_parallel=True)})
     assert build_layout(made).language.sequence_parallel is is_split
+
+
+def test_the_weight_of_a_module_scales_all_its_losses() -> None:
+    """Those of further tokens, too, which share theirs among their depths."""
+    model = {"mtp": {"depth": 2, "loss_weight": 0.5}}
+    made = spec({"language": box(0, loss_weight=3.0, model=model), "speech": box(0, **talker())})
+    found = {loss.name: loss.weight for loss in build_layout(made).losses}
+    assert found == {"language": 3.0, "language.mtp": 0.75, "language.mtp2": 0.75, "speech": 1.0}
 
 
 @pytest.mark.parametrize(
