@@ -26,6 +26,7 @@ from mimo_launch.launcher.run_folder import (
     open_run_folder,
 )
 from mimo_launch.runtime.progress import Best
+from mimo_launch.spec.load import MARKER
 from mimo_launch.spec.spec import Spec
 
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
@@ -57,6 +58,16 @@ def add_checkpoint(
     content["best"] = best and asdict(best)
     complete(unfinished, folder, content | {"torch": "", "files": files, "not_finite": bad})
     return folder
+
+
+def test_a_step_that_is_saved_again_replaces_what_is_left_of_it(tmp_path: Path) -> None:
+    """A checkpoint that lost its marker is passed over, and keeps its name until then."""
+    folder = add_checkpoint(tmp_path, 3)
+    (folder / "part").rename(folder / "other")
+    (folder / MARKER).unlink()
+    assert add_checkpoint(tmp_path, 3) == folder
+    assert {path.name for path in folder.iterdir()} == {"part", MARKER}
+    assert all_checkpoints(tmp_path) == [folder]
 
 
 def test_a_run_with_a_complete_checkpoint_goes_on(tmp_path: Path) -> None:
