@@ -1,5 +1,6 @@
 """Reading ahead: what counts as damage, and what stands in the place of a damaged sample."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.step_views import Reads
 from mimo_launch.models.patches import cut_image
+from mimo_launch.train import prefetch
 from mimo_launch.train.loader import MAX_REASON, ReadStep, read_step, step_inputs
 
 MADE = spec({"vision": box(0)}, mbs=3, max_documents=4)
@@ -103,3 +105,13 @@ def test_images_that_are_not_those_of_the_index_are_damage(change: Any, words: s
     source = step_inputs(dataset, "train", (7,), 0)
     _, reasons = read_step(source, Reads((), (), (), {"vision": (0,)}), MADE, lambda: None)
     assert words in reasons[0]
+
+
+def test_ranks_agree_on_the_reason_of_the_lowest_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record once, in order."""
+    told = [{}, {7: "of rank 1", 2: "cut off"}, {7: "of rank 2", 5: "gone"}]
+    monkeypatch.setattr(prefetch, "gather_objects", lambda *_: told)
+    most: Any = SimpleNamespace(wait=lambda: [2])
+    nothing: Any = None
+    found = prefetch.agree({}, most, nothing)
+    assert list(found.items()) == [(2, "cut off"), (5, "gone"), (7, "of rank 1")]
