@@ -132,6 +132,15 @@ class Blurred(Mixer):
         return function(x_ND[None, None])[0, 0]
 
 
+class Partly(Mixer):
+    """Each of whose plain layers has a weight that stays as it is."""
+
+    def make_layer(self, number: int) -> nn.Module:
+        layer = super().make_layer(number)
+        layer.channels.weight.requires_grad_(False)
+        return layer
+
+
 class Fixed(Wide):
     """Each of whose layers has a declared weight that stays as it is."""
 

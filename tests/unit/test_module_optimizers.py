@@ -209,3 +209,12 @@ def test_a_step_moves_all_that_trains_and_nothing_else(kind: str, trained: str) 
     found = moved(made)
     assert found == {name: trains(name) for name in found}
     assert sum(name.endswith("expert_bias") for name in found) == 2
+
+
+def test_a_weight_that_a_class_of_a_user_freezes_stays() -> None:
+    vision = box(0, model={"kind": "tests.support.custom_encoders:Partly"})
+    plain = {"lr": LR, "schedule": {"kind": "constant"}}
+    found = moved(spec({"vision": vision}, optimizer=plain, mbs=4))
+    own = {name: moves for name, moves in found.items() if name.startswith("vision.")}
+    assert own == {name: not name.endswith(".channels.weight") for name in own}
+    assert list(own.values()).count(False) == 1
