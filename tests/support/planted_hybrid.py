@@ -54,8 +54,9 @@ def convolution_not_passed_between_cp_ranks() -> None:
     """The convolution does not see the last tokens of the cp rank before."""
     correct = recurrent.causal_conv
 
-    def anew(x: Any, weight: Any, bias: Any, documents_BS: Any) -> Any:
-        return correct(x, weight, bias, documents_BS=_cut_at_ranks(x, documents_BS))
+    def anew(x: Any, weight: Any, bias: Any, documents_BS: Any, **options: Any) -> Any:
+        numbers = _cut_at_ranks(x, documents_BS)
+        return correct(x, weight, bias, documents_BS=numbers, **options)
 
     recurrent.causal_conv = anew
 
@@ -90,7 +91,7 @@ def shards_in_the_order_of_ranks() -> None:
 def convolution_over_documents() -> None:
     """The convolution sees the last tokens of the document before."""
     correct = recurrent.causal_conv
-    recurrent.causal_conv = lambda x, weight, bias, documents_BS: correct(x, weight, bias)
+    recurrent.causal_conv = lambda x, weight, bias, **_: correct(x, weight, bias)
 
 
 def state_over_documents() -> None:

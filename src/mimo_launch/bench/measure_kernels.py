@@ -274,7 +274,7 @@ class _Bench:
             b, c = (self.noise(1, tokens, sizes.groups, sizes.state) for _ in range(2))
             step = torch.rand(1, tokens, sizes.heads, device=self.device)
             run: Callable[[], Tensor] = partial(
-                delta_rule, c, b, heads, -step, step, chunk=sizes.chunk
+                delta_rule, c, b, heads, -step, step, chunk=sizes.chunk, fused=self.context.fused
             )
             if key == MAMBA:
                 run = partial(_state_space, heads, step, b, c, chunk=sizes.chunk)
@@ -287,7 +287,9 @@ class _Bench:
         channels = sizes.inner + 2 * sizes.shared
         x, weight = self.noise(1, tokens, channels), self.noise(channels, sizes.conv)
         documents = (torch.arange(tokens, device=self.device) * 2 // tokens).unsqueeze(0)
-        run = partial(causal_conv, x, weight, None, documents_BS=documents)
+        run = partial(
+            causal_conv, x, weight, None, documents_BS=documents, fused=self.context.fused
+        )
         yield from self.both_ways("convolution", float(tokens * channels), run, (x, weight))
 
     def passes(self, megabytes: int) -> Iterator[_Call]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mimo_launch.layers.pointwise import widened
+from mimo_launch.layers.pointwise import Fused, called, widened
 from mimo_launch.layers.ssd import chunked, last_before
 
 _EPSILON = 1e-6
@@ -35,14 +35,33 @@ def delta_rule(
     *,
     chunk: int,
     documents_BS: Tensor | None = None,
+    fused: Fused = called,
 ) -> Tensor:
     """Return y like v. Queries and keys are scaled to length 1, queries then by 1 / sqrt(K).
 
     `decay` is the logarithm of the state's decay, at most 0; `strength` is beta, between 0 and 1.
     The first token of each document in `documents` starts from a zero state. `chunk` does not
-    change the result. All computation is in at least fp32. S may be 0.
+    change the result. All computation is in at least fp32. S may be 0. `fused` calls a function
+    with few passes over memory.
     """
-    shape, groups, size = v_BSHP.shape, k_BSGK.shape[2], k_BSGK.shape[3]
+    given = q_BSGK, k_BSGK, v_BSHP, decay_BSH, strength_BSH
+    kept, added, *inside = fused(_of_chunks, *given, documents_BS, chunk)
+    state = _states(kept, added)
+    y_BSHP = fused(_read, state, *inside)[:, : v_BSHP.shape[1]]
+    return y_BSHP.to(v_BSHP.dtype)
+
+
+def _of_chunks(
+    q_BSGK: Tensor,
+    k_BSGK: Tensor,
+    v_BSHP: Tensor,
+    decay_BSH: Tensor,
+    strength_BSH: Tensor,
+    documents_BS: Tensor | None,
+    chunk: int,
+) -> tuple[Tensor, ...]:
+    """Return how each chunk changes the state, and what `_read` needs of it."""
+    groups, size = k_BSGK.shape[2:]
     numbers = None if documents_BS is None else chunked(documents_BS, chunk, repeat_last=True)
     # [B, c, G, 1, i, K]: the heads of a group share these.
     q, k = (chunked(_of_length_1(t), chunk).transpose(2, 3).unsqueeze(3) for t in (q_BSGK, k_BSGK))
@@ -78,10 +97,13 @@ def delta_rule(
     # writes.
     keys = (k * to_end).transpose(4, 5)
     kept = through * torch.eye(size, dtype=v.dtype, device=v.device) - keys @ of_state
-    state = _states(kept, keys @ own)
-    y = (q * reach) @ state + between * (q @ k.transpose(4, 5)) @ (own - of_state @ state)
-    y_BSHP: Tensor = y.movedim(4, 2).flatten(3, 4).flatten(1, 2)
-    return y_BSHP[:, : shape[1]].to(v_BSHP.dtype)
+    return kept, keys @ own, q * reach, between * (q @ k.transpose(4, 5)), own, of_state
+
+
+def _read(state: Tensor, reading: Tensor, scores: Tensor, own: Tensor, of_state: Tensor) -> Tensor:
+    """Return what queries read from the state before their chunk, and from their chunk."""
+    y = reading @ state + scores @ (own - of_state @ state)
+    return y.movedim(4, 2).flatten(3, 4).flatten(1, 2)
 
 
 def _states(kept: Tensor, added: Tensor) -> Tensor:

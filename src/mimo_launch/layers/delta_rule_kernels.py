@@ -19,6 +19,7 @@ from torch import Tensor
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.diag.installed import is_installed
 from mimo_launch.layers import delta_rule as plain
+from mimo_launch.layers.pointwise import Fused, called
 from mimo_launch.layers.sequence_contexts import Documents
 from mimo_launch.layers.varlen_attention import packed
 
@@ -58,12 +59,13 @@ def delta_rule(
     *,
     chunk: int,
     documents: Documents | None = None,
+    fused: Fused = called,
 ) -> Tensor:
     """Return the result of `delta_rule.delta_rule`; the kernels ignore `chunk`."""
     given: tuple[Tensor, ...] = (q_BSGK, k_BSGK, v_BSHP, decay_BSH, strength_BSH)
     if not _can(v_BSHP, k_BSGK.shape[3]):
         numbers = None if documents is None else documents.numbers
-        return plain.delta_rule(*given, chunk=chunk, documents_BS=numbers)
+        return plain.delta_rule(*given, chunk=chunk, documents_BS=numbers, fused=fused)
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     bounds = chunks = None

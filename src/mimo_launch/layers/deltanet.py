@@ -67,4 +67,5 @@ class DeltaNet(RecurrentMixer):
             strength_BSH.sigmoid(),
             chunk=self.sizes.chunk,
             documents=documents,
+            fused=self.context.fused,
         )

@@ -8,11 +8,21 @@ Legend: N tokens, D width, F features; B sequences of S tokens, H heads of size 
 that rotate.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 EPSILON = 1e-5
+# Calls a function of tensors with its arguments (`ParallelContext.fused`).
+Fused = Callable[..., Any]
+
+
+def called(function: Callable[..., Any], *args: Any) -> Any:
+    """Return a function's result, operation by operation."""
+    return function(*args)
 
 
 def widened(x: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ class RecurrentMixer(ShapedLayer[RecurrentShape]):
         numbers = None if sequences.documents is None else sequences.documents.numbers
         weight = self._of_channels(self.conv.weight, share)
         bias = None if self.conv.bias is None else self._of_channels(self.conv.bias, share)
-        mixed = causal_conv(xbc_BS, weight, bias, documents_BS=numbers)
+        mixed = causal_conv(xbc_BS, weight, bias, documents_BS=numbers, fused=self.context.fused)
         x, b, c = torch.split(mixed, [inner, shared, shared], dim=2)
         tokens = mixed.shape[:2]
         y = self.recur(

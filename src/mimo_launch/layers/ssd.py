@@ -112,7 +112,6 @@ def causal_conv(
     x_BSF: Tensor,
     weight_FW: Tensor,
     bias_F: Tensor | None,
-    *,
     documents_BS: Tensor | None = None,
 ) -> Tensor:
     """Return silu of each channel's convolution over the last W tokens, the current one included.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mimo_launch.diag.installed import is_installed
 from mimo_launch.layers import ssd as plain
+from mimo_launch.layers.pointwise import Fused, called
 
 # The convolution kernel's step of channels, and its widths (from `causal_conv1d.cpp`).
 CHANNEL_STEP, WIDTHS = 8, range(2, 5)
@@ -76,19 +77,21 @@ def causal_conv(
     bias_F: Tensor | None,
     *,
     documents_BS: Tensor | None = None,
+    fused: Fused = called,
 ) -> Tensor:
-    """Return the result of `ssd.causal_conv`."""
+    """Return the result of `ssd.causal_conv`; `fused` calls it with few passes over memory."""
     width, channels = weight_FW.shape[1], x_BSF.shape[2]
     if not _can(x_BSF) or width not in WIDTHS or channels % CHANNEL_STEP:
-        return plain.causal_conv(x_BSF, weight_FW, bias_F, documents_BS=documents_BS)
+        out: Tensor = fused(plain.causal_conv, x_BSF, weight_FW, bias_F, documents_BS)
+        return out
     from causal_conv1d import causal_conv1d_fn
 
     # Channels last, as the kernel for documents needs.
     x_BFS = x_BSF.contiguous().transpose(1, 2)
-    out: Tensor = causal_conv1d_fn(
+    made: Tensor = causal_conv1d_fn(
         x_BFS, weight_FW, bias_F, seq_idx=_numbers(documents_BS), activation="silu"
     )
-    return out.transpose(1, 2)
+    return made.transpose(1, 2)
 
 
 def _numbers(documents_BS: Tensor | None) -> Tensor | None:
