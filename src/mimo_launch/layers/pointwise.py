@@ -109,6 +109,11 @@ ACTIVATIONS = {
 GATED = {"silu": swiglu, "gelu_tanh": geglu_tanh, "clamped_silu": clamped_swiglu}
 
 
+def weighted_sum(x_NkD: Tensor, weights_Nk: Tensor) -> Tensor:
+    """Return the sum over k of x times its weights, in the dtype of x, [N, D]."""
+    return (x_NkD * weights_Nk.unsqueeze(-1)).sum(dim=1).to(x_NkD.dtype)
+
+
 def soft_capped(x: Tensor, cap: float) -> Tensor:
     """Return cap * tanh(x / cap) (Gemma 2, arXiv:2408.00118, section 2)."""
     return (torch.tanh(widened(x) / cap) * cap).to(x.dtype)

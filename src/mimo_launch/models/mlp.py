@@ -23,7 +23,7 @@ from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
 from mimo_launch.layers.norms import TokenGate
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import ACTIVATIONS, GATED
+from mimo_launch.layers.pointwise import ACTIVATIONS, GATED, weighted_sum
 from mimo_launch.layers.recompute import Remake
 from mimo_launch.layers.router import Choice, Router, TokenShares
 from mimo_launch.layers.sequence_contexts import SequenceContext
@@ -102,6 +102,5 @@ class MoeMlp(ShapedLayer[MoeShape]):
         arrived = to_experts(x_nD, dispatch, self.context)
         answers = self.experts(arrived, dispatch.runs)
         answers = from_experts(answers, dispatch, self.context)
-        weights_n1k = choice.weights.to(answers.dtype).unsqueeze(1)
-        per_token = answers.view(*choice.weights.shape, x_nD.shape[1])
-        return torch.bmm(weights_n1k, per_token).squeeze(1)
+        answers_nkD = answers.view(*choice.weights.shape, x_nD.shape[1])
+        return self.context.fused(weighted_sum, answers_nkD, choice.weights)
