@@ -120,16 +120,12 @@ class Router(ShapedLayer[RouterShape]):
         wide = widened(x_nD)
         bias = None if self.bias is None else self.bias.to(wide.dtype)
         logits = F.linear(wide, self.weight.to(wide.dtype), bias)
-        is_softmax = self.shape.moe.score == "softmax"
-        scores_nE = logits.softmax(dim=-1) if is_softmax else logits.sigmoid()
-        ranked_nE = scores_nE.detach() if self.expert_bias is None else self.expert_bias(scores_nE)
-        if self.shape.moe.groups > self.shape.moe.top_groups:
-            ranked_nE = _in_best_groups(ranked_nE, self.shape.moe.groups, self.shape.moe.top_groups)
-        experts = ranked_nE.topk(self.shape.moe.top_k, dim=-1).indices
-        weights = scores_nE.gather(-1, experts)
-        if self.shape.moe.normalize:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        weights = weights * self.shape.moe.scale
+        moe, values = self.shape.moe, None
+        if self.expert_bias is not None:
+            values = self.expert_bias.values
+        groups = moe.groups, moe.top_groups
+        rest = values, moe.top_k, groups, moe.score == "softmax", moe.normalize, moe.scale
+        scores_nE, experts, weights = self.context.fused(_chosen, logits, *rest)
         balances = self.shape.moe.aux_loss and scores_nE.requires_grad
         if tokens is not None and loss is not None and balances:
             balance = self._balance(scores_nE, experts, tokens, loss.samples)
@@ -142,14 +138,49 @@ class Router(ShapedLayer[RouterShape]):
         self, scores_nE: Tensor, experts_nk: Tensor, tokens: TokenShares, samples: int
     ) -> Tensor:
         """Return this rank's terms of the balance loss of a microbatch, of `samples` of a step."""
-        chosen = torch.zeros_like(scores_nE).scatter_(1, experts_nk, 1.0)
-        numbers = torch.arange(tokens.num_samples, device=scores_nE.device)
-        is_of = tokens.sample == numbers[:, None]
-        shares_Bn = torch.where(is_of, tokens.share, 0.0).to(scores_nE.dtype)
-        f_BE = all_reduce(all_reduce(shares_Bn @ chosen, self.context.tp), self.context.cp)
-        parts_nE = scores_nE / scores_nE.sum(dim=-1, keepdim=True)
+        given = scores_nE, experts_nk, tokens.sample, tokens.share, tokens.num_samples
+        counted_BE, scored_BE = self.context.fused(_shares_of_experts, *given)
+        f_BE = all_reduce(all_reduce(counted_BE, self.context.tp), self.context.cp)
         factor = self.shape.moe.aux_loss / samples * self.shape.moe.experts / self.shape.moe.top_k
-        return factor * (f_BE * (shares_Bn @ parts_nE)).sum()
+        return factor * (f_BE * scored_BE).sum()
+
+
+def _chosen(
+    logits_nE: Tensor,
+    values_E: Tensor | None,
+    top_k: int,
+    groups: tuple[int, int],
+    is_softmax: bool,
+    normalize: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the scores of experts, the chosen experts and the weights of their answers.
+
+    `values` are added to the scores for the choice alone. `groups` are the number of groups and of
+    those that experts are chosen from.
+    """
+    scores_nE = logits_nE.softmax(dim=-1) if is_softmax else logits_nE.sigmoid()
+    ranked_nE = scores_nE.detach()
+    if values_E is not None:
+        ranked_nE = ranked_nE + values_E
+    if groups[0] > groups[1]:
+        ranked_nE = _in_best_groups(ranked_nE, *groups)
+    experts = ranked_nE.topk(top_k, dim=-1).indices
+    weights = scores_nE.gather(-1, experts)
+    if normalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return scores_nE, experts, weights * scale
+
+
+def _shares_of_experts(
+    scores_nE: Tensor, experts_nk: Tensor, sample_n: Tensor, share_n: Tensor, num_samples: int
+) -> tuple[Tensor, Tensor]:
+    """Return how often each sample chooses each expert, and its mean part of the scores, [B, E]."""
+    chosen = torch.zeros_like(scores_nE).scatter_(1, experts_nk, 1.0)
+    is_of = sample_n == torch.arange(num_samples, device=scores_nE.device)[:, None]
+    shares_Bn = torch.where(is_of, share_n, 0.0).to(scores_nE.dtype)
+    parts_nE = scores_nE / scores_nE.sum(dim=-1, keepdim=True)
+    return shares_Bn @ chosen, shares_Bn @ parts_nE
 
 
 def _in_best_groups(ranked_nE: Tensor, groups: int, most: int) -> Tensor:
@@ -194,10 +225,6 @@ class ExpertBias(ShapedLayer[ExpertBiasShape]):
         # Integers, so that every rank computes the same sign. Zero at the start of a step.
         load = torch.zeros(shape.experts, dtype=torch.int64)
         self.register_buffer("load", load, persistent=False)
-
-    def forward(self, scores_nE: Tensor) -> Tensor:
-        """Return the scores that decide the choice of experts."""
-        return scores_nE.detach() + self.values
 
     def count(self, x: Tensor, experts_nk: Tensor, is_token_n: Tensor) -> Tensor:
         """Return x; its backward counts the choices of this rank's tokens per expert."""
