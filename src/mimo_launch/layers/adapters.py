@@ -132,8 +132,10 @@ class _Updated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_NF: Tensor) -> tuple[Tensor | None, ...]:
         weight_FD, read_ND, down_RD, up_FR, narrow_NR = ctx.saved_tensors
-        # A rank may hold the rows of A for maps of another product.
-        by_narrow_NR, by_up_FR = torch.zeros_like(narrow_NR), torch.empty_like(up_FR)
+        by_narrow_NR, by_up_FR = torch.empty_like(narrow_NR), torch.empty_like(up_FR)
+        if len(ctx.maps) * up_FR.shape[1] < len(down_RD):
+            # Some rows of A are for maps of another product.
+            by_narrow_NR.zero_()
         for each in ctx.maps:
             grad, narrow = grad_NF[:, each.outputs], narrow_NR[:, each.down]
             result = by_narrow_NR[:, each.down]

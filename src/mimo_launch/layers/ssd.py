@@ -124,10 +124,13 @@ def causal_conv(
     total = x * weight[:, -1]
     if bias_F is not None:
         total = widened(bias_F) + total
-    for back in range(1, min(width, length)):
-        earlier = x[:, :-back] * weight[:, -1 - back]
+    # All products have the whole length: a compiler makes one pass of them and of their gradients.
+    padded = F.pad(x, (0, 0, width - 1, 0))
+    for back in range(1, width):
+        first = width - 1 - back
+        earlier = padded[:, first : first + length] * weight[:, -1 - back]
         if documents_BS is not None:
-            same = documents_BS[:, back:] == documents_BS[:, :-back]
-            earlier = earlier * same.unsqueeze(-1)
-        total = total + F.pad(earlier, (0, 0, back, 0))
+            before = F.pad(documents_BS, (back, 0), value=-1)[:, :length]
+            earlier = earlier * (documents_BS == before).unsqueeze(-1)
+        total = total + earlier
     return F.silu(total).to(x_BSF.dtype)
