@@ -1,22 +1,34 @@
 """Bounds that need no plan: never above the estimates of a plan, and not far below."""
 
+from dataclasses import replace
+from itertools import islice
+from random import Random
+
 import pytest
 from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from tests.support.poor_specs import POOR
 from tests.support.specs import layout_specs
 
+from mimo_launch.checks.all_checks import is_legal, is_legal_layout
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.layout.layout import world_size
+from mimo_launch.layout.space import Point
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.bounds import Bounds
+from mimo_launch.search.bounds import least_bytes, least_seconds
+from mimo_launch.search.changes import changed
+from mimo_launch.search.judge import Judge
+from mimo_launch.search.moves import neighbours
+from mimo_launch.search.wide_moves import jump
 from mimo_launch.spec.spec import Spec
 
 
 def shares(made: Spec) -> tuple[float, float]:
     """Return the bounds of time and memory as shares of the estimates."""
-    estimator = Estimator.of(Plan.of(made))
-    bounds, estimates = Bounds(), estimator.estimates()
+    estimator = Estimator.of(Plan.of(made)).brief
+    estimates = estimator.estimates()
     most = max(row.total_bytes for row in estimates.ranks)
-    return bounds.seconds(estimator) / estimates.step_seconds, bounds.bytes(estimator) / most
+    return least_seconds(estimator) / estimates.step_seconds, least_bytes(estimator, {}) / most
 
 
 @pytest.mark.parametrize("examples", [30, pytest.param(150, marks=pytest.mark.sweep)])
@@ -40,8 +52,32 @@ def test_bounds_of_large_jobs_are_near_the_estimates(poor: str) -> None:
 
 def test_stages_are_costed_once_for_layouts_that_cut_them_alike() -> None:
     made = POOR[next(each for each in POOR if each.startswith("64, 7B"))]
-    bounds, estimator = Bounds(), Estimator.of(Plan.of(made))
-    first = bounds.seconds(estimator)
-    assert bounds.costed == 1 + 2
-    assert bounds.seconds(estimator) == first
-    assert bounds.costed == 1 + 2
+    estimator = Estimator.of(Plan.of(made)).brief
+    first = least_seconds(estimator)
+    assert len(estimator.kept) == 1 + 2
+    assert least_seconds(replace(estimator, plan=Plan.of(made))) == first
+    assert len(estimator.kept) == 1 + 2
+
+
+# Layouts of one spec that share what is kept of their stages.
+_MOST_LAYOUTS = 6
+
+
+@settings(max_examples=40, phases=[Phase.generate], deadline=None)
+@given(made=layout_specs(supported_only=False), random=st.randoms(use_true_random=False))
+def test_other_layouts_are_judged_alike_whatever_was_judged_before(
+    made: Spec, random: Random
+) -> None:
+    base = Estimator.of(Plan.of(made)).brief
+    judge, point = Judge(base, limit=2**62), Point.of(made)
+    near = [*neighbours(made, point), jump(made, point, world_size(made), random)]
+    changes = (changed(made, "", each.settings()) for each in random.sample(near, len(near)))
+    for change in islice(filter(None, changes), _MOST_LAYOUTS):
+        assert is_legal_layout(change.spec) == is_legal(change.spec, files=False)
+        bound = judge.bound(change.settings)
+        if bound is None:
+            continue
+        found = judge.plan_of(change.spec).estimates
+        alone = replace(base, plan=Plan.of(change.spec), spec=change.spec, kept={}).estimates()
+        assert found == alone
+        assert bound.seconds <= alone.step_seconds * (1 + 1e-9)

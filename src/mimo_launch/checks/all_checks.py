@@ -5,6 +5,8 @@ Relies on: the rules of the other files.
 Leaves: reading the file, and whether ranks fit into memory, to `load_and_check`.
 """
 
+from collections.abc import Sequence
+
 from mimo_launch.checks import (
     adapters,
     backends,
@@ -282,6 +284,13 @@ _OF_FILES = (
     vocabulary.placeholder_is_token,
 )
 _LAYOUT_RULES = tuple(rule for rule in RULES if rule.run not in _OF_FILES)
+# The files with rules about where modules run, and how they are cut; others are about models and
+# data, which every layout keeps.
+_PLACES = {
+    each.__name__
+    for each in (backends, batch, experts, ranks, schedules, training_settings, widths)
+}
+_PLACE_RULES = tuple(rule for rule in _LAYOUT_RULES if rule.run.__module__ in _PLACES)
 
 
 def is_legal(spec: Spec, *, files: bool = True) -> bool:
@@ -290,8 +299,16 @@ def is_legal(spec: Spec, *, files: bool = True) -> bool:
     A layout is legal although a file is not here. Without `files`, rules about files are skipped:
     for another layout of a checked spec.
     """
-    rules = RULES if files else _LAYOUT_RULES
-    return not any(found.is_error and not found.is_absence for found in run_rules(spec, rules))
+    return not _has_error(spec, RULES if files else _LAYOUT_RULES)
+
+
+def is_legal_layout(spec: Spec) -> bool:
+    """Return whether another layout of a legal spec, with the same models and data, is legal."""
+    return not _has_error(spec, _PLACE_RULES)
+
+
+def _has_error(spec: Spec, rules: Sequence[Rule]) -> bool:
+    return any(found.is_error and not found.is_absence for found in run_rules(spec, rules))
 
 
 def idle_settings(spec: Spec) -> frozenset[YamlPath]:

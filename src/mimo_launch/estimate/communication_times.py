@@ -20,8 +20,7 @@ from mimo_launch.spec.base import Axis
 from mimo_launch.spec.optimizers import UpdateRule, rule_for
 from mimo_launch.spec.spec import Spec
 
-MICRO, GIGA = 1e-6, 1e9
-TERA = 1e12
+MICRO, MILLI, GIGA, TERA = 1e-6, 1e-3, 1e9, 1e12
 # Short messages travel with a flag beside each word and in small chunks (NCCL's protocol LL).
 _SHORT_BANDWIDTH = 0.25
 

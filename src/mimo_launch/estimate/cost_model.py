@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
-from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes, WeightTimes
+from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage
+from mimo_launch.estimate.communication_times import GIGA, MICRO, MILLI, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.host_costs import agreeing_seconds, python_seconds
 from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.estimate.kernel_times import StageKernels
 from mimo_launch.estimate.memory import row_bytes
@@ -108,13 +110,17 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The times of the work of a layout in one step; `known` are those of steps with equal work."""
+    """The times of the work of a layout in one step; `known` are those of steps with equal work.
+
+    `kept` are the costs of stages in the same step, by what they depend on in any layout.
+    """
 
     spec: Spec
     layout: Layout
     step: StepWork
     constants: Calibration
     known: dict[Hashable, StageTimes] = field(default_factory=dict)
+    kept: dict[Hashable, StageCost] = field(default_factory=dict)
 
     @cached_property
     def work(self) -> dict[str, Forwards]:
@@ -146,17 +152,40 @@ class CostModel:
     @cached_property
     def stages(self) -> dict[tuple[str, int], StageCost]:
         """The seconds of every stage, by its module and index."""
-        alone = {
-            (module.name, stage.index): self.stage(module, stage)
-            for module in self.layout.modules
-            for stage in module.stages
-        }
+        alone = {}
+        for module in self.layout.modules:
+            of_module = key_of_module(self.spec, self.layout, module)
+            for stage in module.stages:
+                key = of_module, key_of_stage(self.spec, self.layout, module, stage)
+                if key not in self.kept:
+                    self.kept[key] = self.stage(module, stage)
+                alone[module.name, stage.index] = self.kept[key]
         starts = {
             key: Starts(times=len(cost.forwards), running=cost.mean, starting=cost.starting)
             for key, cost in alone.items()
         }
         waits = host_waits(starts, self.layout.roles)
         return {key: cost.waiting(waits[key]) for key, cost in alone.items()}
+
+    @property
+    def after(self) -> float:
+        """The seconds between the last update and the next step."""
+        metrics = self.links.sum_of_metrics(self.layout.world_size)
+        return metrics + self.constants.step_overhead * MILLI
+
+    @property
+    def reading(self) -> float:
+        """The seconds that a rank needs to read the next step, beside the present one.
+
+        The thread that describes it and the thread that starts kernels take turns in Python.
+        """
+        stages = self.stages
+        starting = max(
+            sum(len(stages[each].forwards) * sum(stages[each].starting) for each in role)
+            for role in set(self.layout.roles)
+        )
+        agreeing = agreeing_seconds(self.constants, self.layout.world_size)
+        return python_seconds(self.constants, self.step.data.num_records) + max(starting, agreeing)
 
     def stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
         """Return the seconds of a stage on the tp rank with the largest part, without host waits.
@@ -224,7 +253,7 @@ class CostModel:
 
     def _times(self, module: ModuleLayout, stage: Stage, work: Workload) -> StageTimes:
         """Return the seconds of one forward and its backward."""
-        _, backward = self._operations(module, stage, work)
+        backward = backward_by_kind(self.spec, self.layout, module, stage, work)
         overhead = self.constants.action_overhead * MICRO
         travel = self._travel(module, stage, work)
         between = self._layers(module, stage, work) + travel
@@ -256,6 +285,8 @@ class CostModel:
     ) -> tuple[float, float]:
         """Return the seconds of exchanges that run again in a backward, and of those to experts."""
         own = self.spec.modules[module.name]
+        if own.recompute == "none":
+            return 0.0, 0.0
         parts, travel = own.recomputed_parts, self._travel(module, stage, work)
         if own.recomputes:
             return self._layers(module, stage, work) + travel, travel

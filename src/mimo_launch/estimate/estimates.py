@@ -8,12 +8,12 @@ Leaves: showing it to `drawing.plan_report` and `cli`, judging it to `checks.mem
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.estimate.cost_model import CostModel, StageTimes
+from mimo_launch.estimate.cost_model import CostModel, StageCost, StageTimes
 from mimo_launch.estimate.device_constants import Calibration, constants_for
 from mimo_launch.estimate.host_costs import HostCosts, host_costs, num_boxes
 from mimo_launch.estimate.mean_of_steps import mean_of
@@ -41,7 +41,8 @@ class Estimator:
     """Estimates of a plan, for its spec or for a spec with other settings and the same layout.
 
     `expected` are the steps of the run. If `only` is there, its steps stand for them: those that
-    are simulated, and those of which the memory is estimated.
+    are simulated, and those of which the memory is estimated. `kept` are costs of stages in these,
+    which all layouts share.
     """
 
     plan: Plan
@@ -50,6 +51,7 @@ class Estimator:
     expected: ExpectedSteps
     worst: bool = False
     only: tuple[tuple[StepData, ...], tuple[StepData, ...]] | None = None
+    kept: dict[Hashable, StageCost] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -149,8 +151,7 @@ class Estimator:
             steps.setdefault(key, step)
         found = []
         for key, step in steps.items():
-            model = CostModel(self.spec, self.layout, step, self.constants, self._known)
-            each = SimulatedStep(model, self.classes, meetings, self.programs)
+            each = SimulatedStep(self._model(step), self.classes, meetings, self.programs)
             found.append((each, numbers[key]))
         return tuple(found)
 
@@ -158,7 +159,11 @@ class Estimator:
     def model(self) -> CostModel:
         """The times of the first of these steps, without its simulation."""
         first = (self.only[0] if self.only else self.expected.sampled)[0]
-        return CostModel(self.spec, self.layout, self._work_of(first), self.constants, self._known)
+        return self._model(self._work_of(first))
+
+    def _model(self, step: StepWork) -> CostModel:
+        kept = self.kept if self.only else {}
+        return CostModel(self.spec, self.layout, step, self.constants, self._known, kept)
 
     @cached_property
     def _known(self) -> dict[Hashable, StageTimes]:
@@ -178,7 +183,7 @@ class Estimator:
         """The estimates of the typical step, with the memory of the steps that have a peak."""
         peaks = {self.peak(alike).step for alike in self.classes}
         fullest = tuple(step for step in self.expected.heaviest if step.step in peaks)
-        return replace(self, only=((self.typical.model.step.data,), fullest))
+        return replace(self, only=((self.typical.model.step.data,), fullest), kept={})
 
     @property
     def simulation_of_all(self) -> Simulation:

@@ -82,6 +82,8 @@ class StageKernels:
 
     def repeated(self) -> float:
         """Return the seconds of a forward that is run again before the backward."""
+        if self._written.recompute == "none":
+            return 0.0
         if self._written.recomputes:
             return self.layers(self._path.layers).forward
         kind, parts, total = self._kind, self._written.recomputed_parts, Seconds()

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from mimo_launch.estimate.communication_times import TERA
+from mimo_launch.estimate.communication_times import MILLI, TERA
 from mimo_launch.estimate.cost_model import CostModel
-from mimo_launch.estimate.host_costs import agreeing_seconds, python_seconds
 from mimo_launch.estimate.memory_of_run import MemoryPeak
 from mimo_launch.estimate.rank_classes import RankClass
 from mimo_launch.estimate.rows import Estimates, RankEstimate, StageEstimate
@@ -22,8 +21,6 @@ from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import Programs
 from mimo_launch.schedule.rank_classes import ClassMeetings
 from mimo_launch.schedule.simulation_result import Simulation
-
-_MILLI = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,23 +48,6 @@ class SimulatedStep:
         costs, meetings = self.model.costs(), self.meetings
         return simulate(self.layout, self.programs, costs, meetings=meetings, finds_faults=False)
 
-    @property
-    def reading(self) -> float:
-        """The seconds that a rank needs to read the next step, beside the present one.
-
-        The thread that describes it and the thread that starts kernels take turns in Python.
-        """
-        model, constants = self.model, self.model.constants
-        starting = max(
-            sum(
-                len(model.work[name]) * sum(model.stages[name, stage].starting)
-                for name, stage in alike.role
-            )
-            for alike in self.classes
-        )
-        agreeing = agreeing_seconds(constants, self.layout.world_size)
-        return python_seconds(constants, self.records) + max(starting, agreeing)
-
     def estimates(
         self, peaks: Mapping[RankClass, MemoryPeak], not_counted: dict[str, tuple[str, ...]]
     ) -> Estimates:
@@ -75,10 +55,9 @@ class SimulatedStep:
         simulation, costs = self.simulation, self.model.stages
         finish = {alike: self._finish(alike) for alike in self.classes}
         update = {alike: sum(costs[stage].update for stage in alike.role) for alike in self.classes}
-        metrics = self.model.links.sum_of_metrics(self.layout.world_size)
-        after = metrics + self.model.constants.step_overhead * _MILLI
+        after = self.model.after
         present = max(finish.values()) + max(update.values()) + after
-        total = max(present, self.reading)
+        total = max(present, self.model.reading)
         tflop = {alike: self._tflop(alike) for alike in self.classes}
         busy = [(len(alike.ranks), simulation.bubble(alike.ranks[0])) for alike in self.classes]
         world, step_tflop = (
@@ -147,8 +126,8 @@ class SimulatedStep:
                     parameters=weights.numel,
                     trained_parameters=weights.trained,
                     tflop=cost.flops / TERA,
-                    forward_ms=cost.mean[0] / _MILLI,
-                    backward_ms=cost.mean[1] / _MILLI,
+                    forward_ms=cost.mean[0] / MILLI,
+                    backward_ms=cost.mean[1] / MILLI,
                     communicating=cost.communication / total,
                     all_to_all=cost.all_to_all / total,
                     sharding=cost.sharding / total,

@@ -5,6 +5,10 @@ Relies on: the spec's types.
 Leaves: making samples to `data`.
 """
 
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
@@ -69,8 +73,29 @@ def _with_last_ids(spec: Spec) -> list[str]:
     return [name for name in spec.sources_of(LANGUAGE) if spec.modules[name].placeholder is None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """The models of a spec and what they read, as a key of the widths between them."""
+
+    spec: Spec = field(compare=False)
+    held: tuple[Hashable, ...]
+
+    @classmethod
+    def of(cls, spec: Spec) -> "_Models":
+        modules = spec.modules.items()
+        held = [(name, each.model, each.reads) for name, each in modules]
+        return cls(spec, (num_words(spec), *held))
+
+
 def ends_of(spec: Spec, module: str, *, is_first: bool, is_last: bool) -> Ends:
     """Return the ends that a stage of a module has, and their widths."""
+    return _ends(_Models.of(spec), module, is_first=is_first, is_last=is_last)
+
+
+# A plan asks for these thousands of times.
+@lru_cache(maxsize=128)
+def _ends(models: _Models, module: str, *, is_first: bool, is_last: bool) -> Ends:
+    spec = models.spec
     return Ends(
         is_first=is_first,
         is_last=is_last,

@@ -10,143 +10,97 @@ A layout with a bound above the best plan cannot be better. Bounds are near the 
 leave out are transfers, reductions and ranks that wait for others in the middle of a step.
 """
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, TypeVar
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 
+from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage
 from mimo_launch.estimate.cost_model import StageCost
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.memory import StageMemory, stage_memory
-from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.stages import Stage
+from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.spec import Model, Spec
-
-Made = TypeVar("Made")
 
 
-@dataclass
-class Bounds:
-    """Bounds for layouts of the same models and data; stages that were costed are kept.
-
-    `costed` counts the stages that were not kept yet: they take nearly all of the time.
-    """
-
-    costed: int = 0
-    _made: dict[Hashable, Any] = field(default_factory=dict)
-
-    def seconds(self, estimator: Estimator) -> float:
-        """Return what a step of a legal spec takes at least."""
-
-        def cost(module: ModuleLayout, stage: Stage) -> StageCost:
-            return estimator.model.stage(module, stage)
-
-        return _seconds(estimator.layout, self._of_stages(estimator, cost))
-
-    def bytes(self, estimator: Estimator) -> int:
-        """Return what the fullest rank of a legal spec holds at least."""
-        spec, layout = estimator.spec, estimator.layout
-
-        def held(module: ModuleLayout, stage: Stage) -> StageMemory:
-            work = min(estimator.model.work[module.name], key=lambda each: each.held)
-            return stage_memory(spec, layout, module, stage, work, 0)
-
-        return _bytes(layout, self._of_stages(estimator, held))
-
-    def _of_stages(
-        self, estimator: Estimator, made: Callable[[ModuleLayout, Stage], Made]
-    ) -> dict[str, tuple[Made, ...]]:
-        """Return what is made of each stage, by module; stages that are alike share it."""
-        found = {}
-        for module in estimator.layout.modules:
-            alike = (made.__name__, *_key(estimator, module))
-            parts = []
-            for stage in module.stages:
-                key = (*alike, *_shape(estimator.spec, stage))
-                if key not in self._made:
-                    self.costed += 1
-                    self._made[key] = made(module, stage)
-                parts.append(self._made[key])
-            found[module.name] = tuple(parts)
-        return found
+def least_seconds(estimator: Estimator) -> float:
+    """Return what a step of a legal spec takes at least."""
+    layout, model = estimator.layout, estimator.model
+    costs, busiest, update = _spent(layout, model.stages), 0.0, 0.0
+    for role in set(layout.roles):
+        busiest = max(busiest, sum(costs[each].whole for each in role))
+        update = max(update, sum(model.stages[each].update for each in role))
+    present = max(busiest, _chain(layout, costs)) + update + model.after
+    return max(present, model.reading)
 
 
-def _shape(spec: Spec, stage: Stage) -> tuple[Hashable, ...]:
-    """Return what the costs of a stage depend on besides its module."""
-    layers = _alike(spec.modules[stage.module].model)[stage.first_layer :][: stage.num_layers]
-    units = tuple(len(unit) for unit in stage.units)
-    return layers, units, stage.lanes, stage.is_first, stage.is_last
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Seconds of all forwards and backwards of a stage; of the shortest forward and backward."""
+
+    whole: float
+    least: float
 
 
-@lru_cache(maxsize=64)
-def _alike(model: Model) -> tuple[int, ...]:
-    """Return a number for each layer of a model, the same for layers of the same sizes."""
-    kind, numbers = kind_of(model), dict[Hashable, int]()
-    return tuple(
-        numbers.setdefault(
-            (kind.layer_widths(n), kind.layer_kind(n), kind.attending.in_windows(n)), n
-        )
-        for n in range(model.layers)
-    )
-
-
-def _key(estimator: Estimator, module: ModuleLayout) -> tuple[Hashable, ...]:
-    """Return what the costs of all stages of a module depend on."""
-    spec, layout = estimator.spec, estimator.layout
-    own, samples = spec.modules[module.name], layout.samples
-    per_host = spec.nodes.gpus if spec.nodes else layout.world_size
-    return (
-        own.replace(ranks=str(own.rank_range.start % per_host)),
-        samples.replicas * samples.microbatch_size * module.group_size,
-        layout.num_groups(module),
-        spec.train.precision,
-    )
-
-
-def _seconds(layout: Layout, parts: Mapping[str, tuple[StageCost, ...]]) -> float:
-    """Return what a step takes at least."""
-    busiest = update = 0.0
-    for role in dict.fromkeys(layout.roles):
-        costs = [parts[name][stage] for name, stage in role]
-        times = [layout.num_groups(layout[name]) for name, _ in role]
-        running = sum(n * (sum(c.mean)) for n, c in zip(times, costs, strict=True))
-        starting = sum(n * sum(c.starting) for n, c in zip(times, costs, strict=True))
-        busiest = max(busiest, running, starting)
-        update = max(update, sum(cost.update for cost in costs))
-    return max(busiest, _chain(layout, parts)) + update
-
-
-def _chain(layout: Layout, parts: Mapping[str, tuple[StageCost, ...]]) -> float:
-    """Return the longest chain: encoders, the pipeline of language, and back."""
-    language, found = layout.language, 0.0
-    costs = parts[language.name]
-    shared = [each for each in layout.encoders if each.in_phases]
-    fills = layout.schedule == "bubble_filling"
-    # A pipeline drains between two groups of encoders that share its ranks.
-    phases = layout.num_groups(shared[0]) if shared and layout.is_star and not fills else 1
-    number = layout.samples.microbatches // phases
-    if len(costs) == language.grid.size(Axis.PP):
-        before = 0.0
-        for cost in costs:
-            both = sum(cost.mean)
-            found, before = max(found, before + number * both), before + both
-    found *= phases
-    for some in (shared, [each for each in layout.encoders if not each.in_phases]):
-        ways = [sum(sum(cost.mean) for cost in parts[each.name]) for each in some]
-        found += max(ways, default=0.0) * (phases if some is shared else 1)
+def _spent(
+    layout: Layout, costs: Mapping[tuple[str, int], StageCost]
+) -> dict[tuple[str, int], _Spent]:
+    """Return what each stage computes in a step; frozen ones have no backward."""
+    found = {}
+    for (name, stage), cost in costs.items():
+        ways = [cost.forwards, cost.backwards]
+        ran = ways[: 1 + needs_backward(layout, layout[name], stage)]
+        found[name, stage] = _Spent(sum(map(sum, ran)), sum(map(min, ran)))
     return found
 
 
-def _bytes(layout: Layout, held: Mapping[str, tuple[StageMemory, ...]]) -> int:
+def _chain(layout: Layout, costs: Mapping[tuple[str, int], _Spent]) -> float:
+    """Return the longest chain: encoders, the pipeline of language, and back."""
+    language, found = layout.language, 0.0
+
+    def of(module: ModuleLayout) -> list[_Spent]:
+        return [costs[module.name, stage.index] for stage in module.stages]
+
+    shared = [each for each in layout.encoders if each.in_phases]
+    # A pipeline drains between two groups of encoders that share its ranks.
+    drains = bool(shared) and layout.is_star and layout.schedule != "bubble_filling"
+    phases = layout.num_groups(shared[0]) if drains else 1
+    if len(language.stages) == language.grid.size(Axis.PP):
+        ahead = 0.0
+        for cost in of(language):
+            found, ahead = max(found, phases * ahead + cost.whole), ahead + cost.least
+    before = (
+        sum(cost.whole if drains and each.in_phases else cost.least for cost in of(each))
+        for each in layout.encoders
+    )
+    return found + max(before, default=0.0)
+
+
+def least_bytes(estimator: Estimator, kept: dict[Hashable, StageMemory]) -> int:
+    """Return what the fullest rank of a legal spec holds at least.
+
+    `kept` is the memory of stages in the same step, by what they depend on in any layout.
+    """
+    spec, layout = estimator.spec, estimator.layout
+    held = {}
+    for module in layout.modules:
+        of_module = key_of_module(spec, layout, module)
+        for stage in module.stages:
+            key = of_module, key_of_stage(spec, layout, module, stage)
+            if key not in kept:
+                work = min(estimator.model.work[module.name], key=lambda each: each.held)
+                kept[key] = stage_memory(spec, layout, module, stage, work, 0)
+            held[module.name, stage.index] = kept[key]
+    return _first_backward(layout, held)
+
+
+def _first_backward(layout: Layout, held: Mapping[tuple[str, int], StageMemory]) -> int:
     """Return what the fullest rank holds at least in the first backward of language."""
     found = 0
     depth, language = layout.language.grid.size(Axis.PP), layout.language
     for role in dict.fromkeys(layout.roles):
         total = extra = 0
         for name, stage in role:
-            own = held[name][stage]
+            own = held[name, stage]
             total += own.weights + own.moments
             if name != language.name:
                 extra = max(extra, own.kept)

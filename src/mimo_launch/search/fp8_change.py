@@ -13,7 +13,7 @@ from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates, RankEstimate
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.advice import LEAST_GAIN
-from mimo_launch.search.bounds import Bounds
+from mimo_launch.search.bounds import least_seconds
 from mimo_launch.search.changes import Settings, changed
 from mimo_launch.search.judge import Planned
 from mimo_launch.search.wastes import LEAST, Waste
@@ -41,7 +41,7 @@ def fp8_change(
     is_off = spec.language.fp8 is not None
     most = estimates.step_seconds / (1 + (LEAST_GAIN if is_off else _LEAST_GAIN_OF_FP8))
     made = estimator.on(Plan.of(change.spec))
-    if Bounds().seconds(made) > most or any(
+    if least_seconds(estimator.brief.on(made.plan)) > most or any(
         made.memory(each).total > limit for each in made.classes
     ):
         return None

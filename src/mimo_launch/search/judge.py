@@ -6,17 +6,18 @@ Relies on: `checks` for what is legal, `bounds` for what needs no plan, `estimat
 Leaves: which layouts are judged, and in which order, to `search`.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
-from mimo_launch.checks.all_checks import is_legal
+from mimo_launch.checks.all_checks import is_legal_layout
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.memory import StageMemory
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.orders import ORDERS
-from mimo_launch.search.bounds import Bounds
-from mimo_launch.search.changes import Change, Settings, changed
+from mimo_launch.search.bounds import least_bytes, least_seconds
+from mimo_launch.search.changes import Change, Settings, changed, kind_between
 from mimo_launch.search.pins import Pins
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
@@ -41,6 +42,18 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """What is known of a change without a plan: the seconds that a step takes at least.
+
+    Only equal specs share the `text`; `kind` is what is changed first.
+    """
+
+    text: str
+    kind: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """What a plan says; `cost` is what it took, in small plans.
 
@@ -60,11 +73,7 @@ class Judge:
     base: Estimator
     limit: int
     pins: Pins = field(default_factory=Pins)
-
-    @cached_property
-    def bounds(self) -> Bounds:
-        """Bounds that keep what they know of stages."""
-        return Bounds()
+    _held: dict[Hashable, StageMemory] = field(default_factory=dict)
 
     def _job(self, spec: Spec) -> Estimator:
         return replace(self.base, plan=Plan.of(spec), spec=spec)
@@ -74,14 +83,15 @@ class Judge:
         change = changed(self.base.spec, "", settings)
         if change is None or not self.pins.hold_in(change.spec):
             return None
-        return change if is_legal(change.spec, files=False) else None
+        return change if is_legal_layout(change.spec) else None
 
-    def bound(self, settings: Settings) -> tuple[str, float] | None:
-        """Return a text that only equal specs share, and what a step takes at least; or None."""
+    def bound(self, settings: Settings) -> Bound | None:
+        """Return what is known of a legal change without a plan; None of another."""
         change = self.legal(settings)
         if change is None:
             return None
-        return text_of(change), self.bounds.seconds(self._job(change.spec))
+        seconds = least_seconds(self._job(change.spec))
+        return Bound(text_of(change), kind_between(self.base.spec, change.spec), seconds)
 
     def plan(self, settings: Settings, most_cost: float) -> Judgement:
         """Plan a legal change that costs at most so many small plans."""
@@ -97,7 +107,7 @@ class Judge:
     def plan_of(self, spec: Spec, most_cost: float = float("inf")) -> Judgement:
         """Plan a legal spec with the same models and data."""
         job = self._job(spec)
-        if self.bounds.bytes(job) > self.limit:
+        if least_bytes(job, self._held) > self.limit:
             return Judgement(_OF_BOUND)
         cost = cost_of(job.layout)
         if cost > most_cost:

@@ -31,11 +31,12 @@ INFINITE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A layout in sight; `more` are settings outside of its point."""
+    """A layout in sight; `more` are settings outside of its point, `kind` what it changes first."""
 
     point: Point
     more: Settings
     is_lighter: bool
+    kind: str = ""
 
     @property
     def settings(self) -> Settings:
@@ -64,6 +65,7 @@ class Search:
     found: list[Planned] = field(default_factory=list)
     seen: dict[str, Planned | None] = field(default_factory=dict)
     tried: Counter[str] = field(default_factory=Counter)
+    _least_of: dict[str, float] = field(default_factory=dict)
     _queue: list[tuple[float, int, _Seen]] = field(default_factory=list)
     _settings: set[str] = field(default_factory=set)
     _in_sight: set[str] = field(default_factory=set)
@@ -97,12 +99,13 @@ class Search:
         while self.left > until and (some := list(islice(new, _AT_ONCE))):
             bounds = self.team.map("bound", [(each.settings,) for each in some])
             for each, found in zip(some, bounds, strict=True):
-                if found is None or found[0] in self._in_sight or found[0] in self.seen:
+                if found is None or found.text in self._in_sight or found.text in self.seen:
                     continue
-                self._in_sight.add(found[0])
+                self._in_sight.add(found.text)
                 self.left -= _BOUND
-                if found[1] < self.most(each.point.num_ranks):
-                    heappush(self._queue, (found[1], next(self._numbers), each))
+                if found.seconds < self.most(each.point.num_ranks):
+                    seen = replace(each, kind=found.kind)
+                    heappush(self._queue, (found.seconds, next(self._numbers), seen))
 
     def _new(
         self, points: Iterable[Point], more: Settings, *, are_lighter: bool
@@ -124,7 +127,8 @@ class Search:
     def drain(self, reserve: float = 0.0, *, alone: bool = False) -> None:
         """Plan queued layouts, the least bound first, until none can be faster than the best.
 
-        With `alone`, plan all that may help by themselves, and look at none near them.
+        With `alone`, plan all that may be the best of what they change first, and look at none
+        near them.
         """
         least = self.least
         while self.left > reserve:
@@ -144,15 +148,23 @@ class Search:
     def fill(self, is_enough: Callable[[], bool], reserve: float = 0.0) -> None:
         """Plan more queued layouts, the least bound first, though they are not the best."""
         while self.left > reserve and self._queue and not is_enough():
-            some = list(islice(self._next(INFINITE, alone=True), self.width))
+            some = list(islice(self._next(INFINITE), self.width))
             self._planned(some)
 
-    def _next(self, least: float, *, alone: bool) -> Iterator[_Seen]:
-        """Yield queued layouts that may be better than the best."""
+    def _next(self, least: float, *, alone: bool = False) -> Iterator[_Seen]:
+        """Yield queued layouts that may be better than the best; with `alone`, than of their kind.
+
+        Others of a kind are dropped.
+        """
         while self._queue:
-            if self._queue[0][0] >= (1 - self.step + self.slack) * least and not alone:
+            bound, _, each = self._queue[0]
+            of_kind = self._least_of.get(each.kind, INFINITE)
+            may_help = bound < (1 - self.step + self.slack) * (of_kind if alone else least)
+            if not (may_help or alone):
                 return
-            yield heappop(self._queue)[2]
+            heappop(self._queue)
+            if may_help:
+                yield each
 
     def _planned(self, some: Iterable[_Seen]) -> list[Planned | None]:
         """Plan layouts at once; those that fit are `found`."""
@@ -180,6 +192,8 @@ class Search:
         self.seen[text] = planned = None if estimates is None else Planned(change, estimates)
         if planned is not None:
             self.found.append(planned)
+            before = self._least_of.get(change.kind, INFINITE)
+            self._least_of[change.kind] = min(before, planned.seconds)
         return planned
 
     def same(self, change: Change) -> Planned | None:

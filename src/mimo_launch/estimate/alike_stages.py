@@ -1,0 +1,57 @@
+"""Which stages of all layouts of the same models and data cost and hold the same.
+
+Decides: what the work of a stage depends on: its module, as it is cut and shared out, and its
+layers by their sizes.
+Relies on: `layout` for who gets which samples, `workload` for what trains.
+Leaves: what is kept for stages that are alike to `cost_model` and `search.bounds`.
+"""
+
+from collections.abc import Hashable
+from functools import lru_cache
+
+from mimo_launch.estimate.workload import backward_path
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.balance import replicas_that_share
+from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.stages import Stage
+from mimo_launch.schedule.data_flow import needs_backward
+from mimo_launch.spec.spec import Model, Spec
+
+
+def key_of_module(spec: Spec, layout: Layout, module: ModuleLayout) -> Hashable:
+    """Return what the costs of all stages of a module depend on, in a given step.
+
+    Of its ranks only the place of the first on its host matters.
+    """
+    own, samples = spec.modules[module.name], layout.samples
+    per_host = spec.nodes.gpus if spec.nodes else layout.world_size
+    return (
+        own.replace(ranks=str(own.rank_range.start % per_host)),
+        (samples, module.group_size, module.in_phases, replicas_that_share(layout, module)),
+        spec.train.precision,
+    )
+
+
+def key_of_stage(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage) -> Hashable:
+    """Return what the costs of a stage depend on besides its module."""
+    alike, first = _alike(spec.modules[module.name].model), stage.first_layer
+    path = backward_path(spec, layout, module, stage)
+    return (
+        alike[first : first + stage.num_layers],
+        tuple(len(unit) for unit in stage.units),
+        (stage.lanes, stage.is_first, stage.is_last),
+        needs_backward(layout, module, stage.index),
+        tuple(number - first for number in path.layers),
+        tuple(number - first for number in path.trained),
+        path.before,
+    )
+
+
+@lru_cache(maxsize=64)
+def _alike(model: Model) -> tuple[int, ...]:
+    """Return a number for each layer of a model, the same for layers of the same sizes."""
+    kind, numbers = kind_of(model), dict[Hashable, int]()
+    return tuple(
+        numbers.setdefault((kind.layer(n), kind.layer_kind(n), kind.attending.in_windows(n)), n)
+        for n in range(model.layers)
+    )
