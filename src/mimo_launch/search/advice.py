@@ -38,8 +38,6 @@ MOST_LOSS, LEAST_SAVED = 0.05, 0.2
 # Plans of more ranks or layers take longer, so fewer are made.
 _MOST_PLANS = ((16, 80), (1024, 160), (4096, 100))
 _PLANS_OF_MANY = 9
-# Of a spec that does not fit, more layouts are tried.
-_MORE_IF_LARGE = 2
 _LAYERS_PER_PLAN = 200
 # Shares of the plans: for layouts next to the present one; kept from bounds of placements; and, of
 # those that are kept to simplify, for bounds on each smaller number of GPUs.
@@ -73,10 +71,11 @@ class Changes:
 
         search = Search(
             judge=judge,
-            left=most * (1 if fits else _MORE_IF_LARGE) / max(1.0, layers / _LAYERS_PER_PLAN),
+            left=most / max(1.0, layers / _LAYERS_PER_PLAN),
             most=longest,
             step=LEAST_SETTING,
             ways=tuple(_numerics(base.spec)),
+            of_each_kind=True,
             team=Team(judge),
         )
         return cls(base, estimates, fits, search)

@@ -88,10 +88,21 @@ class Judge:
     def bound(self, settings: Settings) -> Bound | None:
         """Return what is known of a legal change without a plan; None of another."""
         change = self.legal(settings)
+        return None if change is None else self._bound_of(change, self._job(change.spec))
+
+    def bound_if_fits(self, settings: Settings) -> Bound | None:
+        """Return the same of a legal change that may fit; None of another."""
+        change = self.legal(settings)
         if change is None:
             return None
-        seconds = least_seconds(self._job(change.spec))
-        return Bound(text_of(change), kind_between(self.base.spec, change.spec), seconds)
+        job = self._job(change.spec)
+        if least_bytes(job, self._held) > self.limit:
+            return None
+        return self._bound_of(change, job)
+
+    def _bound_of(self, change: Change, job: Estimator) -> Bound:
+        kind = kind_between(self.base.spec, change.spec)
+        return Bound(text_of(change), kind, least_seconds(job))
 
     def plan(self, settings: Settings, most_cost: float) -> Judgement:
         """Plan a legal change that costs at most so many small plans."""

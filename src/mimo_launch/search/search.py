@@ -50,8 +50,9 @@ class Search:
     `most` gives the seconds that a layout on so many ranks may take at most to be of use. A layout
     is better if it takes a share of `step` less, and is planned if its bound is not above the best
     by a share of `slack`. `ways` are settings outside of a layout that may make it faster. `width`
-    layouts are planned at once. `found` are the layouts that fit; `tried` counts the planned ones
-    by what they change first.
+    layouts are planned at once. With `of_each_kind` the best is sought of all that change the same
+    first, not only the best of all. `found` are the layouts that fit; `tried` counts the planned
+    ones by what they change first.
     """
 
     judge: Judge
@@ -61,6 +62,7 @@ class Search:
     slack: float = 0.0
     width: int = 1
     ways: tuple[Settings, ...] = ()
+    of_each_kind: bool = False
     team: Team
     found: list[Planned] = field(default_factory=list)
     seen: dict[str, Planned | None] = field(default_factory=dict)
@@ -97,7 +99,9 @@ class Search:
         """Queue points that are new, legal and perhaps of use, while more than `until` is left."""
         new = self._new(points, more or {}, are_lighter=are_lighter)
         while self.left > until and (some := list(islice(new, _AT_ONCE))):
-            bounds = self.team.map("bound", [(each.settings,) for each in some])
+            # There is nothing lighter to replace those that are lighter already.
+            method = "bound_if_fits" if are_lighter else "bound"
+            bounds = self.team.map(method, [(each.settings,) for each in some])
             for each, found in zip(some, bounds, strict=True):
                 if found is None or found.text in self._in_sight or found.text in self.seen:
                     continue
@@ -127,12 +131,11 @@ class Search:
     def drain(self, reserve: float = 0.0, *, alone: bool = False) -> None:
         """Plan queued layouts, the least bound first, until none can be faster than the best.
 
-        With `alone`, plan all that may be the best of what they change first, and look at none
-        near them.
+        With `alone`, look at none near them.
         """
         least = self.least
         while self.left > reserve:
-            some = list(islice(self._next(least, alone=alone), self.width))
+            some = list(islice(self._next(least), self.width))
             if not some:
                 break
             for each, planned in zip(some, self._planned(some), strict=True):
@@ -151,16 +154,13 @@ class Search:
             some = list(islice(self._next(INFINITE), self.width))
             self._planned(some)
 
-    def _next(self, least: float, *, alone: bool = False) -> Iterator[_Seen]:
-        """Yield queued layouts that may be better than the best; with `alone`, than of their kind.
-
-        Others of a kind are dropped.
-        """
+    def _next(self, least: float) -> Iterator[_Seen]:
+        """Yield queued layouts that may be better than the best; others of a kind are dropped."""
         while self._queue:
             bound, _, each = self._queue[0]
-            of_kind = self._least_of.get(each.kind, INFINITE)
-            may_help = bound < (1 - self.step + self.slack) * (of_kind if alone else least)
-            if not (may_help or alone):
+            before = self._least_of.get(each.kind, INFINITE) if self.of_each_kind else least
+            may_help = bound < (1 - self.step + self.slack) * before
+            if not (may_help or self.of_each_kind):
                 return
             heappop(self._queue)
             if may_help:
