@@ -29,7 +29,8 @@ from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.drawing.rows import Report
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.answer import LostTime
+from mimo_launch.search import advice, answer
+from mimo_launch.search.answer import LostTime, what_fits
 from mimo_launch.search.packing_change import packed
 from mimo_launch.spec.spec import Grid, Spec
 
@@ -182,6 +183,22 @@ def test_packing_is_made_to_fit_or_not_offered(tmp_path: Path) -> None:
     assert len(found.planned.change.settings) > 1
     assert max(row.total_bytes for row in found.planned.estimates.ranks) < needed
     assert packed(estimator, 1) is None
+
+
+def test_packing_is_offered_to_a_job_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_packs = data_set("photographs and chats", tmp_path)
+    alone = with_packs.replace(data=with_packs.data.replace(packing=False))
+    estimator = Estimator.of(Plan.of(alone))
+    needed = max(row.total_bytes for row in estimator.estimates().ranks)
+    monkeypatch.setattr(advice, "TOLERANCE", 0.0)
+    monkeypatch.setattr(answer, "_gpu_memory", lambda estimates: needed - 1)
+    first, *others = what_fits(estimator).changes
+    assert first.settings["data.packing"] is True
+    assert first.needed_bytes < needed
+    assert 1 < first.fuller
+    assert all(first.gain >= each.gain and each.fuller == 1 for each in others)
 
 
 def test_packing_that_a_rule_refuses_is_not_offered(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mimo_launch.diag.quantities import (
     tokens_text,
 )
 from mimo_launch.drawing.rows import Header, Report
-from mimo_launch.search.answer import MemoryFit, PlanAnswer, WhatFits
+from mimo_launch.search.answer import MemoryFit, OfferedChange, PlanAnswer, WhatFits
 from mimo_launch.search.wastes import LEAST, SHARES, gpus_text, rows_by_modules
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.editing import lines_of, tree_of
@@ -235,10 +235,15 @@ def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
         needed = " -> ".join(dict.fromkeys(sizes))
         free = "" if memory is None else f" ({percent(1 - change.needed_bytes / memory)} free)"
         lines = tuple(lines_of(tree_of(change.settings)))
-        helps = f"{faster}, {step}, {needed}{free}: {change.text}"
-        if change.fuller != 1:
-            helps += f"; a step then holds {_times(change.fuller)} as many tokens of the data"
+        helps = f"{faster}, {step}, {needed}{free}: {change.text}{_fuller(change)}"
         yield LossText(head=head, helps=helps, settings=lines)
+
+
+def _fuller(change: OfferedChange) -> str:
+    """Return how many more tokens a step then holds; nothing if it holds as many."""
+    if change.fuller == 1:
+        return ""
+    return f"; a step then holds {_times(change.fuller)} as many tokens of the data"
 
 
 def _times(number: float) -> str:
@@ -259,9 +264,9 @@ def fitting_of(report: Report, found: WhatFits) -> Iterator[LossText]:
         needs = f"{bytes_text(change.needed_bytes)} on the fullest GPUs{free}"
         speed = f"{tokens / change.step_seconds:,.0f} tokens/s"
         step = f"{seconds_text(change.step_seconds)} a step"
-        head = f"{number}. {change.text}"
+        head, helps = f"{number}. {change.text}", f"{needs}, {step}, {speed}"
         lines = tuple(lines_of(tree_of(change.settings)))
-        yield LossText(head=head, helps=f"{needs}, {step}, {speed}", settings=lines)
+        yield LossText(head=head, helps=helps + _fuller(change), settings=lines)
 
 
 def holders_of(report: Report) -> Iterator[HolderText]:

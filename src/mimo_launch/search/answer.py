@@ -237,7 +237,7 @@ def _gpu_memory(estimates: Estimates) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatFits:
-    """Changes of a spec that does not fit, the fastest first.
+    """Changes of a spec that does not fit, the fastest first; by tokens of the data, if one packs.
 
     `tried` counts the planned ones of `compared` changes by what they change first.
     """
@@ -253,8 +253,17 @@ def what_fits(estimator: Estimator) -> WhatFits:
     brief = estimator.brief
     near = Changes.of(brief, brief.estimates(), _gpu_memory(estimates))
     found = in_order(near.that_fit())[:MAX_WASTES]
-    changes = tuple(OfferedChange.of(each, estimator, estimates) for each in found)
-    return WhatFits(changes=changes, compared=near.search.compared, tried=dict(near.search.tried))
+    changes = [OfferedChange.of(each, estimator, estimates) for each in found]
+    if (packs := packed(estimator, near.search.judge.limit)) is not None:
+        change, after = packs.planned.change, packs.planned.estimates
+        own = OfferedChange.between(change, estimates, after, fuller=packs.fuller)
+        place = sum(each.gain >= own.gain for each in changes)
+        changes.insert(place, own)
+    return WhatFits(
+        changes=tuple(changes[:MAX_WASTES]),
+        compared=near.search.compared,
+        tried=dict(near.search.tried),
+    )
 
 
 def in_order(fastest_first: Iterable[Planned]) -> list[Planned]:
