@@ -16,8 +16,8 @@ from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import Point
-from mimo_launch.search.changes import FEWER, Change, Settings, changed
-from mimo_launch.search.judge import Judge, Planned, text_of
+from mimo_launch.search.changes import FEWER, Change, Settings, changed, kind_between
+from mimo_launch.search.judge import Judge, Planned
 from mimo_launch.search.moves import lighter, placements, smaller_worlds
 from mimo_launch.search.search import INFINITE, Search
 from mimo_launch.search.team import Team
@@ -199,7 +199,7 @@ def advise(changes: Changes, lost: list[Waste], constants: Calibration) -> list[
     found, shown = changes.run(), lost[:MAX_WASTES]
     taken: set[str] = set()
     answers: dict[int, Planned] = {}
-    world = changes.base.layout.world_size
+    world, spec = changes.base.layout.world_size, changes.base.spec
     for planned in found:
         if planned.change.kind in taken or len(answers) == len(shown):
             continue
@@ -215,8 +215,9 @@ def advise(changes: Changes, lost: list[Waste], constants: Calibration) -> list[
             continue
         taken.add(planned.change.kind)
         simplest = changes.simplest(planned)
-        # Simplified, a change of another kind can equal one that is already offered.
-        if all(text_of(simplest.change) != text_of(each.change) for each in answers.values()):
+        # Simplified, a change can be of a kind that is already offered.
+        kinds = [kind_between(spec, each.change.spec) for each in answers.values()]
+        if kind_between(spec, simplest.change.spec) not in kinds:
             answers[number] = simplest
     advice = [Advice(waste, answers.get(number)) for number, waste in enumerate(shown)]
 
