@@ -90,6 +90,7 @@ def test_betas_and_eps_are_those_of_the_spec() -> None:
 
 
 def test_routers_and_experts_decay_and_norms_do_not() -> None:
+    """Tables of embeddings do if the spec says so."""
     moe = {"experts": 4, "top_k": 2, "width": 8, "aux_loss": 0.0}
     before, after = updated(asked(model={"moe": moe}, kind="sgd", weight_decay=0.25), 0.0)
     decayed = {n for n, start in before.items() if torch.allclose(after[n], start * (1 - LR / 4))}
@@ -97,6 +98,11 @@ def test_routers_and_experts_decay_and_norms_do_not() -> None:
     assert decayed | kept == set(before)
     assert {name for name in decayed if ".router." in name}
     assert {name for name in before if "norm" in name or "embedding" in name} == kept
+    tables = asked(kind="sgd", weight_decay=0.25, decay={"embeddings": True})
+    before, after = updated(tables, 0.0)
+    assert {name for name in before if after[name].equal(before[name])} == {
+        name for name in before if "norm" in name
+    }
 
 
 @pytest.mark.parametrize(("own", "rate"), [(None, LR), (0.0, 0.0), (0.125, 0.125)])
