@@ -110,6 +110,8 @@ def test_a_proof_keeps_the_base_in_few_bits() -> None:
         "int8",
         "int8",
     ]
+    odd = kept({"dp": 2}, {"tp": 2, "model": mixture(width=8, shared=6), "adapter": EXPERTS})
+    assert not [each for each in check(shrink(odd)) if each.code == "quantized-base-cut"]
 
 
 @pytest.mark.skipif(not is_installed("bitsandbytes"), reason="NF4 is of bitsandbytes")

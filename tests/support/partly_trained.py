@@ -3,17 +3,27 @@
 from hypothesis import strategies as st
 
 from mimo_launch.checks.adapters import targets_of
+from mimo_launch.checks.quantized_base import base_has_place, cuts_lie_between_blocks
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.adapters import AdapterSpec
 from mimo_launch.spec.module import FrozenLayers, ModuleSpec
+from mimo_launch.spec.quantized_base import QuantizedBase
 from mimo_launch.spec.spec import AudioModel, LanguageModel, Spec, VitModel
+
+# Small widths have blocks of two inputs.
+FEW = QuantizedBase(kind="int8", block=2)
 
 
 @st.composite
 def partly_trained(draw: st.DrawFn, made: Spec) -> Spec:
     """Give some modules of a spec adapters, or frozen layers; they are as valid as before."""
     drawn = {name: draw(_part_of(module)) for name, module in made.modules.items()}
-    return made.replace(modules=drawn)
+    found = made.replace(modules=drawn)
+    for name, module in drawn.items():
+        kept = found.replace(modules={**found.modules, name: module.replace(quantize_base=FEW)})
+        fits = not [*base_has_place(kept, name), *cuts_lie_between_blocks(kept, name)]
+        found = kept if fits and draw(st.booleans()) else found
+    return found
 
 
 @st.composite
@@ -55,5 +65,6 @@ def parts_trained(made: Spec) -> set[str]:
         found |= {f"adapter of {role}"} if module.adapter else set()
         found |= {"adapter with dropout"} if module.adapter and module.adapter.dropout else set()
         found |= {f"frozen layers of {role}"} if module.frozen_layers else set()
+        found |= {"base in few bits"} if module.quantize_base else set()
         found |= {"shards over a part of dp"} if module.shard_over else set()
     return found

@@ -19,7 +19,7 @@ NAMED = {
     "colocated", "disjoint", "overlap", "sequence parallel", "packed documents", "packed records",
     "text only", "mixed text", "adapter of language", "adapter of another module",
     "adapter with dropout", "frozen layers of language", "frozen layers of another module",
-    "shards over a part of dp",
+    "shards over a part of dp", "base in few bits",
 }  # fmt: skip
 
 

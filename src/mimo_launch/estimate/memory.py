@@ -138,7 +138,7 @@ def stage_memory(
         # Alone, FSDP2 divides by 1 into a copy.
         last_buffer=(1 + (shards == 1)) * last * stored,
         kept=activations.kept(),
-        forward_extra=activations.forward() + unpacked,
+        forward_extra=activations.forward(unpacked),
         backward_extra=activations.backward() + unpacked,
         end_extra=activations.backward_of_end(),
         edge=activations.edge,
@@ -277,12 +277,13 @@ class _Activations:
         width = narrow_width(self.kind.layer(number), adapter, choices, self.parts)
         return ceil(self.tokens * width * self.bytes)
 
-    def forward(self) -> int:
-        """Return the temporary bytes of a forward at its peak."""
+    def forward(self, unpacked: int) -> int:
+        """Return the temporary bytes of a forward at its peak; a layer has values `unpacked`."""
         ends = self.loss_forward() + self.tiles()
         alone = self.layers.keys() - set(self.path.layers)
         layers = ((self._temporary(each).forward, each) for each in alone)
-        return max([ends, *(self._sum(alive, each) for alive, each in layers)])
+        alive = max((self._sum(tensors, each) for tensors, each in layers), default=0)
+        return max(ends, alive + unpacked)
 
     def _temporary(self, number: int) -> Temporary:
         """Return the tensors of a layer that are alive together; scores, too, if some drop."""

@@ -84,20 +84,19 @@ def packed_linear(
 
 
 def _of_nf4(codes: Tensor, scales_FK1: Tensor, block: int, dtype: torch.dtype) -> Tensor:
-    from bitsandbytes.functional import QuantState, dequantize_4bit, get_4bit_type
+    from bitsandbytes.functional import QuantState, dequantize_4bit
 
     made = torch.float32 if dtype == torch.float64 else dtype
-    shape = torch.Size((*scales_FK1.shape[:2], block))
+    # Without `code`: the kernels know the levels, and the host would wait for their copy.
     state = QuantState(
         absmax=scales_FK1.flatten(),
-        shape=shape,
-        code=get_4bit_type("nf4", device=codes.device),
+        shape=torch.Size((*scales_FK1.shape[:2], block)),
         blocksize=block,
         quant_type="nf4",
         dtype=made,
     )
     found: Tensor = dequantize_4bit(codes.view(-1, 1), state)
-    return found.view(shape).to(dtype)
+    return found.view(state.shape).to(dtype)
 
 
 class PackedRows:

@@ -219,11 +219,14 @@ def _with_experts(model: Language, module: ModuleSpec, asked: Language) -> Langu
         # Two of four groups of two or more, so that both choices matter.
         experts = lcm(8, sizes.ep)
         groups = {"groups": 4, "top_groups": 2}
+    shared = min(moe.shared // tp, 2 * HEAD_SIZE)
+    # Whole blocks of two inputs.
+    shared += shared % 2 if module.quantize_base else 0
     update: dict[str, object] = {
         "experts": experts,
         "top_k": min(moe.top_k, 3, experts),
         "width": 2 * sizes.tp * HEAD_SIZE,
-        "shared": tp * min(moe.shared // tp, 2 * HEAD_SIZE),
+        "shared": tp * shared,
         # Large enough to show a wrong balance loss next to the main loss.
         "aux_loss": 0.1 if moe.aux_loss else 0.0,
         # Large enough for a wrong bias to change choices in the next step.
