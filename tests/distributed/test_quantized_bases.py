@@ -99,7 +99,13 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+RARE = ("experts, sharded",)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(each, marks=[pytest.mark.sweep] * (each in RARE)) for each in LAYOUTS],
+)
 def test_adapters_get_the_gradients_of_one_rank(layout: str) -> None:
     assert not failures(verdicts_as_it_is(by_sgd(LAYOUTS[layout]())))
 

@@ -93,7 +93,10 @@ def test_whole_numbers_are_read_in_every_form(form: str, layout: str, tmp_path: 
         assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize("form", ["gptq", "awq", "int4", "int8"])
+@pytest.mark.parametrize(
+    "form",
+    ["gptq", "int8", *(pytest.param(each, marks=pytest.mark.sweep) for each in ("awq", "int4"))],
+)
 def test_whole_numbers_are_what_a_base_in_int8_keeps(form: str, tmp_path: Path) -> None:
     start = folder("qwen3", tmp_path / "model")
     stood = in_integers(start, form)

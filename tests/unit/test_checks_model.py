@@ -284,3 +284,23 @@ def test_an_adapter_needs_a_layer_that_is_not_frozen(
 def test_parts_that_layers_have_are_recomputed(overrides: list[str], expected: list[str]) -> None:
     found = codes("train.precision=bf16", *(f"{LANGUAGE}.{each}" for each in overrides))
     assert [each for each in found if each != "missing-package"] == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["adapter={rank: 4}"], []),
+        (["frozen=true"], []),
+        ([], ["quantized-base-cannot"]),
+        (["frozen={layers: 0}"], ["quantized-base-cannot"]),
+        (["adapter={rank: 4}", "quantize_base.block=48"], ["quantized-base-cut"]),
+        (["frozen=true", "quantize_base={kind: nf4, block: 32}"], ["quantized-base-cannot"]),
+        (["frozen=true", "backend=transformer_engine"], ["quantized-base-cannot"]),
+    ],
+)
+def test_weights_in_few_bits_do_not_train_and_are_cut_between_blocks(
+    overrides: list[str], expected: list[str]
+) -> None:
+    given = ["quantize_base={kind: int8, block: 16}", *overrides]
+    found = codes("train.precision=bf16", *(f"{LANGUAGE}.{each}" for each in given))
+    assert [each for each in found if each != "missing-package"] == expected

@@ -59,6 +59,23 @@ def test_a_missing_backend_is_found_before_the_run(
     assert (found.help or "").endswith(".backend=torch --set modules.language.fp8=null")
 
 
+def test_nf4_needs_its_library_where_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(TEXT, encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    few = ["modules.language.adapter={rank: 2}", "modules.language.quantize_base={kind: nf4}"]
+    assert load_and_check(file, few).diagnostics == ()
+    (found,) = load_and_check(file, few, runs_here=True).diagnostics
+    assert (found.code, found.path) == (
+        "missing-package",
+        ("modules", "language", "quantize_base"),
+    )
+    kind = (found.help or "").rpartition("--set ")[2]
+    assert load_and_check(file, [*few, kind], runs_here=True).diagnostics == ()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
