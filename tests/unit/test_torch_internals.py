@@ -144,3 +144,21 @@ def test_groups_that_were_shut_down_keep_their_connections(unit: nn.Module) -> N
         one = torch.ones(1)
         dist.all_reduce(one, group=group)
         assert one.item() == 1
+
+
+def test_a_compiled_function_has_a_second_backward_where_that_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def twice() -> None:
+        made = torch.compile(lambda x: x.exp().sin() * 2, backend="aot_eager")
+        torch._dynamo.reset()
+        x = torch.ones(3, requires_grad=True)
+        y = made(x).sum()
+        for _ in range(2):
+            torch.autograd.grad(y, x, retain_graph=True)
+
+    monkeypatch.setattr(torch_internals.compiled_autograd, "donated_buffer", True)
+    with pytest.raises(RuntimeError, match="donated buffers"):
+        twice()
+    torch_internals.keep_for_second_backwards()
+    twice()

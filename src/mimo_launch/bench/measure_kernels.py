@@ -20,7 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.step_clock import Section, StepClock
-from mimo_launch.comm.torch_internals import add_product_, hold_back, scaled_product
+from mimo_launch.comm.torch_internals import (
+    add_product_,
+    hold_back,
+    keep_for_second_backwards,
+    scaled_product,
+)
 from mimo_launch.estimate.kernel_table import COMPUTE, KERNELS, Grid, KernelTable
 from mimo_launch.kinds.recurrent import RECURRENT_LAYERS, RecurrentShape
 from mimo_launch.kinds.weights import widths_of
@@ -184,6 +189,8 @@ class _Bench:
     def __init__(self, device: torch.device, sizes: Sizes) -> None:
         self.device, self.sizes, self.on_gpu = device, sizes, device.type == "cuda"
         self.context = ParallelContext(device=device, compiled=self.on_gpu, owner="kernels")
+        if self.on_gpu:
+            keep_for_second_backwards()
 
     def noise(self, *shape: int) -> Tensor:
         """Return random numbers that can have a gradient: zeros would save power."""

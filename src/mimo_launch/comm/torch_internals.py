@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config as compiled_autograd
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -266,3 +267,12 @@ def varlen_backward(
         window_size=list(window),
     )
     return grads
+
+
+def keep_for_second_backwards() -> None:
+    """Let functions that are compiled from now on keep what a second backward needs.
+
+    Why: kernels are timed by repeating a backward. A compiled backward otherwise writes its results
+    over what the forward kept, and refuses `retain_graph`.
+    """
+    compiled_autograd.donated_buffer = False
