@@ -18,14 +18,16 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 @dataclass
 class Faults:
-    """What goes wrong: seconds of delay, shares of requests that fail or end early, all of them.
+    """What goes wrong: a delay in seconds; shares of requests that fail, end early, or are wrong.
 
-    `poison` is the number of answers with a wrong byte that are left. `asked` counts requests.
+    `poison` is the number of further answers with a wrong byte, `is_down` fails all; `asked` are
+    the requests.
     """
 
     delay: float = 0.0
     failing: float = 0.0
     cut: float = 0.0
+    wrong: float = 0.0
     poison: int = 0
     is_down: bool = False
     asked: list[tuple[str, str, str]] = field(default_factory=list)
@@ -36,7 +38,7 @@ class Faults:
     def around(self, application: Application) -> Application:
         def faulty(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
             with self._lock:
-                fails, cuts = (self._random.random() for _ in range(2))
+                fails, cuts, errs = (self._random.random() for _ in range(3))
                 ranged = environ.get("HTTP_RANGE", "")
                 self.asked.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], ranged))
             time.sleep(self.delay)
@@ -49,8 +51,8 @@ class Faults:
             if environ["REQUEST_METHOD"] == "GET" and ranged:
                 if cuts < self.cut:
                     return [found[: len(found) // 2]]
-                if self.poison:
-                    self.poison -= 1
+                if self.poison or errs < self.wrong:
+                    self.poison = max(0, self.poison - 1)
                     middle = len(found) // 2
                     found = found[:middle] + bytes([found[middle] ^ 1]) + found[middle + 1 :]
             return [found]

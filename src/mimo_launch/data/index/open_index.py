@@ -47,6 +47,9 @@ from mimo_launch.processors.image_texts import image_text
 from mimo_launch.processors.tokenizer import chat_sources, special_texts
 from mimo_launch.spec.spec import Spec, UserData
 
+# The version of how files are cut into parts.
+PARTS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class IndexProgress:
@@ -193,7 +196,7 @@ def _make(
         try:
             tasks = tasks_of(shards)
             if not is_small(tasks):
-                kept = KeptParts(folder.with_suffix(".parts"), identity)
+                kept = KeptParts(folder.with_suffix(".parts"), {**identity, "parts": PARTS})
             progress = replace(progress, shards=len(tasks))
             say(progress)
             for done, found in enumerate(_parts(indexer, tasks, kept), start=1):
@@ -231,7 +234,7 @@ def _make(
 def _write_blocks(made: Path, shards: Sequence[NamedShard]) -> dict[str, Any]:
     """Write the checksums of what was fetched, by which later reads are compared."""
     found = [
-        each.path.cached.checksums() if isinstance(each.path, RemotePath) else np.zeros(0, "u4")
+        each.path.checksums() if isinstance(each.path, RemotePath) else np.zeros(0, "u4")
         for each in shards
     ]
     if not any(map(len, found)):

@@ -7,7 +7,7 @@ Leaves: the meaning of members to `shard_samples`.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice, pairwise
 from typing import TypeVar
@@ -69,7 +69,7 @@ class OpenSplit:
         self._shards = split_files(self._data, split, fetches=fetches)
         for shard, checksums in zip(self._shards, index.block_checksums(), strict=False):
             if fetches and isinstance(shard.path, RemotePath):
-                shard.path.cached.wanted = checksums
+                shard.path.expect(checksums)
         self._reader = OpenFiles(self._shards, open_file)
         self.num_too_long = int((self.index.columns["tokens"] > self._seq).sum())
         self._rows: npt.NDArray[np.int64] | None = None
@@ -183,14 +183,45 @@ class OpenSplit:
     def describe(self, sample: int) -> SampleData:
         """Return the lengths and positions of a sample, from the index alone."""
         row = self.row(sample)
+        return self._described(sample, row, self.placed(row))
+
+    def _described(self, sample: int, row: int, placed: Iterable[PlacedMedium]) -> SampleData:
         spans: dict[str, tuple[ImageSpan, ...]] = {}
-        for name, _, span in self.spans_used(row):
+        for name, _, span in self.spans_used(row, placed):
             spans[name] = (*spans.get(name, ()), span)
         ahead = tuple(self.num_labels(row, depth) for depth in range(1, self._depths + 1))
         source = self.source_of(sample)
         return SampleData(
             sample, self.end(row), self.num_labels(row), spans, labels_ahead=ahead, source=source
         )
+
+    def describe_all(self, samples: Sequence[int]) -> list[SampleData]:
+        """Return `describe` of many samples, with each column read once."""
+        if not samples:
+            return []
+        self.row(min(samples)), self.row(max(samples))
+        ids = np.array(samples)
+        columns, rows = self.index.columns, ids if self._rows is None else self._rows[ids]
+        tokens, labels = columns["tokens"][rows], columns["labels"][rows]
+        ends = columns["span_end"]
+        begins = np.where(rows > 0, ends[rows - 1], 0).astype(np.int64)
+        number = ends[rows].astype(np.int64) - begins
+        # The spans of all samples, one after another.
+        last = number.cumsum()
+        spans = np.repeat(begins - (last - number), number) + np.arange(last[-1])
+        placed = self._placed_at(spans)
+        is_plain = (tokens <= self._seq) & (number == 0) & (self._depths == 0)
+        found = zip(
+            *(samples, rows.tolist(), last.tolist(), number.tolist(), tokens.tolist()),
+            *(labels.tolist(), is_plain.tolist()),
+            strict=True,
+        )
+        return [
+            SampleData(sample, length, learnt, {}, source=self.source_of(sample))
+            if plain
+            else self._described(sample, row, placed[end - count : end])
+            for sample, row, end, count, length, learnt, plain in found
+        ]
 
     def contents(self) -> Contents:
         """Return the samples of each shard that has any, in order."""
@@ -281,9 +312,11 @@ class OpenSplit:
 
     def placed(self, row: int) -> tuple[PlacedMedium, ...]:
         """Return the rows of images, clips and targets, in the order of the sample."""
-        here = self.index.range("span", row)
+        return self._placed_at(self.index.range("span", row))
+
+    def _placed_at(self, places: slice | npt.NDArray[np.int64]) -> tuple[PlacedMedium, ...]:
         numbers = zip(
-            *(self.index.columns[name][here].tolist() for name in LISTS["span"]), strict=True
+            *(self.index.columns[name][places].tolist() for name in LISTS["span"]), strict=True
         )
         return tuple(placed_from(each, self._gaps, self._holds_text) for each in numbers)
 
@@ -295,10 +328,15 @@ class OpenSplit:
                 found.setdefault(each.member, []).append(each.told)
         return [found[member] for member in sorted(found)]
 
-    def spans_used(self, row: int) -> Iterator[tuple[str, int, ImageSpan]]:
-        """Yield the name of the module, the index and the span, for spans that are not cut off."""
+    def spans_used(
+        self, row: int, placed: Iterable[PlacedMedium] | None = None
+    ) -> Iterator[tuple[str, int, ImageSpan]]:
+        """Yield the name of the module, the index and the span, for spans that are not cut off.
+
+        `placed` are those of the sample, if they have been read.
+        """
         end = self.end(row)
-        for each in self.placed(row):
+        for each in self.placed(row) if placed is None else placed:
             # A shown image is never split; a target is dropped if any of its tokens is cut off.
             if each.span.position + (each.span.reads or 1) <= end:
                 yield self._inputs.names[each.module], each.member, each.span

@@ -1,17 +1,18 @@
 """A file from elsewhere as far as it has been fetched: blocks on the local disk, with checksums.
 
-Decides: that a file is kept as one sparse file, of which only fetched blocks take room; that every
-block has a checksum from its first touch on; that processes of a host fetch a block once.
+Decides: that a file is kept in segments, each a sparse file of which only fetched blocks take room;
+that every block has a checksum from its first touch on; that a block is fetched once.
 Relies on: `block_cache` for the folder.
 Leaves: fetching, and repeating it, to `remote_files`.
 
-Of a file there are its bytes, `NAME.data`, and `NAME.marks`, a number per block, which remains when
-the bytes are removed.
+Of a segment there are its bytes, `NAME.data`, and `NAME.marks`, a number per block, which remains
+when the bytes are removed.
 """
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -35,16 +36,85 @@ Marks = npt.NDArray[np.uint64]
 class CachedFile:
     """The blocks of a file of `size` bytes with this name. Any thread or process may read.
 
-    `fetch` returns the bytes from one offset to another; it may raise what it likes. `wanted` are
-    checksums of blocks that an index has seen.
+    `fetch` returns the bytes from one offset to another; it may raise what it likes. With `is_one`
+    there is one segment, which others can read as soon as it is complete.
     """
+
+    def __init__(
+        self,
+        cache: BlockCache,
+        name: str,
+        size: int,
+        fetch: Callable[[int, int], bytes],
+        *,
+        is_one: bool = False,
+    ) -> None:
+        self._each = max(size, 1) if is_one else BLOCK * MOST_BLOCKS
+        begins = range(0, size, self._each)
+        self._segments = [
+            _Segment(cache, f"{name}-{n}", min(self._each, size - begin), _from(fetch, begin))
+            for n, begin in enumerate(begins)
+        ]
+
+    @property
+    def path(self) -> Path:
+        """The only segment of a file that is one."""
+        (only,) = self._segments
+        return only.path
+
+    def expect(self, checksums: npt.NDArray[np.uint32]) -> None:
+        """Refuse blocks with other checksums than these, which an index has seen."""
+        at = 0
+        for each in self._segments:
+            each.wanted = checksums[at : (at := at + each.num_blocks)]
+
+    def read(self, offset: int, size: int, ahead: int = 0) -> bytes:
+        """Return bytes, and fetch up to `ahead` more blocks if any of these is not here.
+
+        Raises: WrongBytes, OSError, what `fetch` raises.
+        """
+        parts = list(self._parts(offset, size))
+        return b"".join(segment.read(*place, ahead) for segment, place in parts)
+
+    def is_here(self, offset: int, size: int) -> bool:
+        """Return whether bytes need not be fetched."""
+        return all(segment.is_here(*place) for segment, place in self._parts(offset, size))
+
+    def is_known(self) -> bool:
+        """Return whether any of it has been fetched."""
+        return any(each.marks.exists() for each in self._segments)
+
+    def checksums(self) -> npt.NDArray[np.uint32]:
+        """Return the checksum of each block; those that are not known are fetched."""
+        return np.concatenate([np.zeros(0, np.uint32), *(s.checksums() for s in self._segments)])
+
+    def complete(self) -> None:
+        """Fetch all blocks that are not here."""
+        for each in self._segments:
+            each.complete()
+
+    def _parts(self, offset: int, size: int) -> Iterator[tuple["_Segment", tuple[int, int]]]:
+        """Yield the segments of a range, and offset and size in each."""
+        while size > 0:
+            number, begin = divmod(offset, self._each)
+            here = min(size, self._each - begin)
+            yield self._segments[number], (begin, here)
+            offset, size = offset + here, size - here
+
+
+def _from(fetch: Callable[[int, int], bytes], begin: int) -> Callable[[int, int], bytes]:
+    return lambda first, last: fetch(begin + first, begin + last)
+
+
+class _Segment:
+    """Blocks of a file that follow each other; `wanted` are checksums that an index has seen."""
 
     def __init__(
         self, cache: BlockCache, name: str, size: int, fetch: Callable[[int, int], bytes]
     ) -> None:
         self._cache, self._size, self._fetch = cache, size, fetch
         self.path = cache.folder / f"{name}.data"
-        self._marks, self._name = cache.folder / f"{name}.marks", name
+        self.marks, self._name = cache.folder / f"{name}.marks", name
         self.num_blocks = -(-size // BLOCK)
         self.wanted: npt.NDArray[np.uint32] | None = None
 
@@ -55,7 +125,7 @@ class CachedFile:
         """
         first, last = offset // BLOCK, min(self.num_blocks, -(-(offset + size) // BLOCK))
         self._cache.folder.mkdir(parents=True, exist_ok=True)
-        with held(self.path, makes=True) as data, held(self._marks, makes=True) as marks:
+        with held(self.path, makes=True) as data, held(self.marks, makes=True) as marks:
             for is_again in (False, True):
                 self._complete(data, marks, first, last, ahead)
                 found = _read(data, first * BLOCK, min(last * BLOCK, self._size) - first * BLOCK)
@@ -71,10 +141,10 @@ class CachedFile:
     def checksums(self) -> npt.NDArray[np.uint32]:
         """Return the checksum of each block; those that are not known are fetched."""
         self._cache.folder.mkdir(parents=True, exist_ok=True)
-        with held(self._marks, makes=True) as marks:
+        with held(self.marks, makes=True) as marks:
             numbers = self._numbers(marks, 0, self.num_blocks)
             for block in np.flatnonzero((numbers & np.uint64(KNOWN)) == 0).tolist():
-                self.read(block * BLOCK, 1)
+                self.read(block * BLOCK, 1, MOST_BLOCKS)
             return self._numbers(marks, 0, self.num_blocks).astype(np.uint32)
 
     def complete(self) -> None:
@@ -88,7 +158,7 @@ class CachedFile:
         if not self.path.exists():
             return False
         first, last = offset // BLOCK, min(self.num_blocks, -(-(offset + size) // BLOCK))
-        with held(self._marks, makes=True) as marks:
+        with held(self.marks, makes=True) as marks:
             return bool(np.all(self._numbers(marks, first, last) & np.uint64(HERE)))
 
     def _complete(self, data: int, marks: int, first: int, last: int, ahead: int) -> None:

@@ -34,6 +34,9 @@ from mimo_launch.data.sources.fetching import (
 
 # Imported where needed: a spec is checked without numpy.
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from mimo_launch.data.sources.cached_file import CachedFile
 
 V = TypeVar("V")
@@ -100,11 +103,30 @@ class RemotePath:
     @cached_property
     def cached(self) -> "CachedFile":
         """What has been fetched of it."""
+        return self._blocks(is_one=False)
+
+    @cached_property
+    def _table(self) -> "CachedFile":
+        """The same, in one piece."""
+        return self._blocks(is_one=True)
+
+    def _blocks(self, *, is_one: bool) -> "CachedFile":
         from mimo_launch.data.sources.cached_file import CachedFile
 
         state = self.stat()
-        name = hashlib.sha256(f"{self.url} {state}".encode()).hexdigest()[:24]
-        return CachedFile(self.fetching.cache, name, state.st_size, self._fetch)
+        name = hashlib.sha256(f"{self.url} {state} {is_one}".encode()).hexdigest()[:24]
+        cache = self.fetching.cache
+        return CachedFile(cache, name, state.st_size, self._fetch, is_one=is_one)
+
+    def checksums(self) -> "npt.NDArray[np.uint32]":
+        """Return the checksum of each block. Raises: SourceGone, OSError of the disk."""
+        found = self._table if self._table.is_known() else self.cached
+        return self._checked(found.checksums)
+
+    def expect(self, checksums: "npt.NDArray[np.uint32]") -> None:
+        """Refuse other bytes than those with these checksums."""
+        self.cached.expect(checksums)
+        self._table.expect(checksums)
 
     def read(self, offset: int, size: int, ahead: int = 0) -> bytes:
         """Return bytes, fewer at the end. Raises: SourceGone, NotFetched, OSError of the disk."""
@@ -126,11 +148,11 @@ class RemotePath:
     @contextmanager
     def whole(self) -> Iterator[Path]:
         """Fetch it, and hold it in the cache. Raises: SourceGone, NotFetched, OSError."""
-        self._checked(self.cached.complete)
-        with held(self.cached.path):
+        self._checked(self._table.complete)
+        with held(self._table.path):
             # It may have been removed before it was held.
-            self._checked(self.cached.complete)
-            yield self.cached.path
+            self._checked(self._table.complete)
+            yield self._table.path
 
     def _checked(self, read: Callable[[], V]) -> V:
         """Return what `read` returns; wrong bytes are fetched again. Raises: SourceGone."""
