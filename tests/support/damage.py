@@ -9,6 +9,7 @@ from mimo_launch.data.dataset import Dataset
 # What is answered as it is: nothing of a sample is read.
 PLAIN = {
     "answer_end", "judges", "num_samples", "describe", "length", "sources", "heldout_sets", "fetch",
+    "describe_all",
 }  # fmt: skip
 
 

@@ -102,6 +102,10 @@ class Dataset(Protocol):
         """Return the lengths and positions of a sample, cheaply and without reading pixels."""
         ...
 
+    def describe_all(self, split: Split, indices: Sequence[int]) -> list[SampleData]:
+        """Return `describe` of many samples."""
+        return [self.describe(split, index) for index in indices]
+
     def length(self, split: Split, index: int) -> int:
         """Return the number of tokens of a sample (`num_tokens` of `describe`), for packing."""
         ...

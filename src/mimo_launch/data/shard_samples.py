@@ -100,6 +100,10 @@ class ShardSamples(Dataset):
         """Return the lengths and positions of a sample, from the index alone."""
         return self.splits[split].describe(index)
 
+    def describe_all(self, split: Split, indices: Sequence[int]) -> list[SampleData]:
+        """Return `describe` of many samples, faster together."""
+        return self.splits[split].describe_all(indices)
+
     def fetch(self, split: Split, texts: Iterable[int], media: Iterable[int]) -> None:
         """Fetch texts, or all, of samples of files from elsewhere."""
         self.splits[split].fetch(texts, media)

@@ -8,6 +8,7 @@ Leaves: sharing a step's samples among replicas to the layout.
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 
@@ -226,7 +227,12 @@ def make_step_data(dataset: Dataset, split: Split, ids: Sequence[Sample], step: 
         IndexError: An id is not in the split.
     """
     # In the order in which they lie: data sets read, or draw, the records of a block together.
-    records = sorted({record for sample in ids for record in records_of(sample)})
-    described = {record: dataset.describe(split, record) for record in records}
-    samples = tuple(packed([described[i] for i in records_of(sample)]) for sample in ids)
+    alone = [sample for sample in ids if isinstance(sample, int)]
+    packs = [sample for sample in ids if not isinstance(sample, int)]
+    records = sorted({*alone, *chain.from_iterable(packs)})
+    described = dict(zip(records, dataset.describe_all(split, records), strict=True))
+    samples = tuple(
+        described[sample] if isinstance(sample, int) else packed([described[i] for i in sample])
+        for sample in ids
+    )
     return StepData(step, samples, heldout=split == "heldout")
