@@ -217,8 +217,9 @@ def read_part(
         bad.append(Bad(name, "", f"the rest of the file cannot be read: {error}"))
 
 
-# With fewer bytes of shards, one process finishes before others have started.
-SMALL = 32 << 20
+# With fewer bytes of shards, one process finishes before others have started. Most bytes of tar
+# files are pixels, which are not read; a text is as much work as many times its bytes of pixels.
+SMALL, _TEXT = 32 << 20, 16
 # The indexer of a worker process: made once, because a tokenizer loads slowly.
 _INDEXERS: list[SampleIndexer] = []
 
@@ -268,7 +269,9 @@ def tasks_of(shards: Sequence[NamedShard]) -> list[Task]:
 
 def is_small(tasks: Sequence[Task]) -> bool:
     """Return whether files are so small that one process reads them in no time."""
-    return sum(path.stat().st_size for path in {each.shard.path for each in tasks}) < SMALL
+    paths = {each.shard.path for each in tasks}
+    works = (path.stat().st_size * (1 if path.name.endswith(".tar") else _TEXT) for path in paths)
+    return sum(works) < SMALL
 
 
 def indexed_parts(indexer: SampleIndexer, tasks: Sequence[Task]) -> Iterator[ShardIndex]:

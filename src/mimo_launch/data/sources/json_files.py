@@ -26,7 +26,7 @@ from mimo_launch.data.sources.source_file import (
 )
 
 # Bytes that one process looks at, and bytes that are read at once.
-PART, _BLOCK = 8 << 20, 4 << 20
+PART, _BLOCK = 4 << 20, 4 << 20
 _MARK = b"\xef\xbb\xbf"
 
 

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ from mimo_launch.data.sources.source_file import (
     SourceFile,
 )
 
-# Bytes that one process looks at, and rows that are in memory at once.
-PART, _ROWS = 32 << 20, 64
+# Bytes and rows that one process looks at, and rows that are in memory at once.
+PART, MOST_ROWS, _ROWS = 32 << 20, 1 << 14, 64
 # The largest row group: it is in memory as a whole, several times. From `LARGE` bytes on, it takes
 # longer to decode than a photograph.
 MAX_GROUP, LARGE = 2 << 30, 8 << 20
@@ -46,7 +46,7 @@ _COPIES, _MAP = "rows", 1 << 20
 
 
 class TableFile(SourceFile):
-    """A table; the place of a record is the number of its row. A part is a range of groups."""
+    """A table; the place of a record is the number of its row. A part is a range of rows."""
 
     def __init__(self, shard: NamedShard, recent: Recent) -> None:
         """Open it. Raises: OSError, ValueError."""
@@ -70,29 +70,33 @@ class TableFile(SourceFile):
         """Return the bytes of a group of rows in the file, or in memory."""
 
     def parts(self) -> Sequence[Part]:
-        """Return ranges of groups of rows."""
+        """Return ranges of rows: of whole groups, unless these have many rows."""
         found, size, first = list[Part](), 0, 0
-        last = len(self._begins) - 1
-        for group in range(last):
+        for group, end in enumerate(self._begins[1:]):
             size += self._size(group)
-            if size >= PART or group + 1 == last:
-                found.append(Part(first, group + 1, self._begins[first]))
-                first, size = group + 1, 0
+            while end - first > MOST_ROWS:
+                found.append(Part(first, first + MOST_ROWS, first))
+                first += MOST_ROWS
+            if size >= PART or end == self._begins[-1]:
+                found.append(Part(first, end, first))
+                first, size = end, 0
         return found or (Part(),)
 
     def records(self, part: Part) -> Iterator[Member]:
         """Yield the rows of a part; a group that cannot be read is one bad record."""
-        end = len(self._begins) - 1 if part.end < 0 else part.end
-        for group in range(part.first, end):
-            first, last = self._begins[group : group + 2]
+        stop = self._begins[-1] if part.end < 0 else part.end
+        for group, (begin, end) in enumerate(pairwise(self._begins)):
+            first, last = max(begin, part.first), min(end, stop)
+            if first >= last:
+                continue
             try:
                 table = self._group(group)
             except (OSError, ValueError) as error:
                 yield Member(f"rows {first} to {last - 1}", fault=f"they cannot be read: {error}")
                 continue
-            for start in range(0, last - first, _ROWS):
-                rows = table.slice(start, _ROWS).to_pylist()
-                for number, row in enumerate(rows, start=first + start):
+            for start in range(first, last, _ROWS):
+                rows = table.slice(start - begin, min(_ROWS, last - start)).to_pylist()
+                for number, row in enumerate(rows, start=start):
                     place = MemberPlace(number, 0)
                     yield self._records.member(f"row {number}", place, partial(shaped, row))
 
