@@ -138,7 +138,7 @@ def test_a_model_of_another_type(run_cli: Cli) -> None:
 
 def test_a_whole_of_another_type_with_parts_that_are_read(tmp_path: Path, run_cli: Cli) -> None:
     config = {
-        "model_type": "qwen3_omni_moe",
+        "model_type": "qwen9_omni_moe",
         "thinker_config": {
             "text_config": {"model_type": "qwen3_moe"},
             "vision_config": {"model_type": "strange"},
@@ -149,7 +149,7 @@ def test_a_whole_of_another_type_with_parts_that_are_read(tmp_path: Path, run_cl
     code, out, _ = run_cli(f"inspect {tmp_path} --json")
     assert code == 1
     [said] = json.loads(out)["not_read"]
-    assert said.startswith("model_type: qwen3_omni_moe; the types most like it that are read are ")
+    assert said.startswith("model_type: qwen9_omni_moe; the types most like it that are read are ")
     assert "; of its parts, thinker_config.text_config (qwen3_moe) and tower_config " in said
     assert len(said) < 400
 

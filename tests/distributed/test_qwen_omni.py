@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support import omni
 from tests.support.exports import bits, exported, tensors, trained, with_sections
 from tests.support.hugging_face import ids_of, save, started, tokens_of
 from tests.support.qwen_omni import END, LAYOUTS, START, made, tiny, widen_all
 from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
+from mimo_launch.hugging_face.contents import read_contents
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
@@ -23,6 +25,7 @@ from mimo_launch.train.loader import step_inputs
 
 # What the export itself says, and the parts that our modules are.
 CHANGED = {"transformers_version", "thinker_config", "talker_config", "text_config"}
+STILL = {"kind": "sgd", "lr": 0.0, "weight_decay": 0.0}
 OFTEN = {"one rank", "unequal, apart"}
 
 
@@ -107,13 +110,35 @@ def test_a_step_is_that_of_plain_torch(optimizer: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-9, msg=name)
 
 
+def test_a_thinker_comes_out_with_the_talker_of_its_folder(tmp_path: Path) -> None:
+    """Of a Qwen3-Omni, the talker, its code predictor and the vocoder are not our modules."""
+    model = omni.tiny_whole("qwen3_omni_moe")
+    save(model, tmp_path / "model")
+    contents = read_contents(tmp_path / "model")
+    assert [each.name for each in contents.modules] == ["vision", "audio", "language"]
+    assert contents.unknown == ()
+    assert any(name.startswith("talker.code_predictor.") for name in contents.left_out)
+    asked = omni.made("qwen3_omni_moe", "one rank", tmp_path / "model")
+    asked = with_sections(asked, optimizer=STILL)
+    found = exported(trained(asked, tmp_path / "run"), tmp_path / "out")
+    before = tensors(tmp_path / "model")
+    assert found.keys() == before.keys()
+    assert all(bits(found[name]) == bits(before[name]) for name in before)
+    type(model).from_pretrained(tmp_path / "out")
+    there, here = (
+        json.loads((tmp_path / name / "config.json").read_text()) for name in ("model", "out")
+    )
+    assert here["talker_config"] == there["talker_config"]
+    assert here["code2wav_config"] == there["code2wav_config"]
+
+
 def test_an_untouched_export_is_the_folder_that_it_came_from(tmp_path: Path) -> None:
     """Every tensor to the bit, and every setting, those of the towers and the vocoder, too."""
     model = tiny()
     save(model, tmp_path / "model")
     torch.save({}, tmp_path / "model" / "spk_dict.pt")
     asked = made("one rank", tmp_path / "model", "fp32")
-    frozen = with_sections(asked, optimizer={"kind": "sgd", "lr": 0.0, "weight_decay": 0.0})
+    frozen = with_sections(asked, optimizer=STILL)
     found = exported(trained(frozen, tmp_path / "run"), tmp_path / "out")
     before = tensors(tmp_path / "model")
     assert found.keys() == before.keys()

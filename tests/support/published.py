@@ -506,6 +506,39 @@ MODELS: dict[str, tuple[Config, int]] = {
         },
         64,
     ),
+    "Qwen3-Omni-30B-A3B": (
+        {
+            "model_type": "qwen3_omni_moe", "talker_config": {}, "code2wav_config": {},
+            "thinker_config": {
+                "model_type": "qwen3_omni_moe_thinker", "image_token_id": 151655,
+                "audio_token_id": 151675, "video_token_id": 151656,
+                "audio_config": {
+                    "model_type": "qwen3_omni_moe_audio_encoder", "d_model": 1280,
+                    "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120,
+                    "num_mel_bins": 128, "n_window": 50, "n_window_infer": 800,
+                    "downsample_hidden_size": 480, "output_dim": 2048,
+                },
+                "vision_config": {
+                    "model_type": "qwen3_omni_moe_vision_encoder", "depth": 27,
+                    "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16,
+                    "patch_size": 16, "out_hidden_size": 2048, "num_position_embeddings": 2304,
+                    "deepstack_visual_indexes": [8, 16, 24],
+                },
+                "text_config": {
+                    "model_type": "qwen3_omni_moe_text", "vocab_size": 152064,
+                    "hidden_size": 2048, "intermediate_size": 768, "num_hidden_layers": 48,
+                    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+                    "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+                    "norm_topk_prob": True, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+                    "rope_scaling": {
+                        "rope_type": "default", "mrope_section": [24, 20, 20], "interleaved": True,
+                        "mrope_interleaved": True,
+                    },
+                },
+            },
+        },
+        64,
+    ),
     "SmolVLM2-2.2B": (
         {
             "model_type": "smolvlm", "scale_factor": 3, "image_token_id": 49190,

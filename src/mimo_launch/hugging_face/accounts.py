@@ -22,7 +22,7 @@ _MLP = ("gate", "up", "down")
 # Names of layers at both ends of a module, and inside each of its layers.
 _ENDS = (
     *("embedding", "head", "norm", "pre_norm", "patch", "patch_norm", "positions", "class_token"),
-    *("registers", "conv1", "conv2", "codes", "project", "heads.0"),
+    *("registers", "conv1", "conv2", "conv3", "joined", "codes", "project", "heads.0"),
 )
 _PROJECTOR = (
     *("up", "down", "linear", "norm", "merge", "middle", "middle_norm", "convolution", "newline"),

@@ -43,6 +43,7 @@ from mimo_launch.spec.spec import Model
 _TOKENS = {
     "vit": ("image_token_index", "image_token_id", "img_context_token_id"),
     "audio": ("audio_token_id", "audio_token_index"),
+    "aut": ("audio_token_id",),
 }
 _NO_ADAPTER = f"{ADAPTER}: an adapter, which `transformers` adds to the weights; merge it first"
 

@@ -28,7 +28,7 @@ from mimo_launch.hugging_face.wholes import VisionAndText
 _ACTIVATION, _DEEP, _TABLE = (
     "gelu_pytorch_tanh", "deepstack_visual_indexes", ("num_position_embeddings", 2304),
 )  # fmt: skip
-_TENSORS = merger_tensors(
+VISION_TENSORS = merger_tensors(
     {
         "patch": "patch_embed.proj",
         "positions": "pos_embed",
@@ -94,7 +94,7 @@ def vision_family(model_type: str, architecture: str, deepstack: tuple[int, ...]
                 "interpolation": "bilinear",
             },
         ),
-        tensors=_TENSORS,
+        tensors=VISION_TENSORS,
         refused=axial_refusals(ACTIVATIONS, _ACTIVATION)
         + refusals(
             where(

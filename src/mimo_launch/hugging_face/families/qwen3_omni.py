@@ -1,0 +1,176 @@
+"""Qwen3-Omni: a thinker, which is a Qwen3-VL of experts with audio; its talker is left out.
+
+Sources: arXiv:2509.17765; `transformers` 5.24, models/qwen3_omni_moe.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mimo_launch.hugging_face import decoders, rotary
+from mimo_launch.hugging_face.decoders import LAYERS
+from mimo_launch.hugging_face.families.qwen import EXPERTS
+from mimo_launch.hugging_face.families.qwen3_vl import VISION_TENSORS, vision_family
+from mimo_launch.hugging_face.families.whisper import QWEN2_AUDIO_ENCODER
+from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.nested import Nested, NestedWhole
+from mimo_launch.hugging_face.refusals import left_out, one_of, refusals, where
+from mimo_launch.hugging_face.settings import Computed, Settings
+from mimo_launch.hugging_face.tensors import in_layers
+from mimo_launch.hugging_face.wholes import Tokens
+
+_TYPE, _THINKER = "qwen3_omni_moe", "thinker_config"
+_CHUNK, _WINDOW = ("n_window", 50), ("n_window_infer", 800)
+# Whatever a chunk has, transformers counts 13 tokens.
+_OF_13_TOKENS = (49, 50, 51, 52)
+
+
+def _chunks(config: Config) -> int:
+    return int(number(config, *_WINDOW) // max(1, 2 * number(config, *_CHUNK)))
+
+
+AUDIO = replace(
+    QWEN2_AUDIO_ENCODER,
+    model_type=f"{_TYPE}_audio_encoder",
+    kind="aut",
+    architecture="Qwen3OmniMoeAudioEncoder",
+    settings=Settings(
+        {
+            **{key: QWEN2_AUDIO_ENCODER.settings.table[key] for key in ("layers", "hidden")},
+            **{key: QWEN2_AUDIO_ENCODER.settings.table[key] for key in ("heads", "mlp", "mels")},
+            "channels": ("downsample_hidden_size", 480),
+            "chunk": Computed(
+                lambda config: 2 * number(config, *_CHUNK),
+                lambda model: {_CHUNK[0]: model.chunk // 2},
+                f"2 x `{_CHUNK[0]}`; {2 * _CHUNK[1]}",
+            ),
+            "window": Computed(
+                _chunks,
+                lambda model: {_WINDOW[0]: model.window * model.chunk},
+                f"`{_WINDOW[0]}` / `chunk`; 8",
+            ),
+        },
+        {"activation_function": "gelu"},
+        {"projector": "merger", "projector_bias": True},
+    ),
+    tensors=QWEN2_AUDIO_ENCODER.tensors
+    | {
+        "norm": "ln_post",
+        "projector.up": "proj1",
+        "projector.down": "proj2",
+        "joined": "conv_out",
+        **{f"conv{each}": f"conv2d{each}" for each in (1, 2, 3)},
+    },
+    refused=QWEN2_AUDIO_ENCODER.refused
+    + refusals(
+        one_of(_CHUNK[0], _OF_13_TOKENS, _CHUNK[1]),
+        where(_WINDOW[0], "of less than a chunk", lambda config: not _chunks(config)),
+    ),
+    random=(),
+    row_width="output_dim",
+    notes="`frames` is the longest clip, 3000 unless the spec says more.",
+)
+VISION = replace(
+    vision_family(f"{_TYPE}_vision_encoder", "Qwen3OmniMoeVisionEncoder", (8, 16, 24)),
+    tensors=VISION_TENSORS
+    | {
+        "norm": "merger.ln_q",
+        "projector.up": "merger.mlp.0",
+        "projector.down": "merger.mlp.2",
+        "projector.deepstack.*.norm": "merger_list.*.ln_q",
+        "projector.deepstack.*.mlp.up": "merger_list.*.mlp.0",
+        "projector.deepstack.*.mlp.down": "merger_list.*.mlp.2",
+    },
+    # Its times may lie between whole positions.
+    video=None,
+    rank=1,
+)
+TEXT = Family(
+    model_type=f"{_TYPE}_text",
+    kind="decoder",
+    architecture="Qwen3OmniMoeThinkerTextModel",
+    settings=decoders.decoder(
+        decoders.sizes(kv_heads=4),
+        qk_norm=True,
+        **rotary.mrope((24, 20, 20), interleaved=True),
+        moe=decoders.experts({
+            "experts": "num_experts", "top_k": ("num_experts_per_tok", 8),
+            "width": ("moe_intermediate_size", 768), "normalize": ("norm_topk_prob", True),
+            "every": ("decoder_sparse_step", 1), **decoders.DENSE_LAYERS,
+        }),
+    ),
+    tensors=decoders.TENSORS | in_layers(LAYERS, EXPERTS),
+    refused=decoders.not_computed() + refusals(decoders.FIRST_DENSE),
+    training=Settings(decoders.BALANCE),
+    defaults={
+        "vocab_size": 3584, "hidden_size": 2048, "intermediate_size": 18944,
+        "num_hidden_layers": 28, "num_attention_heads": 28, "num_experts": 128,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    },
+    prepared=rotary.plain_rope,
+)  # fmt: skip
+
+
+def _thinker(before: str, inside: tuple[str, ...]) -> tuple[Nested, ...]:
+    """Return the parts of a thinker; `before` is their prefix, `inside` leads to their settings."""
+    return (
+        Nested(
+            family=AUDIO, where=(*inside, "audio_config"), prefixes=((f"{before}audio_tower.", ""),)
+        ),
+        Nested(
+            family=VISION, where=(*inside, "vision_config"), prefixes=((f"{before}visual.", ""),)
+        ),
+        Nested(
+            family=TEXT,
+            where=(*inside, "text_config"),
+            prefixes=((f"{before}model.", "model."), (f"{before}lm_head.", "lm_head.")),
+            around=lambda thinker: {
+                "tie_word_embeddings": bool(thinker.get("tie_word_embeddings"))
+            },
+        ),
+    )
+
+
+def _thinker_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
+    text = models["decoder"]
+    made: Config = {
+        "model_type": f"{_TYPE}_thinker",
+        "text_config": TEXT.config(text),
+        "tie_word_embeddings": text.tied,
+    }
+    if (vision := models.get("vit")) is not None:
+        made["vision_config"] = {**VISION.config(vision), "out_hidden_size": text.hidden}
+        made["image_token_id"] = tokens["vit"]
+    if (audio := models.get("aut")) is not None:
+        made["audio_config"] = {**AUDIO.config(audio), "output_dim": text.hidden}
+        made["audio_token_id"] = tokens["aut"]
+    return made
+
+
+QWEN3_OMNI = NestedWhole(
+    model_type=_TYPE,
+    architecture="Qwen3OmniMoeForConditionalGeneration",
+    published=("Qwen/Qwen3-Omni-30B-A3B-Instruct",),
+    parts=_thinker("thinker.", (_THINKER,)),
+    refusals=refusals(left_out("talker and vocoder")),
+    left_out=("talker.", "code2wav."),
+    others={"talker": f"talker_config.model_type: {_TYPE}_talker"},
+    config_of=lambda models, tokens: {
+        "model_type": _TYPE, _THINKER: _thinker_of(models, tokens),
+    },
+    # It is never ours, so that `export` writes such a folder only with the talker of another one.
+    needs=frozenset({"decoder", "talker"}),
+    notes="`export` copies the talker, its code predictor and the vocoder from the folder that "
+    "`language` came from, with the settings around them; a thinker from elsewhere is written "
+    "alone. Videos are not read, as their times may lie between whole positions.",
+)  # fmt: skip
+QWEN3_OMNI_THINKER = NestedWhole(
+    model_type=f"{_TYPE}_thinker",
+    architecture="Qwen3OmniMoeThinkerForConditionalGeneration",
+    parts=_thinker("", ()),
+    refusals=refusals(),
+    config_of=_thinker_of,
+    needs=frozenset({"decoder", "vit", "aut"}),
+    rank=1,
+)
