@@ -492,8 +492,9 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }  # fmt: skip
-AWQ: Config = {"quantization_config": {"quant_method": "awq"}}
-DYNAMIC = ({"rope_parameters": {"rope_type": "dynamic"}}, "rope_type: dynamic")
+AWQ: Config = {"quantization_config": {"quant_method": "awq", "bits": 3}}
+_UNBOUNDED = "rope_type: dynamic without max_position_embeddings"
+DYNAMIC = ({"rope_parameters": {"rope_type": "dynamic"}}, _UNBOUNDED)
 _YARN = ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type: yarn")
 Change = Config | tuple[Config, str]
 
@@ -516,7 +517,7 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("gemma-3-4b", "vit", ""): [{"mm_tokens_per_image": rows} for rows in (250, 9, 0)],
     ("GLM-4-9B-0414", "decoder", ""): [
         {"hidden_act": "gelu"}, AWQ,
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type: dynamic"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, _UNBOUNDED),
     ],
     ("gpt-oss-20b", "decoder", ""): [
         AWQ, {"swiglu_limit": 10.0}, {"attention_bias": False}, _layers("chunked_attention", 23),
@@ -531,7 +532,7 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ],
     ("Ministral 3, text", "decoder", ""): [
         {"attention_bias": True}, {"hidden_act": "gelu"}, _layers("sliding_attention", 33),
-        ({"rope_parameters": {**GROWING, "rope_type": "dynamic"}}, "rope_type: dynamic"),
+        ({"rope_parameters": {**GROWING, "rope_type": "dynamic"}}, _UNBOUNDED),
     ],
     ("Qwen3-Next-80B-A3B", "hybrid", ""): [
         {"attention_bias": True}, {"hidden_act": "gelu"}, _YARN, _layers("sliding"),

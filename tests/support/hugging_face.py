@@ -593,7 +593,7 @@ def widen(model: nn.Module) -> None:
         rope = rope if layer_type is None else rope[layer_type]
         size = 2 * len(self.inv_freq) if layer_type is None else head_size(self.config)
         known = {key: each for key, each in rope.items() if key in RopeScaling.model_fields}
-        scaling = None if known["rope_type"] == "default" else RopeScaling(**known)
+        scaling = None if known["rope_type"] in ("default", "dynamic") else RopeScaling(**known)
         turns = torch.tensor(frequencies(size, rope["rope_theta"], scaling), dtype=torch.float64)
         turn = position_ids[..., None] * turns
         if not type(self).__name__.startswith("GptOss"):

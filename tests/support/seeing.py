@@ -78,8 +78,11 @@ KINDS = {
         "InternVL",
         {**_KEYS, **_INTERNVL, "final_norm": False, "norm": "rms", "qk_norm": True,
          "qkv_bias": False},
-        {"model_type": "qwen3", "head_dim": 8},
-        {"head_dim": 8, "qk_norm": True},
+        {
+            "model_type": "qwen3", "head_dim": 8,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0},
+        },
+        {"head_dim": 8, "qk_norm": True, "rope_theta": 500.0},
         {"attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm"},
         {"tie_word_embeddings": False},
     ),

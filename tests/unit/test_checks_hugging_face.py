@@ -121,7 +121,7 @@ def test_other_kinds_have_their_own_parts(
         (CONFIG | {"mlp_bias": True}, "`mlp_bias: true`"),
         (CONFIG | {"hidden_act": "gelu"}, "`hidden_act: gelu`"),
         (CONFIG | {"layer_types": ["sliding_attention"]}, "`layer_types: sliding_attention`"),
-        (CONFIG | {"rope_scaling": {"type": "dynamic"}}, "`rope_type: dynamic`"),
+        (CONFIG | {"rope_scaling": {"type": "dynamic"}}, "`rope_type: dynamic without "),
         (CONFIG | {"rope_parameters": "longrope"}, "`rope_parameters: longrope`"),
         (CONFIG | {"partial_rotary_factor": 0.5}, "`partial_rotary_factor: 0.5`"),
         (CONFIG | {"quantization_config": {"bits": 4}}, "`quantization_config: "),
@@ -152,6 +152,17 @@ def test_a_config_that_says_nothing_useful_is_refused(
     [item] = found(tmp_path / "model", config)
     assert item.code == "init-from-not-supported"
     assert words in item.why
+
+
+@pytest.mark.parametrize("rope", ["rope_scaling", "rope_parameters"])
+def test_dynamic_rotary_positions_are_usual_ones_up_to_a_length(rope: str, tmp_path: Path) -> None:
+    config = CONFIG | {rope: {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 48}
+    assert found(tmp_path / "model", config, "batch.seq=48") == ()
+    [item] = found(tmp_path / "model", config)
+    assert (item.code, item.path) == ("init-from-not-supported", ("batch", "seq"))
+    assert "`seq: 64`" in item.headline
+    assert "`max_position_embeddings: 48`" in item.why
+    assert item.help == "write `seq: 48` in `batch`, or name another folder"
 
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:

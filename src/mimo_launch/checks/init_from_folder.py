@@ -31,6 +31,7 @@ from mimo_launch.hugging_face.not_read import NAMES
 from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import model_types, part_of, parts_of
+from mimo_launch.hugging_face.rotary import DYNAMIC, LONGEST
 from mimo_launch.hugging_face.settings import value_of
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
 from mimo_launch.kinds.registry import kind_of
@@ -96,6 +97,7 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
     if settings or part is None:
         return
     start = _Start(spec, name, folder, named_at, part, headers)
+    yield from start.too_long()
     differ = False
     for key, value in wanted.items():
         for found in start.unlike_tied(value) if key == "tied" else start.unlike_value(key, value):
@@ -123,6 +125,21 @@ class _Start:
     def module(self) -> ModuleSpec:
         """The module."""
         return self.spec.modules[self.name]
+
+    def too_long(self) -> Findings:
+        """Compare the length of sequences with the one up to which positions are as ours."""
+        longest, seq = self.part.longest(), self.spec.batch.seq
+        if longest is None or seq <= longest:
+            return
+        found = _cannot(
+            self.name,
+            self.folder,
+            f"with `rope_type: {DYNAMIC}` and `seq: {seq}`",
+            f"it equals the usual type up to `{LONGEST}: {longest}`; beyond, angles depend on the "
+            "longest sequence of a batch, which is not computed",
+            f"write `seq: {longest}` in `batch`, or name another folder",
+        )
+        yield replace(found, path=("batch", "seq"), related=(self._taken_from(),))
 
     def unlike_value(self, key: str, there: Any) -> Findings:
         """Compare one value; a vocabulary may be larger than the folder's."""

@@ -37,6 +37,7 @@ from mimo_launch.hugging_face.integers import AWQ, CT4, CT8, GPTQ
 from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.quantized import FP8, MXFP4, read_tensors
 from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.hugging_face.rotary import dynamic_as_in
 from mimo_launch.processors.files import (
     PREPROCESSOR,
     PROCESSOR,
@@ -199,7 +200,8 @@ def merged(config: Config, base: Config | None) -> Config:
         for key, value in config.items()
         if isinstance(value, dict) and "model_type" in value and isinstance(base.get(key), dict)
     }
-    return {key: value for key, value in base.items() if key not in _OUTDATED} | config | inside
+    kept = {key: value for key, value in base.items() if key not in _OUTDATED}
+    return kept | config | inside | dynamic_as_in(base, config)
 
 
 @dataclass(frozen=True, slots=True)

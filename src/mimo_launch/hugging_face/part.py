@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from mimo_launch.hugging_face.family import OURS_OF_MTP, Family, Prefixes
 from mimo_launch.hugging_face.folder import Config, ConfigError, reading_config
 from mimo_launch.hugging_face.refusals import Refusals
+from mimo_launch.hugging_face.rotary import longest_of
 from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.spec.spec import Model
 
@@ -66,6 +67,10 @@ class Part:
         with reading_config():
             keys = {**self.family.keys(self.config), **self.fixed}
         return keys | {"tied": False} if self.untied else keys
+
+    def longest(self) -> int | None:
+        """Return the most tokens of a sequence that the folder's model computes as ours."""
+        return longest_of(self.family.whole(self.config))
 
     def training(self) -> dict[str, Any]:
         """Return the training settings of the folder, as keys of `moe`. Raises: ConfigError.

@@ -17,6 +17,8 @@ from mimo_launch.spec.layers import RopeScaling
 THETA = 10000.0
 # The scalings of rotary positions that our decoder has.
 LLAMA3, LINEAR, YARN = SCALINGS = ("llama3", "linear", "yarn")
+# Equal to the usual one up to `max_position_embeddings`.
+DYNAMIC, LONGEST = "dynamic", "max_position_embeddings"
 # The part of a head that rotates.
 FACTOR = "partial_rotary_factor"
 _LENGTH = "original_max_position_embeddings"
@@ -45,13 +47,33 @@ def rope_refusal(*, in_part: bool = False) -> Refusal:
             return
         rope = rope_settings(config)
         scaling = type_of(rope, "default")
-        if scaling not in ("default", *SCALINGS):
+        if scaling == DYNAMIC and longest_of(config) is None:
+            yield f"rope_type: {DYNAMIC} without {LONGEST}"
+        elif scaling not in ("default", DYNAMIC, *SCALINGS):
             yield f"rope_type: {scaling}"
         if not in_part:
             yield from only(FACTOR, 1.0).found(rope)
 
-    words = f"`rope_type` other than {listed(('default', *SCALINGS))}"
+    words = f"`rope_type` other than {listed(('default', DYNAMIC, *SCALINGS))}"
     return Refusal(words, found, "rope_type")
+
+
+def longest_of(config: Config) -> int | None:
+    """Return the longest sequence, in tokens, with usual rotary positions of a dynamic type."""
+    said = config.get(LONGEST)
+    is_dynamic = type_of(rope_settings(config)) == DYNAMIC
+    return said if is_dynamic and type(said) is int else None
+
+
+def dynamic_as_in(base: Config, config: Config) -> Config:
+    """Return the rotary settings to write in place of usual ones, if those of `base` are dynamic.
+
+    In our terms both are equal, as sequences are short.
+    """
+    ours, theirs = rope_settings(config), rope_settings(base)
+    if type_of(ours) != "default" or type_of(theirs) != DYNAMIC:
+        return {}
+    return {"rope_parameters": {**theirs, **ours, "rope_type": DYNAMIC}}
 
 
 def theta_of(config: Config) -> float:
@@ -70,7 +92,7 @@ def scaling_of(config: Config) -> dict[str, Any] | None:
     if kind == YARN:
         rope = {key: each for key, each in rope.items() if each is not None}
         if _LENGTH not in rope:
-            rope[_LENGTH] = number(config, "max_position_embeddings")
+            rope[_LENGTH] = number(config, LONGEST)
     for key in RopeScaling.USED[kind]:
         if key == "truncate":
             found[key] = bool(rope.get(key, True))
