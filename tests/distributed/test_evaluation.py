@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -108,6 +109,10 @@ class FiveHeldOut:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
+
+    def describe_all(self, split: Split, indices: Sequence[int]) -> list[SampleData]:
+        """Return what this data set says of each, not the one inside of it."""
+        return [self.describe(split, index) for index in indices]
 
     def num_samples(self, split: Split) -> int:
         """Return five, of any split."""
@@ -237,6 +242,10 @@ class WithAnswers:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
+
+    def describe_all(self, split: Split, indices: Sequence[int]) -> list[SampleData]:
+        """Return what this data set says of each, not the one inside of it."""
+        return [self.describe(split, index) for index in indices]
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return the last three labels."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.digit_images import from_uci, write_npz
 from mimo_launch.data.order.sample_order import GlobalOrder, heldout_batches, make_step_data
 from mimo_launch.data.random_draws import Draws, Purpose, noise_of, pick, split_key, threshold
@@ -71,7 +72,7 @@ def test_every_held_out_sample_is_in_one_batch_and_nothing_fills_the_last():
 
 
 @dataclass
-class Counting:
+class Counting(Dataset):
     def describe(self, split, index):
         return SampleData(index, num_tokens=index, num_labels=2 if split == "train" else 1)
 
@@ -130,7 +131,7 @@ def test_a_step_describes_each_record_once_in_the_order_of_the_data_set():
     """Data sets read and draw records in blocks: a shuffled step would make blocks again."""
     asked: list[int] = []
 
-    class Listed:
+    class Listed(Dataset):
         def describe(self, split, index):
             asked.append(index)
             return SampleData(index, 2, 1)

@@ -14,6 +14,7 @@ from tests.support.damage import damaged
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
+from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.order.packing import Int64s, best_fit, joined_documents
 from mimo_launch.data.order.sample_order import (
     GlobalOrder,
@@ -235,7 +236,7 @@ def test_documents_of_a_record_stay_apart_in_a_pack():
     assert found.num_tokens == len(longer)
 
 
-class _Longer:
+class _Longer(Dataset):
     """The same data set in longer sequences."""
 
     def __init__(self, dataset: Any, seq: int) -> None:
