@@ -55,7 +55,7 @@ def test_of_ranks_that_hold_a_stage_the_one_that_waits_longest_counts() -> None:
 
 
 def test_a_step_of_small_layers_takes_as_long_as_the_host_takes() -> None:
-    """A backward is one pass, and recomputing one more; what is frozen has none."""
+    """A forward and a backward are two passes, and recomputing is a forward more."""
     made = spec({"language": box(0, model={"layers": 6}, recompute="full")}, microbatches=4)
     free = replace(Calibration(), action_overhead=0.0, layer_overhead=0.0)
 
@@ -63,8 +63,8 @@ def test_a_step_of_small_layers_takes_as_long_as_the_host_takes() -> None:
         return Estimator.of(Plan.of(made), constants).estimates().schedule_seconds
 
     assert seconds(free) < 1e-3
-    slow = seconds(replace(free, layer_overhead=1000.0))
-    assert slow == pytest.approx(4 * 6 * (1 + 2) * 1e-3, rel=1e-3)
+    slow = seconds(replace(free, layer_overhead=1000.0, forward_share=0.6))
+    assert slow == pytest.approx(4 * 6 * (2 + 1.2) * 1e-3, rel=1e-3)
 
 
 def test_attention_and_mlp_of_a_hybrid_take_the_host_as_long_as_a_block() -> None:
@@ -104,8 +104,9 @@ def test_a_layer_with_experts_takes_the_host_longer() -> None:
             6,
         ),
         ({"adapter": {"rank": 2, "targets": ["q", "o"]}}, {"adapter_starts": 0.5}, 2),
+        ({"model": {"layers": 6, "head_dim": 16, "qk_norm": True}}, {"norm_starts": 0.5}, 2),
     ],
-    ids=["bf16", "fp8", "updates"],
+    ids=["bf16", "fp8", "updates", "norms"],
 )
 def test_blocks_of_another_backend_or_with_updates_take_the_host_longer(
     settings: dict[str, Any], factors: dict[str, float], expected: float
@@ -113,8 +114,35 @@ def test_blocks_of_another_backend_or_with_updates_take_the_host_longer(
     slow = replace(Calibration(), action_overhead=0.0, layer_overhead=1000.0, **factors)
 
     def seconds(**more: Any) -> float:
-        language = box(0, model={"layers": 6, "head_dim": 16}, **more)
+        language = box(0, **{"model": {"layers": 6, "head_dim": 16}, **more})
         made = spec({"language": language}, microbatches=4, train={"precision": "bf16"})
         return Estimator.of(Plan.of(made), slow).estimates().schedule_seconds
 
     assert seconds(**settings) == pytest.approx(expected * seconds(), rel=1e-2)
+
+
+def passes(settings: dict[str, Any], **constants: float) -> tuple[float, float]:
+    """Return the passes of a forward and of a backward of six plain blocks with these settings."""
+    language = box(0, **{"model": {"layers": 6}, "tp": 2} | settings)
+    made = spec({"language": language}, microbatches=4)
+    given = replace(Calibration(), **{"layer_overhead": 1e6, "forward_share": 0.5, **constants})
+    return Estimator.of(Plan.of(made), given).model.stages["language", 0].starting
+
+
+def test_a_forward_takes_the_host_longer_than_a_backward_and_is_run_again_as_one() -> None:
+    alone = {"tp": 1, "dp": 2}
+    host = {"forward_share": 0.75, "exchange_starts": 0.0}
+    assert passes(alone, **host) == pytest.approx((9.0, 3.0))
+    assert passes(alone | {"recompute": "full"}, **host) == pytest.approx((9.0, 12.0))
+
+
+def test_exchanges_over_tp_take_the_host_time_in_both_directions() -> None:
+    """A block has two regions with an exchange at both ends, one of which is in each direction."""
+    assert passes({}, exchange_starts=0.5) == pytest.approx((6 + 6 * 4 * 0.5, 6 + 6 * 4 * 0.5))
+    assert passes({"tp": 1, "dp": 2}, exchange_starts=0.5) == pytest.approx((6.0, 6.0))
+
+
+def test_each_fully_sharded_unit_takes_the_host_time_to_gather() -> None:
+    """The units are six blocks and the rest of the stage."""
+    settings = {"tp": 1, "dp": 2, "sharding": "full"}
+    assert passes(settings, gather_starts=2.0) == pytest.approx((6 + 7 * 2.0, 6 + 7 * 2.0))

@@ -15,6 +15,7 @@ from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage
 from mimo_launch.estimate.communication_times import GIGA, MICRO, MILLI, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.host_costs import agreeing_seconds, python_seconds
+from mimo_launch.estimate.host_starts import HostStarts
 from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.estimate.kernel_times import StageKernels
 from mimo_launch.estimate.memory import row_bytes
@@ -26,8 +27,7 @@ from mimo_launch.estimate.workload import (
     forward_by_kind,
     gathered_patches,
 )
-from mimo_launch.kinds.adapters import adapter_of
-from mimo_launch.kinds.block_shapes import num_updates, parts_of
+from mimo_launch.kinds.block_shapes import parts_of
 from mimo_launch.kinds.layer import Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import widths_of
@@ -40,14 +40,6 @@ from mimo_launch.schedule.data_flow import exchanges
 from mimo_launch.schedule.simulation_result import Costs
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
-
-# About which share of the kernels of a block each part starts.
-_KERNELS = {"attention": 0.5, "mlp": 0.4, "norms": 0.1}
-
-
-# Of the kernels of a block, the share of attention with its norm: some 54 of 71.
-_MIXER = 0.75
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
@@ -95,17 +87,13 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """Seconds of a forward and its backward; of their exchanges; of the forward that runs again.
-
-    `passes` counts how often both together start the kernels of a forward.
-    """
+    """Seconds of a forward and its backward; of their exchanges; of the forward that runs again."""
 
     ahead: float
     back: float
     communication: float
     all_to_all: float
     recomputation: float
-    passes: float
 
 
 @dataclass(frozen=True)
@@ -214,7 +202,11 @@ class CostModel:
             late = reduction[-1] + max(0.0, sum(reduction[:-1]) + summed - backs[-1])
         flops, trains = self._flops(module, stage)
         overhead = self.constants.action_overhead * MICRO
-        one_pass = self._started(module, stage) * self.constants.layer_overhead * MICRO
+        units = sum(1 for _ in weights.units()) if weights.full_sharding else 0
+        starting = HostStarts(self.spec, self.constants, module, stage).passes(
+            changes=self._changes(module), trains=trains, units=units
+        )
+        one_pass = self.constants.layer_overhead * MICRO
         return StageCost(
             forwards=tuple(aheads),
             backwards=tuple(backs),
@@ -226,8 +218,7 @@ class CostModel:
             communication=sum(each.communication for each in found) + waited + first,
             recomputation=sum(each.recomputation for each in found),
             starts=(1 + trains) * overhead * len(works),
-            # The passes of a backward: gradients, and the forward again if it is recomputed.
-            starting=(one_pass, (max(each.passes for each in found) - 1) * one_pass),
+            starting=(starting[0] * one_pass, starting[1] * one_pass),
             flops=flops / _parts(module),
         )
 
@@ -259,11 +250,10 @@ class CostModel:
         between = self._layers(module, stage, work) + travel
         kernels = StageKernels(self.spec, self.layout, module, stage, work, self.constants)
         ahead = kernels.forward() + between
-        back, passes, again = kernels.backward(), 1.0, 0.0
+        back, again = kernels.backward(), 0.0
         found = between, travel
         if any(flops.linear for flops in backward.values()):
             again, repeated = kernels.repeated(), self._between_again(module, stage, work)
-            passes += 1 + self._share_again(module)
             back += again + between + repeated[0]
             found = 2 * between + repeated[0], 2 * travel + repeated[1]
         return StageTimes(
@@ -272,13 +262,7 @@ class CostModel:
             communication=found[0],
             all_to_all=found[1],
             recomputation=again,
-            passes=passes,
         )
-
-    def _share_again(self, module: ModuleLayout) -> float:
-        """Return which share of the kernels of a layer runs again in its backward."""
-        own = self.spec.modules[module.name]
-        return float(own.recomputes) or sum(_KERNELS[part] for part in own.recomputed_parts)
 
     def _between_again(
         self, module: ModuleLayout, stage: Stage, work: Workload
@@ -303,28 +287,10 @@ class CostModel:
         travel = travel if "mlp" in parts else 0.0
         return self._exchanged(module, work, found) + travel, travel
 
-    def _started(self, module: ModuleLayout, stage: Stage) -> float:
-        """Return how many passes of a block take the host as long as one of these layers."""
-        own, rates = self.spec.modules[module.name], self.constants
-        kind, factors = kind_of(own.model), dict.fromkeys(LayerKind, rates.recurrent_starts)
-        factors |= {LayerKind.BLOCK: 1.0, LayerKind.EXPERTS: rates.experts_starts}
-        factors[LayerKind.DELTANET] = rates.deltanet_starts
-        numbers = kind.numbers(stage.layers, is_last=stage.is_last)
-        found = sum(factors[kind.layer_kind(each)] for each in numbers)
-        # Layers of hybrids are parts of a block; only Mamba-2 and Gated DeltaNet are not.
-        parts = [kind.layer_widths(each) for each in numbers if not kind.is_custom]
-        found -= sum(_MIXER for each in parts if not each.scored and not each.between)
-        found -= sum(1 - _MIXER for each in parts if each.scored and not each.inner)
-        if adapter := adapter_of(own):
-            layers = (each for each in numbers if not kind.is_depth(each))
-            updates = (num_updates(kind.layer(each), adapter.of_layer(each)) for each in layers)
-            found += rates.adapter_starts * sum(updates)
-        if own.backend != "torch":
-            found *= rates.engine_starts * (rates.fp8_starts if module.fp8 else 1.0)
-        # Sequences are filled up to the same length, images are not.
+    def _changes(self, module: ModuleLayout) -> bool:
+        """Return whether the number of tokens differs: sequences are filled up, images are not."""
         lengths = {length for work in self.work[module.name] for length in work.spans}
-        changes = not module.is_language and len(lengths) > 1
-        return found * (rates.dynamic_starts if changes else 1.0)
+        return not module.is_language and len(lengths) > 1
 
     def _layers(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:
         """Return the seconds of the tp and cp collectives inside a stage in one direction."""

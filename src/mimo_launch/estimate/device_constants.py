@@ -118,28 +118,56 @@ class Calibration:
     layer_overhead: float = _constant(
         2230.0,
         "us",
-        "host and launch time of one pass of a block: a forward is one, a backward another",
+        "host and launch time of a pass of a plain block, mean of its forward and its backward",
         "mean of steps of small layers on three hosts with H200, 2.0, 2.3 and 2.4 ms; other hosts "
         "need up to 3.7 ms",
     )
-    experts_starts: float = _constant(
-        2.4,
+    forward_share: float = _constant(
+        0.6,
+        "of both",
+        "the part of a forward in the host's time for a block, forward and backward together",
+        "profiles of steps on one host with H200: 4.0 and 2.4 ms of a talker, 4.7 and 3.0 of a "
+        "pipeline, 4.3 and 3.4 with tp",
+    )
+    norm_starts: float = _constant(
+        0.14,
         "x block",
-        "the same of a layer with experts",
-        "148 kernels against 71 in profiles of single layers, and 0.3 for the FSDP unit of experts",
+        "the host's time for each norm beyond two: of queries and keys, or after a part",
+        "mean of three: kernels of a block (71 and 58), single layers (6.7 and 4.8 ms), steps of "
+        "a pipeline against steps of a talker on one host",
+    )
+    exchange_starts: float = _constant(
+        0.07,
+        "x block",
+        "the same of an exchange over tp or cp inside a layer",
+        "0.27 ms forward and 0.12 backward by samples of stacks, on a host that needs 2.65 a pass",
+    )
+    gather_starts: float = _constant(
+        0.55,
+        "x block",
+        "the same of gathering a fully sharded unit, in a backward with its reduction",
+        "9.9 ms for both passes of a block against 7.0 without, in profiles of four ranks on a host "
+        "that needs 2.65 a pass",
+    )
+    experts_starts: float = _constant(
+        2.15,
+        "x block",
+        "the same of a layer with experts, without its norms",
+        "a layer alone on one host with H200, 10.9 ms against 4.8, and 0.3 for the FSDP unit of "
+        "experts",
     )
     adapter_starts: float = _constant(
-        0.13,
+        0.06,
         "x block",
         "the same of an update of a map",
-        "9 kernels for each of 7 maps, 71 in a block without, in profiles of single layers",
+        "7 maps of a layer alone on one host with H200, 8.8 ms with updates and 6.7 without",
     )
     recurrent_starts: float = _constant(2.0, "x block", "the same of a Mamba-2 layer", _OPEN)
     deltanet_starts: float = _constant(
-        3.6,
+        5.1,
         "x block",
         "the same of a Gated DeltaNet in torch",
-        "a layer alone on one host: 3.2, of packed documents 4.1",
+        "a layer alone on one host with H200: 23.3 ms, of packed documents 27.5, against 4.8",
     )
     engine_starts: float = _constant(
         1.17,

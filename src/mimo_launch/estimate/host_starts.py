@@ -1,0 +1,105 @@
+"""How many passes of a plain block take a host as long as the forward and the backward of a stage.
+
+Decides: what the host counts for a layer: its kind, norms beyond two, updates of maps, exchanges
+with other ranks, weights that it gathers; how a block shares out over forward and backward.
+Relies on: the layers of a kind and their weights; `device_constants` for what each takes.
+Leaves: how kernels hide these times to `host_waits`.
+
+A forward runs in Python, a backward mostly in the engine of autograd, which starts kernels twice as
+fast. A forward that a backward repeats is a forward.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.kinds.adapters import adapter_of
+from mimo_launch.kinds.block_shapes import num_updates
+from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.layer import LayerKind
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.layout import ModuleLayout
+from mimo_launch.layout.stages import Stage
+from mimo_launch.spec.base import Axis
+from mimo_launch.spec.spec import Spec
+
+# About which share of the kernels of a block each part starts.
+_KERNELS = {"attention": 0.5, "mlp": 0.4, "norms": 0.1}
+# Of the kernels of a block, the share of attention with its norm: some 54 of 71.
+_MIXER = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class HostStarts:
+    """The work of a host for one stage, in passes of a plain block."""
+
+    spec: Spec
+    constants: Calibration
+    module: ModuleLayout
+    stage: Stage
+
+    def passes(self, *, changes: bool, trains: bool, units: int) -> tuple[float, float]:
+        """Return the passes of a forward and of a backward.
+
+        `changes`: the number of tokens changes from forward to forward. `trains`: there is a
+        backward. `units` counts the FSDP units of fully sharded weights.
+        """
+        rates = self.constants
+        layers, meetings = self._layers(), self._exchanges() * rates.exchange_starts
+        if changes:
+            layers *= rates.dynamic_starts
+        ahead = rates.forward_share * 2 * layers + meetings
+        back = (1 - rates.forward_share) * 2 * layers + meetings
+        again, gathers = self._share_again() * ahead, units * rates.gather_starts
+        return ahead + gathers, (back + again + gathers if trains else 0.0)
+
+    @property
+    def _kind(self) -> ModelKind:
+        return kind_of(self.spec.modules[self.module.name].model)
+
+    def _numbers(self) -> tuple[int, ...]:
+        return tuple(self._kind.numbers(self.stage.layers, is_last=self.stage.is_last))
+
+    def _layers(self) -> float:
+        """Return how many plain blocks take the host as long as all layers."""
+        own, rates, kind = self.spec.modules[self.module.name], self.constants, self._kind
+        factors = dict.fromkeys(LayerKind, rates.recurrent_starts)
+        factors |= {LayerKind.BLOCK: 1.0, LayerKind.EXPERTS: rates.experts_starts}
+        factors[LayerKind.DELTANET] = rates.deltanet_starts
+        found = sum(factors[kind.layer_kind(each)] for each in self._numbers())
+        # Layers of hybrids are parts of a block; only Mamba-2 and Gated DeltaNet are not.
+        parts = [kind.layer_widths(each) for each in self._numbers() if not kind.is_custom]
+        found -= sum(_MIXER for each in parts if not each.scored and not each.between)
+        found -= sum(1 - _MIXER for each in parts if each.scored and not each.inner)
+        if adapter := adapter_of(own):
+            layers = (kind.layer(each) for each in self._numbers() if not kind.is_depth(each))
+            found += rates.adapter_starts * sum(num_updates(each, adapter) for each in layers)
+        if own.backend == "torch":
+            return found + rates.norm_starts * sum(self._norms())
+        return found * rates.engine_starts * (rates.fp8_starts if self.module.fp8 else 1.0)
+
+    def _norms(self) -> Iterator[int]:
+        """Yield how many norms each layer has beyond the two of a plain block."""
+        kind = self._kind
+        if kind.is_custom:
+            return
+        for number in self._numbers():
+            names = (each.name for each in chain.from_iterable(kind.layer(number).weights()))
+            yield max(0, sum(name.endswith("norm.weight") for name in names) - 2)
+
+    def _exchanges(self) -> float:
+        """Return how often the layers exchange data over tp or cp in one direction."""
+        kind, grid = self._kind, self.module.grid
+        if kind.is_custom:
+            return 0.0
+        widths = [kind.layer_widths(each) for each in self._numbers()]
+        found = 2.0 * sum(each.regions for each in widths) if grid.size(Axis.TP) > 1 else 0.0
+        if grid.size(Axis.CP) > 1:
+            found += sum(bool(each.exchanges) + bool(each.gathers) for each in widths)
+        return found
+
+    def _share_again(self) -> float:
+        """Return which share of the kernels of a forward runs again in its backward."""
+        own = self.spec.modules[self.module.name]
+        return float(own.recomputes) or sum(_KERNELS[part] for part in own.recomputed_parts)
