@@ -115,7 +115,7 @@ def test_a_step_is_no_shorter_than_the_python_of_its_hosts() -> None:
     )
     assert row.reading <= row.waiting + 1e-9
     # Both threads of a rank run Python: one starts kernels, one describes samples.
-    both = of(8, replace(slow, layer_overhead=1e5))
+    both = of(8, replace(slow, layer_overhead=1e5, exchange_starts=0.0))
     passes = 2 * 4 * 2
     assert both.step_seconds == pytest.approx(0.4 + passes * 0.1)
     agreeing = of(64, replace(slow, agreement_latency=1e5))

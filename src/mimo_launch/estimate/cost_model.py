@@ -41,6 +41,7 @@ from mimo_launch.schedule.simulation_result import Costs
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
     """Seconds of one stage on one rank of the slowest replica.

@@ -146,8 +146,8 @@ class Calibration:
         0.55,
         "x block",
         "the same of gathering a fully sharded unit, in a backward with its reduction",
-        "9.9 ms for both passes of a block against 7.0 without, in profiles of four ranks on a host "
-        "that needs 2.65 a pass",
+        "9.9 ms for both passes of a block against 7.0 without, in profiles of four ranks on a "
+        "host that needs 2.65 a pass",
     )
     experts_starts: float = _constant(
         2.15,
