@@ -160,6 +160,7 @@ EXPERTS = {"experts": 2, "top_k": 1, "width": 48, "bias": True, "shared": 2}
 KINDS: dict[str, dict[str, Any]] = {
     "vision": {**HALF, "heads": 2, "positions": "learned", "image": [16, 16], "class_token": True},
     "audio": {"kind": "audio", **HALF},
+    "aut": {"kind": "aut", **HALF, "heads": 2, "mels": 16, "channels": 24},
     "dinov3": {"kind": "dinov3", **HALF, "heads": 2, "layer_scale": FACTOR},
     "connector": {"kind": "connector", **HALF, "heads": 2, "queries": 9},
     "flow": {"kind": "flow", **HALF, "heads": 2},
