@@ -161,13 +161,45 @@ def test_a_part_of_another_type(tmp_path: Path, run_cli: Cli) -> None:
     config["text_config"]["model_type"] = "phi3"
     (folder / "config.json").write_text(json.dumps(config))
     code, out, _ = run_cli(f"inspect {folder}")
-    assert code == 0
+    assert code == 3
     assert "  vision: vit (clip_vision_model)" in out
+    assert out.splitlines()[-1] == "incomplete: language is missing"
     said = (
         "  not read: text_config.model_type: phi3; in a llava it may be llama, qwen2, qwen3 or "
         "mistral; read is vision; `mimo-launch inspect --families` lists all types\n"
     )
     assert said in out
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "name"),
+    [
+        ("text_config", {"mlp_bias": True}, "language"),
+        ("vision_config", {"hidden_act": "relu"}, "vision"),
+    ],
+)
+def test_a_part_that_is_not_computed_is_missing(
+    section: str, change: dict[str, Any], name: str, tmp_path: Path, run_cli: Cli
+) -> None:
+    folder = llava_folder(tmp_path / "llava")
+    config = json.loads((folder / "config.json").read_text())
+    config[section] |= change
+    (folder / "config.json").write_text(json.dumps(config))
+    code, out, _ = run_cli(f"inspect {folder}")
+    assert (code, out.splitlines()[-1]) == (3, f"incomplete: {name} is missing")
+    code, out, _ = run_cli(f"inspect {folder} --json")
+    assert (code, json.loads(out)["incomplete"]) == (3, [name])
+
+
+def test_a_part_that_no_such_model_is_read_with_is_not_missing(
+    tmp_path: Path, run_cli: Cli
+) -> None:
+    config = CONFIGS["Nemotron-3-Nano-Omni-30B-A3B"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, out, _ = run_cli(f"inspect {tmp_path}")
+    assert code == 0
+    assert "  not read: audio_config.model_type: parakeet; " in out
+    assert "incomplete" not in out
 
 
 def test_the_coefficient_of_the_balance_is_that_of_the_folder(tmp_path: Path, run_cli: Cli) -> None:

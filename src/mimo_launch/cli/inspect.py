@@ -20,7 +20,7 @@ from mimo_launch.spec.wording import flow
 
 if TYPE_CHECKING:
     from mimo_launch.checkpoint.index import Checkpoint
-    from mimo_launch.hugging_face.contents import Contents
+    from mimo_launch.hugging_face.contents import Contents, Module
 
 HELP = """
 \b
@@ -33,7 +33,8 @@ Examples:
 Say which modules a folder holds, with sizes and types, and print the lines of a spec that start
 from it. Reads config.json and the headers of safetensors files, or the index of a checkpoint, and
 no tensors but samples of a tied output layer, so it is quick at any size. Exits with 0, with 2 when
-the folder cannot be read, or with 1 when it holds no module that can be trained here.
+the folder cannot be read, with 1 when it holds no module that can be trained here, or with 3 when
+one of several modules cannot be.
 """
 
 
@@ -70,6 +71,8 @@ def inspect(
             _answer(_Model(found), console, as_json=as_json)
             if all(part.not_computed for part in found.modules):
                 raise typer.Exit(1)
+            if found.incomplete:
+                raise typer.Exit(3)
         else:
             _answer(_Saved(open_checkpoint(folder, None), folder), console, as_json=as_json)
     except (ConfigError, FilesError) as error:
@@ -163,6 +166,7 @@ class _Model:
                 for part in found.modules
             ],
             "not_read": found.unread,
+            "incomplete": found.incomplete,
             "left_out": found.left_out,
             "unknown": found.unknown,
             "yaml": self.fragment(),
@@ -171,37 +175,13 @@ class _Model:
     def lines(self) -> Iterator[str]:
         """Yield its modules with their sizes, and the contents that no module uses."""
         from mimo_launch.hugging_face.folder import TYPES
-        from mimo_launch.hugging_face.tensors import HEAD
 
         found = self.found
         types = ", ".join(TYPES.get(each, each) for each in found.dtypes) or "no weights"
         what = f"{types}, {len(found.files)} file" + "s" * (len(found.files) != 1)
         yield f"{found.folder}: {found.model_type}, {found.parameters:,} parameters, {what}"
         for part in found.modules:
-            size = f", {part.parameters:,} parameters in {_tensors(part.tensors)}"
-            known = "" if part.not_computed else size
-            yield f"  {part.name}: {part.kind} ({part.model_type}){known}"
-            for setting in part.not_computed:
-                yield f"    not computed here: {setting}"
-            if part.video is not None:
-                said = {key: value for key, value in part.video.items() if value is not None}
-                yield f"    reads videos, too, with `video: {flow(said)}` in `model`"
-            if part.images is not None:
-                yield f"    {part.images}"
-            if part.depths:
-                keys = f"{{depth: {part.depths}}}"
-                yield f"    left out without `mtp: {keys}` in `model`: multi-token prediction"
-            if part.untied:
-                yield (
-                    "    its output layer is not the embedding, though config.json has "
-                    "`tie_word_embeddings: true`: both are read"
-                )
-            if part.missing:
-                tied = "`tied: true` in `model`, or with " if HEAD in part.missing else ""
-                yield (
-                    f"    missing: {_named(part.missing)}: `train` starts only with {tied}"
-                    f"`init_partial: true` in `{part.name}`"
-                )
+            yield from _of_module(part)
         for why, names in found.left_out_by_reason.items():
             yield f"  left out: {_named(names)}: {why}"
         if found.unknown:
@@ -213,6 +193,9 @@ class _Model:
             yield f"  not read: {each}"
         if fragment := self.fragment():
             yield f"\n{fragment}"
+        if fragment and found.incomplete:
+            are = "is" if len(found.incomplete) == 1 else "are"
+            yield f"\nincomplete: {' and '.join(found.incomplete)} {are} missing"
 
     def fragment(self) -> str:
         """Return `modules:` for a spec that starts from the folder, on one rank."""
@@ -229,6 +212,36 @@ class _Model:
                 }
                 for part in computed
             }
+        )
+
+
+def _of_module(part: "Module") -> Iterator[str]:
+    """Yield a module of a folder with its size, what of it is refused, and what it may do."""
+    from mimo_launch.hugging_face.tensors import HEAD
+
+    size = f", {part.parameters:,} parameters in {_tensors(part.tensors)}"
+    known = "" if part.not_computed else size
+    yield f"  {part.name}: {part.kind} ({part.model_type}){known}"
+    for setting in part.not_computed:
+        yield f"    not computed here: {setting}"
+    if part.video is not None:
+        said = {key: value for key, value in part.video.items() if value is not None}
+        yield f"    reads videos, too, with `video: {flow(said)}` in `model`"
+    if part.images is not None:
+        yield f"    {part.images}"
+    if part.depths:
+        keys = f"{{depth: {part.depths}}}"
+        yield f"    left out without `mtp: {keys}` in `model`: multi-token prediction"
+    if part.untied:
+        yield (
+            "    its output layer is not the embedding, though config.json has "
+            "`tie_word_embeddings: true`: both are read"
+        )
+    if part.missing:
+        tied = "`tied: true` in `model`, or with " if HEAD in part.missing else ""
+        yield (
+            f"    missing: {_named(part.missing)}: `train` starts only with {tied}"
+            f"`init_partial: true` in `{part.name}`"
         )
 
 

@@ -24,7 +24,7 @@ from mimo_launch.hugging_face.folder import (
     read_config,
     weight_files,
 )
-from mimo_launch.hugging_face.not_read import NAMES, not_read
+from mimo_launch.hugging_face.not_read import NAMES, lost, not_read
 from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import parts_of
@@ -81,7 +81,8 @@ class Module:
 class Contents:
     """A folder: its `model_type`, modules, files, and elements by type (`BF16`).
 
-    `unread` describes what belongs to none of our modules. `left_out` are tensors that every module
+    `unread` describes what belongs to none of our modules; `incomplete` names modules that folders
+    of this type have, and that are refused in this one. `left_out` are tensors that every module
     leaves out on purpose, with the reason; `unknown` are tensors that no module knows, which
     prevent a start.
     """
@@ -94,6 +95,7 @@ class Contents:
     unread: tuple[str, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
 
     @property
     def left_out_by_reason(self) -> dict[str, list[str]]:
@@ -183,6 +185,7 @@ def read_contents(folder: Path) -> Contents:
         (*not_read(config), *((_NO_ADAPTER,) if has_adapter(folder) else ())),
         why,
         tuple(unknown),
+        tuple(lost(config)),
     )
 
 

@@ -47,6 +47,15 @@ def not_read(config: Config) -> list[str]:
     return found
 
 
+def lost(config: Config) -> list[str]:
+    """Return the names of modules that other folders of the type hold. Raises: ConfigError."""
+    name = str(config.get("model_type"))
+    kinds = dict.fromkeys(each.kind for each in WHOLES[name].families) if name in WHOLES else ()
+    there = {NAMES.get(part.family.kind) for part in parts_of(config) if not part.not_computed()}
+    found = dict.fromkeys(NAMES[kind] for kind in kinds if kind in NAMES)
+    return [each for each in found if each not in there]
+
+
 def _of_part(config: Config, kind: str) -> Iterator[str]:
     """Yield the types that this part of a whole may have, and the parts that are read."""
     whole = str(config.get("model_type"))
