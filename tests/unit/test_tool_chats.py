@@ -17,7 +17,7 @@ from tests.support.chat_templates import (
     SPECIALS,
 )
 from tests.support.shards import tokenizer_folder
-from tests.unit.test_chat_tokens import made, reference, text_in_loss, write
+from tests.unit.test_chat_tokens import made, reference, text_in_loss, with_vocab, write
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.media_rows import ShardInputs
@@ -348,3 +348,25 @@ def test_a_template_whose_answers_end_with_no_token_is_said(tmp_path: Path) -> N
         notes = SampleEncoder(spec, spec.data, ShardInputs(spec, spec.data)).notes
         assert len(notes) == said
         assert all("{{ eos_token }}" in note and "chat_template.jinja" in note for note in notes)
+
+
+def test_the_advice_for_a_template_that_ends_answers_with_the_next_question_has_it_learnt(
+    tmp_path: Path,
+) -> None:
+    """As those of GLM: `<|user|>` stands before each question, and ends the answer before it."""
+    source = (
+        "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    turns, wanted = {"messages": [THANKS, WELCOME, THANKS, WELCOME]}, ["4<|user|>", "4"]
+    tokens = ("<|user|>", "<|assistant|>")
+    folder = tokenizer_folder(tmp_path / "as it is", source, specials=tokens)
+    assert text_in_loss(folder, write(folder, turns, template="chat")) == wanted
+    spec = with_vocab(folder, template="chat")
+    [note] = SampleEncoder(spec, spec.data, ShardInputs(spec, spec.data)).notes
+    assert "writes <|user|> after each answer but the last one" in note
+    source += note.split("`")[1]
+    folder = tokenizer_folder(tmp_path / "as advised", source, specials=tokens)
+    assert text_in_loss(folder, write(folder, turns, template="chat")) == wanted[:1] * 2
+    spec = with_vocab(folder, template="chat")
+    assert SampleEncoder(spec, spec.data, ShardInputs(spec, spec.data)).notes == ()

@@ -98,16 +98,34 @@ class SampleEncoder:
             Message(role, (MessagePart("text", role),)) for role in ("user", "assistant")
         )
         try:
-            text, [(_, last)], _ = self._render(Record(messages=(asked, said)))
+            (end,), (earlier, *_) = (
+                [self._end_of(text, last) for _, last in answers]
+                for text, answers, _ in (
+                    self._render(Record(messages=each))
+                    for each in ((asked, said), (asked, said, asked, said))
+                )
+            )
         except (BadSample, ValueError):  # Real samples will report any error.
             return ()
-        if re.search(rf"(?:{self._ends})\Z", text[:last].rstrip()):
+        if end:
             return ()
+        if earlier:
+            is_over = "messages[-1].role == 'assistant' and not add_generation_prompt"
+            return (
+                f"the chat template writes {earlier} after each answer but the last one, so the "
+                "model does not learn there where to stop; at the end of the chat_template.jinja "
+                f"of the tokenizer, write `{{%- if {is_over} %}}{earlier}{{% endif %}}`",
+            )
         return (
             "the chat template does not end what is learnt of an answer with a special token, so "
             "the model does not learn where to stop; in the chat_template.jinja of the tokenizer, "
             "write `{{ eos_token }}` after the answer, before `{% endgeneration %}` if it has that",
         )
+
+    def _end_of(self, text: str, last: int) -> str:
+        """Return the special token that ends what is learnt up to a place of a text, or ""."""
+        found = re.search(rf"(?:{self._ends})\Z", text[:last].rstrip())
+        return found[0] if found else ""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return tokens as text, without special ones."""
