@@ -340,7 +340,7 @@ _HEARING = {
 }
 _OMNI_OFTEN = {
     "qwen2_5_omni": ({"apart"}, "adamw"),
-    "qwen3_omni_moe": ({"apart"}, "sgd"),
+    "qwen3_omni_moe": ({"cp2"}, "sgd"),
 }
 
 
@@ -534,6 +534,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("glm4v", "vision", {"interpolation": "bilinear"}, False),
         ("glm4v", "vision", {"projector_activation": "gelu_tanh"}, False),
         ("qwen2_5_omni, thinking", "audio", {"chunk": 20}, False),
+        ("qwen3_omni_moe, thinking", "audio", {"window": 1}, False),
         ("qwen3_5", "language", {"rotary_factor": 1.0, "mrope": [2, 2, 2]}, False),
         ("nemotron_h", "language", {"mamba": {"min_step": 0.0}}, True),
         ("nemotron_h with experts", "theirs", {"norm_topk_prob": False}, True),
