@@ -217,10 +217,10 @@ class OpenSplit:
             strict=True,
         )
         return [
-            SampleData(sample, length, learnt, {}, source=self.source_of(sample))
+            SampleData(sample, length, num_labels, {}, source=self.source_of(sample))
             if plain
             else self._described(sample, row, placed[end - count : end])
-            for sample, row, end, count, length, learnt, plain in found
+            for sample, row, end, count, length, num_labels, plain in found
         ]
 
     def contents(self) -> Contents:
