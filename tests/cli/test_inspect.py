@@ -154,6 +154,35 @@ def test_a_whole_of_another_type_with_parts_that_are_read(tmp_path: Path, run_cl
     assert len(said) < 400
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("internvl_chat", "as in OpenGVLab/InternVL3-1B-hf, the model is read with `model_type: "
+         "internvl`"),
+        ("llava_qwen", "as in llava-hf/llava-onevision-qwen2-7b-ov-hf, the model is read with "
+         "`model_type: llava_onevision`"),
+        ("kimi_vl", "its language alone is read with `model_type: deepseek_v3`"),
+    ],
+)  # fmt: skip
+def test_a_type_with_its_own_code_names_the_type_that_is_read(
+    name: str, says: str, tmp_path: Path, run_cli: Cli
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+    code, out, _ = run_cli(f"inspect {tmp_path}")
+    assert code == 1
+    said = f"  not read: model_type: {name}; its code is in the folder; {says}; `mimo-launch "
+    assert said in out
+
+
+def test_names_on_the_hub_find_their_type(run_cli: Cli) -> None:
+    """Also where a newer name has an older type."""
+    out = run_cli("inspect --families")[1]
+    for name, kind in (("Qwen/Qwen3.6-27B", "qwen3_5"), ("Qwen/Qwen3.8-27B", "qwen3_5"),
+                       ("Qwen/Qwen3.6-35B-A3B", "qwen3_5_moe")):  # fmt: skip
+        before = out[: out.index(name)].splitlines()
+        assert [x for x in before if re.match(r"  \w+: ", x)][-1].startswith(f"  {kind}: ")
+
+
 def test_a_part_of_another_type(tmp_path: Path, run_cli: Cli) -> None:
     """The rest is read; of this part, why not and what would be."""
     folder = llava_folder(tmp_path / "llava")

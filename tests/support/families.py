@@ -217,12 +217,14 @@ _SEEING_OFTEN = {
     "mistral3": ("apart", "sgd"), "smolvlm": ("cp2", "sgd"), "ministral3": ("cp2", "adamw"),
 }  # fmt: skip
 
+# Their towers take images of one size.
+_ONE_SIZE = ("gemma3", "deepseek_vl")
+
 
 def _of_sizes(kind: str) -> dict[str, dict[str, Any]]:
     """Return layouts with images of other sizes than the table's, or each of a size of its own."""
     found: dict[str, dict[str, Any]] = {}
-    # The tower of a Gemma 3 takes images of one size.
-    if kind != "gemma3":
+    if kind not in _ONE_SIZE:
         found |= {f"tp2; images of {side}": {"side": side} for side in (2, 6, 10)}
     if kind in ("lighton_ocr", "ministral3", "mistral3", "pixtral"):
         layout = "tp2" if kind == "mistral3" else "one rank"
@@ -241,7 +243,7 @@ _SEEING = {
             *(f"{x}; images of any size" for x in ("one rank", "tp2")),
         ),
         # Images of another size than the table's, but for towers of one size.
-        exact={} if kind == "gemma3" else {"side": 6},
+        exact={} if kind in _ONE_SIZE else {"side": 6},
         exact_often=kind not in ("idefics3", "ministral3", "pixtral"),
         steps=steps(*_SEEING_OFTEN.get(kind, ("", ""))[1:]),
         undecided=r"k_proj\.bias$",

@@ -107,6 +107,15 @@ KINDS = {
         {"model_type": "siglip_vision_model", "vision_use_head": False},
         {"mm_tokens_per_image": 4},
     ),
+    "deepseek_vl": Kind(
+        "DeepseekVL",
+        {key: each for key, each in _KEYS.items() if key != "shuffle"}
+        | {"activation": "gelu_tanh", "final_norm": True},
+        {"model_type": "llama", "tie_word_embeddings": False},
+        {},
+        {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"tie_word_embeddings": False},
+    ),
     "smolvlm": Kind(
         "SmolVLM", {**_KEYS, **_IDEFICS}, {"model_type": "llama"}, {}, {}, {"scale_factor": 2}
     ),
@@ -234,7 +243,7 @@ def logits_of(model: Any, made: Spec) -> Tensor:
         if not len(pixels):
             rows.append(model(input_ids=tokens[None]).logits)
             continue
-        several = pixels if name.startswith(("InternVL", "Gemma3")) else pixels[None]
+        several = pixels if name.startswith(("InternVL", "Gemma3", "Deepseek")) else pixels[None]
         more = _mask(model, tokens, len(pixels)) if name.startswith("Gemma3") else {}
         rows.append(model(input_ids=tokens[None], pixel_values=several, **more).logits)
     return torch.cat(rows)

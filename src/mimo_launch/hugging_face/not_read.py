@@ -24,6 +24,13 @@ NAMES = {
     for kind, model in MODELS.items()
     if issubclass(model, base)
 }
+# Types with their own code in the folder, and the type of the same model, or of its language.
+_OWN_CODE = {
+    "internvl_chat": "internvl",
+    "llava_llama": "llava",
+    "llava_qwen": "llava_onevision",
+    "kimi_vl": "deepseek_v3",
+}
 _LIKE = 3
 _ALL = "`mimo-launch inspect --families` lists all types"
 
@@ -72,6 +79,11 @@ def _of_part(config: Config, kind: str) -> Iterator[str]:
 
 def _of_whole(config: Config) -> Iterator[str]:
     """Yield the types most like an unknown one, and its parts that would be read."""
+    if (same := _OWN_CODE.get(str(config.get("model_type")))) is not None:
+        whole = WHOLES.get(same)
+        what = "its language alone" if whole is None else f"as in {whole.published[0]}, the model"
+        yield f"its code is in the folder; {what} is read with `model_type: {same}`"
+        return
     ours = {each.model_type for each in own.FAMILIES}
     known = [name for name in dict.fromkeys([*WHOLES, *FAMILIES]) if name not in ours]
     like = close_matches(str(config.get("model_type")), known)[:_LIKE]
