@@ -62,7 +62,10 @@ def beside(model: Any, folder: Path) -> Any:
         return PeftModel.from_pretrained(model, str(folder))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.sweep if n in ("qwen3", "qwen2_vl") else ()) for n in NAMES],
+)
 def test_peft_loads_a_trained_adapter_and_it_comes_back(name: str, tmp_path: Path) -> None:
     family, layout = FAMILIES[name], layout_of(name)
     model, asked = family.start(layout, tmp_path, **family.layouts[layout])

@@ -47,11 +47,19 @@ def full_tensor(kind: str, chunk: Box, state: dict[str, Tensor]) -> Tensor:
     return torch.cat([saved.double(), mean, padding.double()]).to(saved.dtype)
 
 
-@pytest.mark.parametrize("sharding", ["optimizer", "full"])
+# By default, every second of those that are tested often is fully sharded.
+_FULL = _OFTEN[1::2]
+
+
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "sharding"),
     [
-        pytest.param(x, marks=() if x in _OFTEN else pytest.mark.sweep)
+        pytest.param(
+            x,
+            cut,
+            marks=() if x in _OFTEN and (cut == "full") == (x in _FULL) else pytest.mark.sweep,
+        )
+        for cut in ("optimizer", "full")
         for x in KINDS
         # Their files stack gates, or have other names for latent attention.
         if not x.startswith(("glm", "phi3", "youtu"))

@@ -61,7 +61,12 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
+SELDOM = ("one microbatch", "weights in one microbatch", "rows of three layers")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.sweep if n in SELDOM else ()) for n in STEPS]
+)
 def test_a_step_allocates_what_the_estimate_says(name: str) -> None:
     ranks, made = STEPS[name]
     estimator = Estimator.of(Plan.of(made))

@@ -40,9 +40,11 @@ def losses(spec: Spec) -> list[float]:
     return [event.loss for event in events if isinstance(event, StepFinished)]
 
 
-# Close to others in the default suite: these follow with `nox -s sweep`.
+# Close to others in the default suite, here or in tests of one feature (adapters, recomputation,
+# frozen parts, full sharding, packing): these follow with `nox -s sweep`.
 LIKE_OTHERS = {
-    "adapters",
+    "adapters", "all_text", "frozen_except_projector", "full_sharding", "packed_documents",
+    "qwen3_vl_8b_lora", "recompute", "three_encoders",
     "colocated_fan_out", "colocated_one_to_one", "colocated_pp2_dp_outermost",
     "colocated_pp2_fan_out", "cp2_fan_in", "cp2_fan_out", "cp2_fan_out_sequence_parallel",
     "cp2_sequence_parallel", "disjoint_fan_in_4_1", "disjoint_fan_out_1_3", "disjoint_one_to_one",
