@@ -30,6 +30,8 @@ class Faults:
     wrong: float = 0.0
     poison: int = 0
     is_down: bool = False
+    at_once: int = 0
+    most_at_once: int = 0
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     url: str = ""
     _random: random.Random = field(default_factory=lambda: random.Random(0))
@@ -41,7 +43,11 @@ class Faults:
                 fails, cuts, errs = (self._random.random() for _ in range(3))
                 ranged = environ.get("HTTP_RANGE", "")
                 self.asked.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], ranged))
+                self.at_once += 1
+                self.most_at_once = max(self.most_at_once, self.at_once)
             time.sleep(self.delay)
+            with self._lock:
+                self.at_once -= 1
             if self.is_down or fails < self.failing:
                 return Response("not now", 503)(environ, start)
             answer: Any = application(environ, start)

@@ -28,7 +28,7 @@ from mimo_launch.data.sources.block_cache import (
 )
 from mimo_launch.data.sources.kept_files import locked
 
-# Locks of all requests together: each stands for many groups of blocks.
+# Locks of all requests together: each stands for many runs of blocks, by their first.
 _LOCKS = 1024
 Marks = npt.NDArray[np.uint64]
 
@@ -52,7 +52,7 @@ class CachedFile:
         self._each = max(size, 1) if is_one else BLOCK * MOST_BLOCKS
         begins = range(0, size, self._each)
         self._segments = [
-            _Segment(cache, f"{name}-{n}", min(self._each, size - begin), _from(fetch, begin))
+            _Segment(cache, f"{name}-{n}", begin, min(self._each, size - begin), fetch)
             for n, begin in enumerate(begins)
         ]
 
@@ -102,17 +102,21 @@ class CachedFile:
             offset, size = offset + here, size - here
 
 
-def _from(fetch: Callable[[int, int], bytes], begin: int) -> Callable[[int, int], bytes]:
-    return lambda first, last: fetch(begin + first, begin + last)
-
-
 class _Segment:
-    """Blocks of a file that follow each other; `wanted` are checksums that an index has seen."""
+    """The blocks of a file from `begin` on; `wanted` are checksums that an index has seen.
+
+    Offsets count from the begin of the segment, except those for `fetch`.
+    """
 
     def __init__(
-        self, cache: BlockCache, name: str, size: int, fetch: Callable[[int, int], bytes]
+        self,
+        cache: BlockCache,
+        name: str,
+        begin: int,
+        size: int,
+        fetch: Callable[[int, int], bytes],
     ) -> None:
-        self._cache, self._size, self._fetch = cache, size, fetch
+        self._cache, self._begin, self._size, self._fetch = cache, begin, size, fetch
         self.path = cache.folder / f"{name}.data"
         self.marks, self._name = cache.folder / f"{name}.marks", name
         self.num_blocks = -(-size // BLOCK)
@@ -169,7 +173,7 @@ class _Segment:
         for begin, end in _runs(self._numbers(marks, first, more)):
             for start in range(first + begin, first + end, MOST_BLOCKS):
                 stop = min(first + end, start + MOST_BLOCKS)
-                place = zlib.crc32(f"{self._name} {start // MOST_BLOCKS}".encode()) % _LOCKS
+                place = zlib.crc32(f"{self._name} {start}".encode()) % _LOCKS
                 with locked(self._cache.folder / f"{place}.lock"):
                     # Another process may have fetched some of them.
                     for a, b in _runs(self._numbers(marks, start, stop)):
@@ -178,10 +182,11 @@ class _Segment:
     def _keep(self, data: int, marks: int, first: int, last: int) -> None:
         begin, end = first * BLOCK, min(last * BLOCK, self._size)
         self._cache.make_room(end - begin)
-        found = self._fetch(begin, end)
+        found = self._fetch(self._begin + begin, self._begin + end)
         numbers = self._numbers(marks, first, last)
         if wrong := self._damaged(found, first, numbers):
-            raise WrongBytes(f"bytes {wrong[0] * BLOCK:,} to {(wrong[0] + 1) * BLOCK - 1:,}")
+            at = self._begin + wrong[0] * BLOCK
+            raise WrongBytes(f"bytes {at:,} to {at + BLOCK - 1:,}")
         _write_all(data, found, begin)
         new = [KNOWN | HERE | each for each in _checksums(found)]
         _write(marks, first, new)
