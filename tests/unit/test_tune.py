@@ -1,16 +1,20 @@
 """Layouts that `tune` finds: as good as every accepted layout of small jobs, and a blind search."""
 
+from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.support.blind_search import BlindSearch
 from tests.support.poor_specs import POOR
 from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
+from mimo_launch.cli.tune_screen import explained
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.traffic import traffic_of
 from mimo_launch.layout.layout import world_size
@@ -172,6 +176,16 @@ def test_terms_add_up_to_the_difference(of_8: Layouts) -> None:
     assert sum(each.gain for each in terms) == pytest.approx(other.step_seconds - one.step_seconds)
     assert one.traffic.between == 0
     assert one.traffic.inside > 0
+
+
+def test_a_term_without_a_difference_that_shows_has_no_sign(of_8: Layouts) -> None:
+    row = next(iter(layout_rows(of_8.found)))
+    later = replace(row.time, updating=row.time.updating + 1e-9)
+    screen = Console(file=StringIO(), width=100)
+    screen.print(*explained(replace(row, time=later), row, 100))
+    assert isinstance(screen.file, StringIO)
+    assert " 0.00 ms" in screen.file.getvalue()
+    assert "-0.00 ms" not in screen.file.getvalue()
 
 
 def test_only_groups_on_several_hosts_send_between_them() -> None:

@@ -107,7 +107,8 @@ def explained(one: LayoutRow, other: LayoutRow, width: int) -> Iterator[Renderab
 
 
 def _signed(seconds: float) -> str:
-    return seconds_text(seconds) if seconds >= 0 else f"-{seconds_text(-seconds)}"
+    shown = seconds_text(abs(seconds))
+    return f"-{shown}" if seconds < 0 and shown != seconds_text(0.0) else shown
 
 
 _CURVE = 40
