@@ -28,7 +28,7 @@ from mimo_launch.spec.spec import Spec
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 LORA = {"rank": 2, "alpha": 12.0, "targets": ["attention", "mlp"]}
-NAMES = ("llama", "qwen3", "gemma2", "llava of siglip and qwen2", "qwen2_vl", "qwen3_vl")
+NAMES = ("llama", "exaone", "qwen3", "gemma2", "llava of siglip and qwen2", "qwen2_vl", "qwen3_vl")
 LEARN = {"steps": 2, "precision": "fp32"}
 
 

@@ -81,7 +81,7 @@ _UNTOUCHED = (
     "gemma", "phi3", "seed_oss", "olmo2", "olmo3", "exaone4", "granite", "ernie4_5", "helium",
     "cwm", "ministral", "youtu", "ministral3", "internlm3", "iquestcoder", "vaultgemma",
     "hyperclovax",
-    "smollm3",
+    "smollm3", "exaone",
 )  # fmt: skip
 _DECODERS = {
     kind: TinyModel(
@@ -120,6 +120,7 @@ _MOE_LAYOUTS: dict[str, tuple[dict[str, dict[str, Any]], set[str]]] = {
     "exaone_moe": ({"tp2 pp2": EP2_SP, "one rank": {}}, {"tp2 pp2"}),
     "solar_open": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
     "sarvam_mla": ({"tp2": EP2, "cp2": {}}, {"tp2"}),
+    "sarvam_moe": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
     "olmoe": ({"one rank": {}, "tp2": EP2, "cp2": EP2}, {"cp2"}),
     "flex_olmo": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
     "minimax_m2": ({"one rank": {}, "tp2 pp2": EP2_SP, "tp4": {}}, {"tp2 pp2"}),
@@ -140,7 +141,7 @@ _EXPERTS = {
         often=often,
         steps=steps(*(["adamw"] if kind == "gpt_oss" else [])),
         step_settings={"model": {"moe": {**hugging_face.model_keys(kind)["moe"], "aux_loss": 0.0}}},
-        undecided="correction_bias$",
+        undecided="(correction|expert)_bias$",
         untouched=EP2,
         auto="AutoModelForCausalLM",
     )

@@ -245,6 +245,13 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         kind: ({"norm_eps": 1e-3, "head_dim": 12}, {"rms_norm_eps": 1e-3, "head_dim": 12, **more})
         for kind, more in (("internlm3", {"pad_token_id": None}), ("iquestcoder", {}))
     },
+    "exaone": (
+        {"norm_eps": 1e-3, "head_dim": None, "rope_theta": 500.0},
+        {
+            "rms_norm_eps": 1e-3, "pad_token_id": None, "eos_token_id": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     "vaultgemma": (
         {
             "norm_eps": 1e-2, "head_dim": 12, "tied": True, "activation": "gelu_tanh",
@@ -495,6 +502,21 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "num_mtp_layers": 0, "rope_parameters": {
                 "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
             },
+        },
+    ),
+    "sarvam_moe": (
+        {
+            "norm_eps": 1e-2, "rope_theta": 500.0, "head_dim": 12, "qk_norm": True,
+            "moe": {
+                "experts": 6, "top_k": 3, "width": 20, "score": "sigmoid", "scale": 2.5,
+                "shared": 20, "first_dense": 1, "aux_loss": 0.0, "bias_update_rate": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "moe_intermediate_size": 20,
+            "n_routed_experts": 6, "num_experts_per_tok": 3, "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 1, "pad_token_id": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
     # The same.

@@ -151,6 +151,28 @@ MODELS: dict[str, tuple[Config, int]] = {
     ),
     "Llama-3.1-8B": (llama3(32, 4096, 32, 8, 14336, 128256), 8),
     "Llama-3.1-70B": (llama3(80, 8192, 64, 8, 28672, 128256), 512),
+    "EXAONE-3.5-7.8B": (
+        {
+            "model_type": "exaone", "num_layers": 32, "hidden_size": 4096, "vocab_size": 102400,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+            "layer_norm_epsilon": 1e-5, "activation_function": "silu", "rope_theta": 1e6,
+            "rope_scaling": {
+                "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            },
+        },
+        8,
+    ),
+    # All its sizes are the defaults of its class.
+    "sarvam-30b": ({"model_type": "sarvam_moe"}, 64),
+    "deepseek-vl-1.3b": (
+        {
+            "model_type": "deepseek_vl", "image_token_id": 100015, "tie_word_embeddings": False,
+            "text_config": dense("llama", 24, 2048, 16, 16, 5632, 102400),
+            "vision_config": tower("siglip_vision_model", 24, 1024, 4096, 384, 16),
+        },
+        8,
+    ),
     "Qwen2.5-0.5B": (
         dense(
             "qwen2", 24, 896, 14, 2, 4864, 151936, rope_theta=1e6, tie_word_embeddings=True,

@@ -120,7 +120,10 @@ class _Update:
             return None
         own, moe = start.split(".")[-2], kind_of(spec.model).moe
         number = None if place.stacked is None else place.stacked.number
-        for each in (part.module_name(place.name), *part.file_names(place.name)):
+        loaded = part.loaded(f"{start}weight", place, spec.model)
+        names = (loaded.name, *part.file_names(place.name))
+        place = loaded
+        for each in names:
             module = theirs.PREFIX + each.removesuffix(".weight")
             if module + theirs.DOWN in known:
                 return cls(module, place, spec.adapter.rank, spec.adapter.scale)

@@ -223,8 +223,10 @@ class Exporter:
         ends = {key: shape for key, shape in segments.items() if places[key] is None}
 
         def place(key: str) -> Place:
-            at, named = places[key], part.module_name if self.in_memory else part.file_name
-            return Place(key) if at is None else replace(at, name=named(at.name))
+            at = places[key]
+            if at is not None and self.in_memory:
+                return part.loaded(key, at, model)
+            return Place(key) if at is None else replace(at, name=part.file_name(at.name))
 
         dtype_of = self._dtypes(name, places)
         made = [

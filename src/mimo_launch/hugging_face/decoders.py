@@ -237,6 +237,12 @@ TENSORS = Tensors(
 )
 
 
+def qkv_rows(model: Any) -> list[int]:
+    """Return the rows of queries, keys and values in one tensor."""
+    queries, keys = model.heads * model.head_size, model.num_kv_heads * model.head_size
+    return [queries, keys, keys]
+
+
 # Experts.
 
 # The default weight of the auxiliary loss in transformers.

@@ -110,7 +110,8 @@ class Family:
     `model_type`: as in the (sub-)configuration that describes the module.
     `kind`: the kind of our model.
     `architecture`: the class of transformers that loads it.
-    `settings`, `tensors`: the tables; `other_tensors`: names in files of other versions.
+    `settings`, `tensors`: the tables; `other_tensors`: names in files of other versions;
+    `loaded`: names in a loaded model, which adapters use, where its files have others.
     `defaults`: the defaults of its configuration class, where they are not in the table.
     `prepared`: brings a configuration with its defaults to the form that the table reads.
     `refused`: settings that our model does not have.
@@ -132,6 +133,7 @@ class Family:
     tensors: Tensors
     architecture: str = ""
     other_tensors: Tensors | None = None
+    loaded: Tensors | None = None
     defaults: Config = field(default_factory=dict)
     prepared: Callable[[Config], Config] = lambda config: config
     refused: Refusals = NOTHING

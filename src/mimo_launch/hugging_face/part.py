@@ -6,7 +6,7 @@ Leaves: finding parts to `registry`.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any, Protocol, runtime_checkable
 
@@ -149,6 +149,12 @@ class Part:
             if theirs.startswith("model.") and theirs.count(".") == 2 and inner.startswith(ours)
         )
         return next(nested, self.file_name(inner))
+
+    def loaded(self, name: str, place: Place, model: Any) -> Place:
+        """Return the place in a loaded model of our segment, which is at a place in the files."""
+        if self.family.loaded is not None:
+            return self.family.loaded.place(name, model)
+        return replace(place, name=self.module_name(place.name))
 
     def is_ignored(self, name: str, model: Any) -> bool:
         """Return whether a tensor of the files is left out by rule."""

@@ -4,13 +4,17 @@ Sources: `transformers` 5.23, models/glm, models/glm4 and models/glm4_moe; arXiv
 arXiv:2508.06471.
 """
 
+from dataclasses import replace
+
 from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.families.deepseek_v3 import DEPTHS, WRITTEN_DEPTHS
 from mimo_launch.hugging_face.family import Family
-from mimo_launch.hugging_face.refusals import one_of, refusals
+from mimo_launch.hugging_face.folder import Config
+from mimo_launch.hugging_face.refusals import one_of, only, refusals
 from mimo_launch.hugging_face.rotary import FACTOR
-from mimo_launch.hugging_face.tensors import fused, in_layers
+from mimo_launch.hugging_face.settings import Fixed
+from mimo_launch.hugging_face.tensors import QKV, Place, fused, in_layers
 
 BIAS = "attention_bias"
 # Heads rotate in part, with or without biases.
@@ -112,4 +116,51 @@ GLM4_MOE = Family(
     },
     notes="Experts are chosen as in DeepSeek-V3. With `mtp` in `model`, the layers that [predict "
     "further tokens](further-tokens.md#folders) are read and written, too.",
+)  # fmt: skip
+
+
+def _sarvam(config: Config) -> Config:
+    """Return a configuration with today's names of settings."""
+    old = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
+    old |= {"use_qkv_bias": BIAS}
+    return config | {now: config[each] for each, now in old.items() if each in config}
+
+
+SARVAM_MOE = replace(
+    GLM4_MOE,
+    model_type="sarvam_moe",
+    published=("sarvamai/sarvam-30b",),
+    settings=GLM4_MOE.settings.but(
+        {
+            "kv_heads": ("num_key_value_heads", 4),
+            "head_dim": ("head_dim", 64),
+            "qk_norm": ("use_qk_norm", True),
+            "qkv_bias": Fixed(False),
+            "rotary_factor": rotary.rotary_factor(1.0),
+        }
+    ),
+    refused=refusals(only(BIAS, False)) + REFUSED,
+    tensors=decoders.GROUPED_TENSORS
+    | in_layers(
+        decoders.LAYERS,
+        {
+            **fused("attention.query_key_value", QKV, decoders.qkv_rows),
+            "attention.o": "attention.dense",
+            "attention.q_norm": "attention.query_layernorm",
+            "attention.k_norm": "attention.key_layernorm",
+            "mlp.router.expert_bias": Place("mlp.gate.expert_bias", at_least_fp32=True),
+        },
+    ),
+    loaded=decoders.GROUPED_TENSORS,
+    prefixes=(("model.word_embeddings.", "model.embed_tokens."), ("", "")),
+    depths=None,
+    prepared=_sarvam,
+    defaults=GLM4_MOE.defaults
+    | {
+        "vocab_size": 262144, "intermediate_size": 8192, "num_hidden_layers": 19,
+        "num_attention_heads": 64, "rms_norm_eps": 1e-6, "moe_intermediate_size": 1024,
+        "num_experts_per_tok": 6, "routed_scaling_factor": 2.5, "rope_theta": 8e6,
+    },
+    rank=3,
+    notes="Experts of a GLM-4.5, with whole heads that rotate.",
 )  # fmt: skip

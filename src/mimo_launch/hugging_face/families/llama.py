@@ -1,7 +1,8 @@
 """Llama, with which all others are compared, and decoders that differ from it in settings alone.
 
 Sources: `transformers` 5.23, models/llama; 5.24, models/seed_oss, models/ernie4_5, models/helium,
-models/internlm3, models/iquestcoder and models/cwm.
+models/internlm3, models/iquestcoder, models/exaone and
+models/cwm.
 """
 
 from mimo_launch.hugging_face import decoders
@@ -9,6 +10,7 @@ from mimo_launch.hugging_face.decoders import FULL, SLIDING, WindowKeys
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import one_of, only, refusals
+from mimo_launch.hugging_face.tensors import in_layers
 
 LLAMA = Family(
     model_type="llama",
@@ -82,6 +84,19 @@ HELIUM = Family(
     rank=2,
     notes="Neighbours in a head rotate together. The base of rotary positions is 1e5 if left out.",
 )  # fmt: skip
+# Names of settings in published folders, which transformers reads and does not write.
+_OLD_NAMES = {
+    "num_layers": "num_hidden_layers",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "activation_function": "hidden_act",
+}
+
+
+def _exaone(config: Config) -> Config:
+    """Return a configuration with today's names of settings."""
+    return config | {now: config[old] for old, now in _OLD_NAMES.items() if old in config}
+
+
 _TERSE = {
     "vocab_size": 128512, "hidden_size": 4096, "intermediate_size": 10240,
     "num_hidden_layers": 48, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
@@ -114,6 +129,42 @@ IQUESTCODER = Family(
     },
     rank=3,
     notes="A Llama under another name.",
+)  # fmt: skip
+EXAONE = Family(
+    model_type="exaone",
+    kind="decoder",
+    architecture="LlamaForCausalLM",
+    published=("LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct",),
+    settings=decoders.decoder(decoders.sizes(kv_heads=8)),
+    tensors=decoders.TENSORS
+    | in_layers(
+        decoders.LAYERS,
+        {
+            "attention_norm": "ln_1",
+            "mlp_norm": "ln_2",
+            **{f"attention.{x}": f"attn.attention.{x}_proj" for x in "qkv"},
+            "attention.o": "attn.attention.out_proj",
+            "mlp.gate": "mlp.c_fc_0",
+            "mlp.up": "mlp.c_fc_1",
+            "mlp.down": "mlp.c_proj",
+        },
+    ),
+    loaded=decoders.TENSORS,
+    prefixes=(
+        ("transformer.wte.", "model.embed_tokens."),
+        ("transformer.h.", "model.layers."),
+        ("transformer.ln_f.", "model.norm."),
+        ("lm_head.", "lm_head."),
+    ),
+    refused=decoders.not_computed(),
+    defaults={
+        "vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+    },
+    prepared=_exaone,
+    rank=3,
+    notes="A Llama (EXAONE 3.0 and 3.5) with its own names.",
 )  # fmt: skip
 _WINDOWS, _EVERY = WindowKeys(size=8192, by_layer=True), 4
 _ROPE: Config = {

@@ -3,8 +3,6 @@
 Source: `transformers` 5.24, models/phi3; arXiv:2404.14219.
 """
 
-from typing import Any
-
 from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS, WindowKeys
 from mimo_launch.hugging_face.family import Family
@@ -12,12 +10,6 @@ from mimo_launch.hugging_face.rotary import FACTOR
 from mimo_launch.hugging_face.tensors import QKV, fused, in_layers
 
 _WINDOWS = WindowKeys(size=None)
-
-
-def _qkv(model: Any) -> list[int]:
-    """Return the rows of queries, keys and values."""
-    queries, keys = model.heads * model.head_size, model.num_kv_heads * model.head_size
-    return [queries, keys, keys]
 
 
 PHI3 = Family(
@@ -34,7 +26,7 @@ PHI3 = Family(
     tensors=decoders.TENSORS
     | in_layers(
         LAYERS,
-        fused("self_attn.qkv_proj", QKV, _qkv)
+        fused("self_attn.qkv_proj", QKV, decoders.qkv_rows)
         | fused("mlp.gate_up_proj", ("mlp.gate", "mlp.up"), lambda model: [model.mlp_width] * 2),
     ),
     refused=decoders.not_computed(_WINDOWS, but=(FACTOR,)),
