@@ -83,18 +83,19 @@ def test_what_is_read_is_written(name: str) -> None:
     config, models = CONFIGS[name], {}
     for part in parts_of(config):
         model = model_of(part)
-        models["language" if part.family.kind in ("decoder", "hybrid") else "encoder"] = model
+        kind = part.family.kind
+        models["language" if kind in ("decoder", "hybrid") else kind] = model
         read = part.family.keys(part.family.config(model))
         assert {k: v for k, v in read.items() if k not in OF_WHOLES} == {
             k: part.keys()[k] for k in read if k not in OF_WHOLES
         }
     if "language" not in models:
         return
-    width = {name: models["language"].hidden for name in models if name == "encoder"}
+    width = dict.fromkeys(models.keys() - {"language"}, models["language"].hidden)
     found = together(
         Modules(
             models=models, tokens=dict.fromkeys(width, 7), widths=width,
-            like=frozenset({config["model_type"]}),
+            like=frozenset({config["model_type"]}), of_language=config["model_type"],
         )
     )  # fmt: skip
     assert found is not None
