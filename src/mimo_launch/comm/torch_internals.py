@@ -252,6 +252,8 @@ def varlen_backward(
 
     Why: with a different output and log-sum-exp, they are the gradients of attention with sinks.
     """
+    import torch.nn.attention.varlen  # It registers the operator.
+
     # The random state, which only dropout uses.
     state = torch.zeros(2, dtype=torch.uint64, device=grad_NhK.device)
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.torch_attn._varlen_attn_backward(
