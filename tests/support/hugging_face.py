@@ -441,6 +441,20 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "eos_token_id": 2, "sliding_window": 5, "sliding_window_pattern": 2,
         },
     ),
+    "hy_v3": (
+        {
+            "norm_eps": 1e-2, "head_dim": 12, "qk_norm": True, "rope_theta": 500.0,
+            "moe": {
+                "experts": 4, "top_k": 3, "width": 20, "score": "sigmoid", "scale": 2.5,
+                "shared": 40, "first_dense": 1, "aux_loss": 0.0, "bias_update_rate": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "moe_intermediate_size": 20, "num_experts": 4,
+            "num_experts_per_tok": 3, "num_shared_experts": 2, "router_scaling_factor": 2.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     "solar_open": (
         {
             "norm_eps": 1e-2, "head_dim": 12, "mlp": None, "rope_theta": 500.0, "qkv_bias": True,

@@ -163,8 +163,9 @@ MODELS: dict[str, tuple[Config, int]] = {
         },
         8,
     ),
-    # All its sizes are the defaults of its class.
+    # All their sizes are the defaults of their classes.
     "sarvam-30b": ({"model_type": "sarvam_moe"}, 64),
+    "Hy3-preview": ({"model_type": "hy_v3"}, 512),
     "deepseek-vl-1.3b": (
         {
             "model_type": "deepseek_vl", "image_token_id": 100015, "tie_word_embeddings": False,
