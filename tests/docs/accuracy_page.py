@@ -37,7 +37,7 @@ this page is made of them. {0}
 No constant was chosen so that these steps come out right, except the rate of `mamba`; `sustained`
 comes from the kernels in a profile of `r1_colocated_dp4`, not from its time, and the time of passes
 between products from profiles of single layers. `norm_starts` and `gather_starts` were chosen
-among what several measurements say (0.06 to 0.2, 0.55 to 0.9) with these errors in sight.
+within the range of several measurements (0.06 to 0.2, 0.55 to 0.9), with these errors in view.
 
 {1}
 
