@@ -169,7 +169,7 @@ def test_updates_of_experts_are_merged_wherever_files_have_them(name: str, tmp_p
 
 
 MIXTURES = (
-    "mixtral", "gpt_oss",
+    "mixtral", "gpt_oss", "granitemoe",
     *(
         pytest.param(name, marks=pytest.mark.sweep)
         for name in (

@@ -300,6 +300,9 @@ YARN = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 GROWN = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.5}
+_GRANITE = KINDS["granite"]
+_FEW: dict[str, Any] = {"experts": 4, "top_k": 3, "width": 48, "aux_loss": 0.0}
+_FEW_THEIRS = {"num_local_experts": 4, "num_experts_per_tok": 3}
 # The same of decoders with experts.
 MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mixtral": (
@@ -311,6 +314,11 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "rms_norm_eps": 1e-3, "num_local_experts": 4, "num_experts_per_tok": 2,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
+    ),
+    "granitemoe": (_GRANITE[0] | {"mlp": None, "moe": _FEW}, _GRANITE[1] | _FEW_THEIRS),
+    "granitemoeshared": (
+        _GRANITE[0] | {"mlp": None, "moe": _FEW | {"shared": 20}},
+        _GRANITE[1] | _FEW_THEIRS | {"shared_intermediate_size": 20},
     ),
     "qwen3_moe": (
         {

@@ -163,6 +163,14 @@ MODELS: dict[str, tuple[Config, int]] = {
         },
         8,
     ),
+    "granite-3.1-3b-a800m": (
+        dense(
+            "granitemoe", 32, 1536, 24, 8, 512, 49155, num_local_experts=40, num_experts_per_tok=8,
+            attention_multiplier=0.015625, embedding_multiplier=12.0, logits_scaling=6.0,
+            residual_multiplier=0.22, rms_norm_eps=1e-6, rope_theta=1e7, tie_word_embeddings=True,
+        ),
+        8,
+    ),
     # All their sizes are the defaults of their classes.
     "sarvam-30b": ({"model_type": "sarvam_moe"}, 64),
     "Hy3-preview": ({"model_type": "hy_v3"}, 512),

@@ -101,9 +101,8 @@ def described(entry: Any, before: str = "") -> str:
         case Reshaped():
             text = f"{name} in another shape"
         case ExpertStack():
-            stack = f"{before}{entry.layer}.{'down' if entry.part == 'down' else 'gate_up'}_proj"
             turned = ", in turn" if entry.interleaved and entry.part != "down" else ""
-            text = f"an entry of `{stack}{'_bias' * entry.bias}`{turned}"
+            text = f"an entry of {name}{turned}"
         case InTurn():
             text = " and ".join(f"`{before}{each}`" for each in entry.names) + " in turn"
         case _:

@@ -169,15 +169,21 @@ class Reshaped:
 class ExpertStack:
     """A weight of an expert in a stack of a layer's experts: gates and ups together, and downs.
 
-    `layer` is the name of the experts in the files, `part` is gate, up or down. Gates come above
-    ups; if they are `interleaved`, rows of both alternate, matrices are transposed, and a `bias`
-    is in a separate stack.
+    `layer` is the name of the experts in the files, `part` is gate, up or down; `names` are those
+    of both stacks. Gates come above ups; if they are `interleaved`, rows of both alternate,
+    matrices are transposed, and a `bias` is in a separate stack.
     """
 
     layer: str
     part: str
     interleaved: bool = False
     bias: bool = False
+    names: tuple[str, str] = ("gate_up_proj", "down_proj")
+
+    @property
+    def name(self) -> str:
+        """The name of the stack in the files."""
+        return f"{self.layer}.{self.names[self.part == 'down']}{'_bias' * self.bias}"
 
     def __call__(self, model: Any, *numbers: int) -> Place:
         """Return the place in a model; the last number is the expert's. Raises: KeyError."""
@@ -188,10 +194,9 @@ class ExpertStack:
         sizes = (outputs,) if self.bias else (inputs, outputs) if turned else (outputs, inputs)
         after = 0 if self.part != "up" else 1 if self.interleaved else moe.width
         step = 2 if self.interleaved and not is_down else 1
-        name = f"{self.layer}.{'down' if is_down else 'gate_up'}_proj{'_bias' * self.bias}"
         num_rows = None if is_down or self.interleaved else moe.width
         entry = Stacked(numbers[-1], step, transposed=turned)
-        return Place(name, after, num_rows, (moe.experts, *sizes), stacked=entry)
+        return Place(self.name, after, num_rows, (moe.experts, *sizes), stacked=entry)
 
 
 @dataclass(frozen=True, slots=True)

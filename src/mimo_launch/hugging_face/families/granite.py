@@ -1,6 +1,7 @@
 """Granite and HyperCLOVA X: a Llama with factors on embeddings, scores, layers and logits.
 
-Source: `transformers` 5.24, models/granite and models/hyperclovax.
+Source: `transformers` 5.24, models/granite, models/granitemoe,
+models/granitemoeshared and models/hyperclovax.
 """
 
 from dataclasses import replace
@@ -11,8 +12,8 @@ from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import one_of, refusals
-from mimo_launch.hugging_face.settings import Computed
-from mimo_launch.hugging_face.tensors import in_layers
+from mimo_launch.hugging_face.settings import Computed, Settings
+from mimo_launch.hugging_face.tensors import MLP, ExpertStack, fused, in_layers
 
 _BLOCK = decoders.sizes()
 _BIAS = "attention_bias"
@@ -77,6 +78,57 @@ GRANITE = Family(
     rank=1,
     notes="A Llama with factors.",
 )  # fmt: skip
+_EXPERTS: dict[str, Any] = {
+    "experts": decoders.count(8), "top_k": ("num_experts_per_tok", 2),
+    "width": "intermediate_size",
+}  # fmt: skip
+_BEFORE, _STACKS = "block_sparse_moe", ("input_linear.weight", "output_linear.weight")
+_SHARED = "shared_mlp."
+
+
+def _stacked(layer: str, router: str, **names: Any) -> dict[str, Any]:
+    """Return the places of experts, in stacks of a layer of the files or of a loaded model."""
+    stacks = {f"mlp.experts.*.{x}.weight": ExpertStack(layer, x, **names) for x in MLP}
+    return {"mlp.router.weight": f"{_BEFORE}.{router}", **stacks}
+
+
+GRANITEMOE = replace(
+    GRANITE,
+    model_type="granitemoe",
+    architecture="GraniteMoeForCausalLM",
+    published=("ibm-granite/granite-3.1-3b-a800m-instruct",),
+    settings=GRANITE.settings.but({"mlp": None, "moe": decoders.experts(_EXPERTS)}),
+    tensors=decoders.TENSORS
+    | in_layers(LAYERS, _stacked(_BEFORE, "router.layer.weight", names=_STACKS)),
+    loaded=decoders.TENSORS | in_layers(LAYERS, _stacked(f"{_BEFORE}.experts", "router.weight")),
+    training=Settings(decoders.BALANCE),
+    rank=2,
+    notes="A Granite with experts; `mlp` has no effect and is free.",
+)
+_BESIDE: dict[str, Any] = {
+    **fused(
+        f"{_SHARED}input_linear.weight",
+        ("mlp.shared.gate.weight", "mlp.shared.up.weight"),
+        lambda model: [model.moe.shared] * 2,
+    ),
+    "mlp.shared.down.weight": f"{_SHARED}output_linear.weight",
+}
+GRANITEMOESHARED = replace(
+    GRANITEMOE,
+    model_type="granitemoeshared",
+    architecture="GraniteMoeSharedForCausalLM",
+    published=("ibm-research/moe-7b-1b-active-shared-experts",),
+    settings=GRANITE.settings.but(
+        {
+            "mlp": None,
+            "moe": decoders.experts({**_EXPERTS, "shared": ("shared_intermediate_size", 0)}),
+        }
+    ),
+    tensors=GRANITEMOE.tensors | in_layers(LAYERS, _BESIDE),
+    loaded=GRANITEMOE.loaded and GRANITEMOE.loaded | in_layers(LAYERS, _BESIDE),
+    rank=3,
+    notes="A Granite with experts, one of which sees each token.",
+)
 _POST_NORMS = "use_post_norm"
 
 
