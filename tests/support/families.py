@@ -123,6 +123,7 @@ _MOE_LAYOUTS: dict[str, tuple[dict[str, dict[str, Any]], set[str]]] = {
     "sarvam_moe": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
     "granitemoe": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
     "granitemoeshared": ({"cp2": EP2, "tp2 pp2": EP2_SP}, {"cp2"}),
+    "ernie4_5_moe": ({"tp2": EP2, "cp2": {}}, {"tp2"}),
     "hy_v3": ({"tp2 pp2": EP2_SP, "cp2": EP2}, {"tp2 pp2"}),
     "olmoe": ({"one rank": {}, "tp2": EP2, "cp2": EP2}, {"cp2"}),
     "flex_olmo": ({"tp2": EP2, "pp2": {}}, {"tp2"}),

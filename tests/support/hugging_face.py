@@ -449,6 +449,21 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "eos_token_id": 2, "sliding_window": 5, "sliding_window_pattern": 2,
         },
     ),
+    "ernie4_5_moe": (
+        {
+            "norm_eps": 1e-2, "head_dim": None, "rope_theta": 500.0, "rotary_interleaved": True,
+            "tied": True,
+            "moe": {
+                "experts": 4, "top_k": 3, "width": 20, "shared": 40, "first_dense": 1,
+                "aux_loss": 0.0, "bias_update_rate": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "moe_intermediate_size": 20, "moe_num_experts": 4, "moe_k": 3,
+            "pad_token_id": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     "hy_v3": (
         {
             "norm_eps": 1e-2, "head_dim": 12, "qk_norm": True, "rope_theta": 500.0,

@@ -173,6 +173,7 @@ MODELS: dict[str, tuple[Config, int]] = {
     ),
     # All their sizes are the defaults of their classes.
     "sarvam-30b": ({"model_type": "sarvam_moe"}, 64),
+    "ERNIE-4.5-21B-A3B": ({"model_type": "ernie4_5_moe"}, 64),
     "Hy3-preview": ({"model_type": "hy_v3"}, 512),
     "deepseek-vl-1.3b": (
         {
