@@ -78,9 +78,9 @@ def test_what_is_neither_is_said() -> None:
         "no glm4_moe with `moe: {bias_update_rate: null, every: 2}`",
         "no mixtral with `moe: {score: sigmoid, every: 2}`",
         "no qwen2_moe with `moe: {score: sigmoid, shared_gate: false}`",
+        "no granitemoe with `moe: {score: sigmoid, every: 2}`",
         "no solar_open with `moe: {bias_update_rate: null, every: 2}`",
-        "no mellum with `qk_norm: false`, `moe: {score: sigmoid, every: 2}`",
-        "no qwen3_moe with `qk_norm: false`, `moe: {score: sigmoid}`",
+        "no granitemoeshared with `moe: {score: sigmoid, every: 2}`",
     ]
 
 
