@@ -66,6 +66,11 @@ def test_a_bench_on_two_ranks(tmp_path: Path) -> None:
     assert speed["tokens_per_s"] == pytest.approx(speed["tokens"] / spread["median"])
     assert speed["tokens_per_s_per_rank"] == pytest.approx(speed["tokens_per_s"] / 2)
     assert set(speed["tflop"]) == {"vision", "language"}
+    of_all = speed["tflop"]["language"] / sum(speed["tflop"].values())
+    assert speed["language_tokens_per_s_per_rank"] * of_all == pytest.approx(
+        speed["tokens_per_s_per_rank"]
+    )
+    assert record["twin_of"] is None
     # The constants are those of another device, so its peak is not known.
     assert (speed["peak_tflops"], speed["mfu"]) == (None, None)
 
@@ -187,6 +192,25 @@ def test_tables_and_a_comparison(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "bench" / "tiny.1" / "bench.json").exists()
 
 
+def test_a_text_only_twin_is_timed_on_the_ranks_of_language(tmp_path: Path) -> None:
+    disjoint = str(ROOT / "topologies" / "disjoint_fan_in_4_1.yaml")
+    few = ("--text-only", "--steps", "1", "--warmup", "0")
+    code, out, err = bench(tmp_path, disjoint, *few).finish()
+    assert code == 0, err
+    assert f"text-only twin of {disjoint}: language alone, same positions" in out
+    assert re.search("per rank +of language", out)
+    run = tmp_path / "runs" / "bench" / "disjoint-fan-in-4-1-text-only"
+    record = json.loads((run / "bench.json").read_text())
+    spec = load_spec(Path(disjoint)).spec
+    assert spec is not None
+    assert record["twin_of"] == disjoint
+    assert len(record["ranks"]) == spec.language.grid.num_ranks < 5
+    speed = record["speed"]
+    assert set(speed["tflop"]) == {"language"}
+    assert speed["tokens"] == spec.batch.global_ * spec.batch.seq
+    assert speed["language_tokens_per_s_per_rank"] == speed["tokens_per_s_per_rank"]
+
+
 @pytest.mark.parametrize(
     ("fault", "how", "said"),
     [
@@ -222,6 +246,10 @@ def test_a_bench_that_fails_ends_with_the_report_of_a_run(
         ("bench tiny_train.yaml --calibrate out.json --json", "instead of a result"),
         ("bench tiny_train.yaml --calibrate out.json --with-loader", "samples in memory"),
         ("bench tiny_train.yaml --steps 0", "--steps"),
+        (
+            "bench tiny_train.yaml --text-only --set modules.language.frozen=true",
+            "--set modules.language.frozen=false",
+        ),
         ("bench tiny_train.yaml --nproc 3 --device cpu", "3"),
     ],
 )

@@ -55,6 +55,17 @@ def test_a_comparison_is_in_the_json_as_well(
     assert printed == RECORD
 
 
+def test_tokens_of_language_are_compared_if_both_results_say_them(tmp_path: Path) -> None:
+    """The part of a text-only twin's throughput that is left with encoders."""
+    twin = changed(speed={"tokens_per_s_per_rank": 80.0, "language_tokens_per_s_per_rank": 80.0})
+    new = changed(speed={"tokens_per_s_per_rank": 60.0, "language_tokens_per_s_per_rank": 76.0})
+    found = compared(new, load_earlier(written(tmp_path, twin)))
+    assert "  language tokens/s per GPU x 0.950" in compared_lines(found, each="GPU")
+    old = compared(new, load_earlier(written(tmp_path, RECORD)))
+    assert old["language_tokens_per_s_per_rank"] is None
+    assert not any("language" in line for line in compared_lines(old, each="GPU"))
+
+
 def test_only_what_differs_is_listed(tmp_path: Path) -> None:
     old = load_earlier(written(tmp_path, RECORD))
     versions = {"torch": "2.13.0", "nccl": "2.28", "transformer-engine": "2.5"}

@@ -56,6 +56,7 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase, Progress, RunState
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Listener, Reading
 from mimo_launch.train.loader import ReadStep
@@ -174,6 +175,7 @@ def bench(
         steps=options.steps,
         skipped=measured[0].skipped,
         with_loader=options.with_loader,
+        twin_of=options.twin_of,
         step_s=spread(times),
         step_times_s=tuple(times),
         estimated_step_s=expected.step_seconds if known else None,
@@ -249,10 +251,12 @@ def speed_of(
     mean = {name: sum(each[name] for each in per_step) / len(timed) for name in per_step[0]}
     rate = rate_of(mean, seconds, layout.world_size, peak)
     tokens = spec.batch.global_ * spec.batch.seq
+    per_rank = tokens / seconds / layout.world_size
     return Speed(
         tokens=tokens,
         tokens_per_s=tokens / seconds,
-        tokens_per_s_per_rank=tokens / seconds / layout.world_size,
+        tokens_per_s_per_rank=per_rank,
+        language_tokens_per_s_per_rank=per_rank * sum(mean.values()) / mean[LANGUAGE],
         tflop=rate.tflop,
         tflops_per_rank=rate.tflops_per_rank,
         peak_tflops=peak,

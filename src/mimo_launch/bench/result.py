@@ -20,12 +20,13 @@ class BenchOptions:
     """Steps to warm up, steps to time, the constants of the device, the command to record.
 
     `with_loader`, each step reads its own samples as training does; otherwise the samples of a few
-    steps are in memory.
+    steps are in memory. `twin_of` is the file of the spec that a text-only twin was made of.
     """
 
     warmup: int
     steps: int
     with_loader: bool = False
+    twin_of: str | None = None
     calibration: Calibration
     command: str
 
@@ -66,12 +67,14 @@ class Machine:
 class Speed:
     """Speed of the median step. `tokens` counts all positions, `tflop` the work of each module.
 
+    `language_tokens_per_s_per_rank` is for the part of the time that language has of the work.
     `mfu` is None if the peak of the device is not known.
     """
 
     tokens: int
     tokens_per_s: float
     tokens_per_s_per_rank: float
+    language_tokens_per_s_per_rank: float
     tflop: dict[str, float]
     tflops_per_rank: float
     peak_tflops: float | None
@@ -140,7 +143,8 @@ class RankResult:
 class BenchResult:
     """The whole result. `skipped` steps had non-finite numbers, and updated nothing.
 
-    `estimated_step_s` is the plan's estimate, if it knows the device.
+    `estimated_step_s` is the plan's estimate, if it knows the device. `twin_of` is as in
+    `BenchOptions`.
     """
 
     version: int = VERSION
@@ -154,6 +158,7 @@ class BenchResult:
     steps: int
     skipped: int
     with_loader: bool
+    twin_of: str | None
     step_s: Spread
     step_times_s: tuple[float, ...]
     estimated_step_s: float | None

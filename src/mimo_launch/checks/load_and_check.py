@@ -6,7 +6,7 @@ Relies on: `spec.load` for the file, `all_checks` for the rules, `memory` for wh
 Leaves: showing the findings to `diag.text`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,14 +47,22 @@ def load_and_check(
     on_gpus: bool = True,
     constants: Calibration | None = None,
     only_plans: bool = False,
+    change: Callable[[Spec], Spec] | None = None,
 ) -> Checked:
     """Read a file, apply `path=value` overrides and run every check.
 
     With `runs_here` the backends must be installed. With `on_gpus` every rank must fit into the
     memory of a GPU, which is estimated with `constants`. With `only_plans` the absence of a file is
-    a warning: plans need no data and no weights.
+    a warning: plans need no data and no weights. With `change` a spec without errors, absent files
+    aside, becomes the one that it returns, which is then checked. Raises: what `change` raises.
     """
     loaded = load_spec(path, overrides)
+    if change is not None:
+        before = _checked(loaded, None, runs_here=False, memory=None, only_plans=True)
+        if before.spec is None:
+            return before
+        made = change(before.spec)
+        loaded = replace(loaded, spec=made, partial=made)
     nodes = None if loaded.spec is None else loaded.spec.nodes
     memory = constants_for(nodes, constants) if on_gpus else None
     return _checked(loaded, world, runs_here=runs_here, memory=memory, only_plans=only_plans)

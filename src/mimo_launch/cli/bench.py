@@ -34,6 +34,7 @@ Examples:
   mimo-launch bench spec.yaml --json > bench.json
   mimo-launch bench spec.yaml --compare bench.json
   mimo-launch bench spec.yaml --with-loader
+  mimo-launch bench spec.yaml --text-only --json > twin.json
   mimo-launch bench spec.yaml --calibrate h200.json
   mimo-launch bench topologies/quickstart.yaml --device cpu
 
@@ -42,7 +43,9 @@ steps: step time, tokens/s, TFLOP/s and MFU; for each rank where the time goes a
 it needs, next to what the plan says. With --with-loader each step reads its own samples while the
 step before runs, as in training, and each rank reports how long its steps waited for them. The run
 folder RUNS/NAME holds the same in bench.json, and the workers' logs. No weights are saved. With
---calibrate the constants of `plan` are measured at the sizes of the spec, for `plan --calibration`.
+--text-only the twin of the spec is timed: language alone, with as many positions, all of them text.
+With --calibrate the constants of `plan` are measured at the sizes of the spec, for
+`plan --calibration`.
 Exits with 0 when all steps are timed, 1 when the run failed, 2 when the spec is wrong, 75 when a
 host was lost or a rank killed (start it again, elsewhere), 129, 130 or 143 when interrupted.
 """
@@ -62,6 +65,14 @@ class BenchCommand(RunCommand):
             "for them.",
         ),
     ] = False
+    text_only: Annotated[
+        bool,
+        typer.Option(
+            "--text-only",
+            help="Time language alone: its own ranks, renumbered from 0, its grid and batch, and "
+            "text in place of the rows of encoders.",
+        ),
+    ] = False
     as_json: ResultAsJson = False
     compare: Annotated[
         Path | None, typer.Option(metavar="OLD.json", help="Compare with an earlier result.")
@@ -78,6 +89,7 @@ class BenchCommand(RunCommand):
     def __call__(self) -> None:
         """Time steps. Raises: typer.Exit; typer.BadParameter."""
         from mimo_launch.bench.result import BenchOptions
+        from mimo_launch.bench.text_twin import NoTwin, text_twin
         from mimo_launch.cli.bench_screen import BenchScreen, load_earlier
         from mimo_launch.cli.launch.prepare import Start
         from mimo_launch.cli.launch.start import start
@@ -98,11 +110,17 @@ class BenchCommand(RunCommand):
         shown = shown_ranks(self.console_ranks)
         old = None if self.compare is None else load_earlier(self.compare)
         constants = constants_of(self.calibration)
-        spec, origin = self.checked(console, constants=constants)
+        try:
+            spec, origin = self.checked(
+                console, constants=constants, change=text_twin if self.text_only else None
+            )
+        except NoTwin as error:
+            raise typer.BadParameter(str(error), param_hint="--text-only") from error
         options = BenchOptions(
             warmup=self.warmup,
             steps=self.steps,
             with_loader=self.with_loader,
+            twin_of=str(self.file) if self.text_only else None,
             calibration=constants_for(spec.nodes, constants),
             command=shlex.join(["mimo-launch", *sys.argv[1:]]),
         )

@@ -28,6 +28,7 @@ from mimo_launch.spec.wording import found
 from mimo_launch.train.events import BenchFinished, CalibrationFinished, Event, StepFinished
 
 Record = dict[str, Any]
+_OF_LANGUAGE = "language_tokens_per_s_per_rank"
 
 
 class NotAResult(typer.BadParameter):
@@ -41,13 +42,15 @@ class NotAResult(typer.BadParameter):
 class Earlier:
     """The values of an earlier result to compare with; `step_s` is the median, in seconds.
 
-    `circumstances` has, by name, what was measured and on what: plan, device, hosts, packages.
+    `language_tokens_per_s_per_rank` is None in results of earlier versions. `circumstances` has, by
+    name, what was measured and on what: plan, device, hosts, packages.
     """
 
     command: str
     date: str
     step_s: float
     tokens_per_s_per_rank: float
+    language_tokens_per_s_per_rank: float | None
     circumstances: dict[str, Any]
 
 
@@ -68,6 +71,9 @@ def load_earlier(path: Path) -> Earlier:
             date=_value(record, str, "date"),
             step_s=_divisor(record, "step_s", "median"),
             tokens_per_s_per_rank=_divisor(record, "speed", "tokens_per_s_per_rank"),
+            language_tokens_per_s_per_rank=_divisor(record, "speed", _OF_LANGUAGE)
+            if _OF_LANGUAGE in record["speed"]
+            else None,
             circumstances=_circumstances(record),
         )
     except ValueError as error:
@@ -109,12 +115,13 @@ def compared(record: Record, old: Earlier) -> Record:
     before, now = old.circumstances, _circumstances(record)
     names = [*before, *(name for name in now if name not in before)]
     pairs = {name: {"old": before.get(name), "new": now.get(name)} for name in names}
+    speed, of_language = record["speed"], old.language_tokens_per_s_per_rank
     return {
         "command": old.command,
         "date": old.date,
         "step_time": record["step_s"]["median"] / old.step_s,
-        "tokens_per_s_per_rank": record["speed"]["tokens_per_s_per_rank"]
-        / old.tokens_per_s_per_rank,
+        "tokens_per_s_per_rank": speed["tokens_per_s_per_rank"] / old.tokens_per_s_per_rank,
+        _OF_LANGUAGE: of_language and speed[_OF_LANGUAGE] / of_language,
         "changed": {name: pair for name, pair in pairs.items() if pair["old"] != pair["new"]},
     }
 
@@ -124,6 +131,8 @@ def compared_lines(comparison: Record, *, each: str) -> Iterator[str]:
     yield f"against {comparison['command']} of {comparison['date']}:"
     yield f"  step time x {comparison['step_time']:.3f}"
     yield f"  tokens/s per {each} x {comparison['tokens_per_s_per_rank']:.3f}"
+    if comparison[_OF_LANGUAGE] is not None:
+        yield f"  language tokens/s per {each} x {comparison[_OF_LANGUAGE]:.3f}"
     for name, pair in comparison["changed"].items():
         yield f"  {name} {pair['old'] or 'none'} -> {pair['new'] or 'none'}"
 
@@ -147,6 +156,8 @@ def tables(record: Record) -> Iterator[Table | str]:
     hosts = f" on {machine['hosts']} hosts" if machine["hosts"] > 1 else ""
     yield f"{record['name']}: {count} x {machine['device']}{hosts}, {record['precision']}"
     yield f"{versions}; plan {record['plan_hash']}"
+    if record["twin_of"] is not None:
+        yield f"text-only twin of {record['twin_of']}: language alone, same positions"
     if record["skipped"]:
         yield f"warning: {record['skipped']} timed steps had a non-finite loss or gradient"
     each = "GPU" if machine["device_kind"] == "cuda" else "rank"
@@ -160,6 +171,7 @@ def tables(record: Record) -> Iterator[Table | str]:
     speed = (
         Column("tokens/s", "speed.tokens_per_s", "{:,.0f}".format),
         Column(f"per {each}", "speed.tokens_per_s_per_rank", "{:,.0f}".format),
+        Column("of language", "speed.language_tokens_per_s_per_rank", "{:,.0f}".format),
         Column(
             "model work",
             "speed.tflop",

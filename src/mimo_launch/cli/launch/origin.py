@@ -6,7 +6,7 @@ Leaves: acting in the role to `start`.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -121,19 +121,27 @@ def checked_spec(
     *,
     device: Device,
     constants: "Calibration | None" = None,
+    change: "Callable[[Spec], Spec] | None" = None,
 ) -> tuple["Spec", Origin]:
     """Return a spec that fits the number of ranks, and the role of this process in the job.
 
     Show the findings, and make the index of the shards. Unless `device` is the processor, the
-    spec must fit the memory of the GPUs, estimated with `constants`.
+    spec must fit the memory of the GPUs, estimated with `constants`. All of this is about what
+    `change` makes of the spec, if it is given.
 
-    Raises: typer.Exit for a spec with mistakes, or unusable data; typer.BadParameter.
+    Raises: typer.Exit for a spec with mistakes, or unusable data; typer.BadParameter; what `change`
+    raises.
     """
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.shared.readiness import ready_shards, show_findings
 
     check = partial(
-        load_and_check, file, settings, on_gpus=device is not Device.CPU, constants=constants
+        load_and_check,
+        file,
+        settings,
+        on_gpus=device is not Device.CPU,
+        constants=constants,
+        change=change,
     )
     origin, checked = options, check()
     if checked.spec is not None:

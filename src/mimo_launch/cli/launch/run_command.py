@@ -5,7 +5,7 @@ Relies on: `origin` for the role of this process and for the checks of the spec.
 Leaves: what the ranks do to the commands.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,14 +51,21 @@ class RunCommand:
         console: Console,
         settings: Sequence[str] = (),
         constants: "Calibration | None" = None,
+        change: "Callable[[Spec], Spec] | None" = None,
     ) -> "tuple[Spec, Origin]":
         """Return the checked spec with further `settings`, and the role of this process.
 
-        Raises: typer.Exit, typer.BadParameter as `checked_spec`.
+        Raises: as `checked_spec`.
         """
         place = node_place(self.nnodes or 1, self.node_rank, self.rdzv_endpoint, self.rdzv_id)
         origin = Origin(place=place, launches=self.nnodes is not None, nproc=self.nproc)
         settings = [*(self.overrides or ()), *settings]
         return checked_spec(
-            self.file, settings, origin, console, device=self.device, constants=constants
+            self.file,
+            settings,
+            origin,
+            console,
+            device=self.device,
+            constants=constants,
+            change=change,
         )
