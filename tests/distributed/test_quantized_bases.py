@@ -177,7 +177,7 @@ def test_a_run_rereads_its_base_and_leaves_as_what_it_computes(tmp_path: Path) -
     key = next(name for name in tensors if name.endswith("mlp.down_proj.weight"))
     assert not torch.allclose(tensors[key], whole[key], rtol=1e-4)
     notes = Exporter(open_checkpoint(folder, None)).folders(())[0].beside.notes
-    assert "`language` has the values that its base has in int8, and its updates" in notes
+    assert "`language` has the int8 values of its base, plus its updates" in notes
 
 
 def test_a_run_goes_on_on_another_layout(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_wrong_bytes_are_found_and_fetched_again(server: Faults, tmp_path: Path)
     assert server.poison == 0
     shutil.rmtree(tmp_path / "a" / "cache")
     server.poison = 99
-    with pytest.raises(SourceGone, match=r"x\.tar: bytes 0 to .* in 3 requests: bring back"):
+    with pytest.raises(SourceGone, match=r"x\.tar: bytes 0 to .* in 3 requests: restore"):
         everything(opened(remote_spec(tmp_path, server, "x.tar")))
     # On the disk, too.
     server.poison = 0

@@ -50,7 +50,7 @@ class Box:
 def weight_boxes(module: RankModule, *, packed: bool = False) -> Iterator[Box]:
     """Yield this rank's parts of a module's weights, as views to read or fill.
 
-    `packed`: those that are kept in few bits, too, which only take values and are never saved.
+    `packed` adds weights that are kept in few bits, which can only be filled and are never saved.
     """
     for item in local_segments(resharded_parameters(module), lambda p: p.detach()):
         if packed or item.segment.packed is None:
@@ -58,9 +58,9 @@ def weight_boxes(module: RankModule, *, packed: bool = False) -> Iterator[Box]:
 
 
 def frozen_boxes(module: RankModule, *, packed: bool = False) -> Iterator[Box]:
-    """Yield this rank's parts of the weights that do not train; buffers change, and are none.
+    """Yield this rank's parts of the weights that do not train; no buffers, which change.
 
-    `packed`: only of those that are kept in few bits.
+    `packed`: only weights that are kept in few bits.
     """
     declared = resharded_parameters(module)
     frozen = [

@@ -1,6 +1,6 @@
-"""Slices of matrices of whole numbers in a Hugging Face folder: GPTQ, AWQ, compressed-tensors.
+"""Slices of matrices of integers in a Hugging Face folder: GPTQ, AWQ, compressed-tensors.
 
-Decides: which words hold the numbers of a slice, and that numbers times scales are fp32.
+Decides: which words hold the numbers of a slice, and that they are multiplied by scales in fp32.
 Relies on: `hugging_face.integers` for the forms.
 Leaves: opening files to `folder_tensors`.
 """
@@ -24,7 +24,7 @@ class Integers:
 
     @property
     def block(self) -> int:
-        """Inputs that share a scale; 0 if they do not lie side by side."""
+        """Inputs that share a scale; 0 if they are not adjacent."""
         order = self.header.order
         if order is None:
             return self.header.group
@@ -61,10 +61,10 @@ class Integers:
             found: Tensor = values[_slice(rows), _slice(columns)]
             return found.int()
         if form == AWQ:
-            return _of_awq(values[_slice(columns), _words(rows)], rows).T
+            return _from_awq(values[_slice(columns), _words(rows)], rows).T
         if form == GPTQ:
-            return _in_words(values[_words(columns), _slice(rows)].T, columns)
-        return _in_words(values[_slice(rows), _words(columns)], columns) - IN_WORD
+            return _from_words(values[_words(columns), _slice(rows)].T, columns)
+        return _from_words(values[_slice(rows), _words(columns)], columns) - IN_WORD
 
     def _per_group(self, part: str, rows: range, columns: range) -> Tensor:
         """Return scales or zeros for each value."""
@@ -74,9 +74,9 @@ class Integers:
         first, last = int(group.min()), int(group.max()) + 1
         held = self._parts[part]
         if part == "zeros" and self.header.dtype == AWQ:
-            table = _of_awq(held[first:last, _words(rows)], rows).T
+            table = _from_awq(held[first:last, _words(rows)], rows).T
         elif part == "zeros":
-            table = _in_words(held[first:last, _words(rows)], rows).T + 1
+            table = _from_words(held[first:last, _words(rows)], rows).T + 1
         elif self.header.dtype in (CT4, CT8):
             table = held[_slice(rows), first:last]
         else:
@@ -103,12 +103,12 @@ def _words(span: range) -> slice:
     return slice(span.start // IN_WORD, -(-span.stop // IN_WORD))
 
 
-def _in_words(words: Tensor, span: range, places: tuple[int, ...] = tuple(range(8))) -> Tensor:
-    """Return the numbers of a span in the last dimension, whose words are given."""
+def _from_words(words: Tensor, span: range, places: tuple[int, ...] = tuple(range(8))) -> Tensor:
+    """Return the numbers of a span of the last dimension from the words that hold it."""
     numbers = torch.stack([(words >> 4 * place) & 15 for place in places], dim=-1).flatten(-2)
     first = span.start % IN_WORD
     return numbers[..., first : first + len(span)]
 
 
-def _of_awq(words: Tensor, span: range) -> Tensor:
-    return _in_words(words, span, _PLACES_OF_AWQ)
+def _from_awq(words: Tensor, span: range) -> Tensor:
+    return _from_words(words, span, _PLACES_OF_AWQ)

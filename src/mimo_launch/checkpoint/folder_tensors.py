@@ -155,7 +155,7 @@ class _Quantized:
 
 
 class _Ones:
-    """A tensor of ones, to slice."""
+    """A tensor of ones, made slice by slice."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self._shape = shape
@@ -168,7 +168,7 @@ class _Ones:
 
 @dataclass(frozen=True, slots=True)
 class BlockScales:
-    """The scale of each value of a tensor, to slice like it: one for `block` inputs of numbers."""
+    """The scale of each value of a tensor, sliced like it; `block` inputs share one."""
 
     kind: Literal["fp8", "int8"]
     block: int

@@ -53,7 +53,7 @@ def adapter_has_place(spec: Spec, name: str) -> Findings:
             headline=f"`{name}` is frozen and has an adapter",
             path=(*path, "frozen"),
             why="an adapter trains, and the weights of a module with an adapter are frozen anyway",
-            help="write `frozen: false`; `frozen: {layers: 0-11}` keeps it out of some layers",
+            help="write `frozen: false`; `frozen: {layers: 0-11}` keeps it out of these layers",
             related=(Related((*path, "adapter"), "adapter"),),
         )
 
@@ -208,9 +208,9 @@ def _cannot(name: str, why: str, help_: str, *related: Related) -> Diagnostic:
     )
 
 
-def targets_of(kind: ModelKind, layers: int, but: range = range(0)) -> Iterator[str]:
-    """Yield the parts of layers that hold maps, and the maps, as targets name them; `but` some."""
-    for layer in (number for number in range(layers) if number not in but):
+def targets_of(kind: ModelKind, layers: int, frozen: range = range(0)) -> Iterator[str]:
+    """Yield the parts of layers with maps, and the maps, as targets name them; none of `frozen`."""
+    for layer in (number for number in range(layers) if number not in frozen):
         shape = kind.layer(layer)
         words = (word for held in shape.weights() for each in held for word in each.name.split("."))
         every = Adapter(1, 1.0, frozenset(words))

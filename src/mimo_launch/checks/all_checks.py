@@ -284,8 +284,8 @@ _OF_FILES = (
     vocabulary.placeholder_is_token,
 )
 _LAYOUT_RULES = tuple(rule for rule in RULES if rule.run not in _OF_FILES)
-# The files with rules about where modules run, and how they are cut; others are about models and
-# data, which every layout keeps.
+# The files with rules about where modules run, and how they are cut. The other rules are about
+# models and data, which are the same in every layout.
 _PLACES = {
     each.__name__
     for each in (backends, batch, experts, ranks, schedules, training_settings, widths)

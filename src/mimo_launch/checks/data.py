@@ -111,7 +111,7 @@ def channels_fit_digits(spec: Spec, name: str) -> Findings:
 
 
 def frames_are_whole_rows(spec: Spec, name: str) -> Findings:
-    """The longest clip is cut into whole rows, or each chunk of a clip is."""
+    """The longest clip, or each chunk of a clip, splits into whole rows."""
     model = kind_of(spec.modules[name].model).clips
     if model is None:
         return

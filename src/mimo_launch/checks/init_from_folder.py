@@ -127,7 +127,7 @@ class _Start:
         return self.spec.modules[self.name]
 
     def too_long(self) -> Findings:
-        """Compare the length of sequences with the one up to which positions are as ours."""
+        """Yield an error if sequences exceed the length up to which rotary positions equal ours."""
         longest, seq = self.part.longest(), self.spec.batch.seq
         if longest is None or seq <= longest:
             return
@@ -135,8 +135,8 @@ class _Start:
             self.name,
             self.folder,
             f"with `rope_type: {DYNAMIC}` and `seq: {seq}`",
-            f"it equals the usual type up to `{LONGEST}: {longest}`; beyond, angles depend on the "
-            "longest sequence of a batch, which is not computed",
+            f"it equals the default type up to `{LONGEST}: {longest}`; beyond, angles depend on "
+            "the longest sequence of a batch, which is not supported",
             f"write `seq: {longest}` in `batch`, or name another folder",
         )
         yield replace(found, path=("batch", "seq"), related=(self._taken_from(),))

@@ -80,7 +80,7 @@ def backends_are_here(spec: Spec) -> Iterator[Diagnostic]:
                 code="missing-package",
                 headline="`bitsandbytes` is not installed",
                 path=("modules", name, "quantize_base"),
-                why=f"the base of `{name}` is in its numbers",
+                why=f"`kind: nf4` of `{name}` uses its numbers and kernels",
                 help=f"pip install '{BITSANDBYTES}', or use 8 bits with "
                 f"--set modules.{name}.quantize_base.kind=int8",
             )

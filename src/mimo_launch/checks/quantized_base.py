@@ -1,4 +1,4 @@
-"""Checks of bases in 4 and 8 bits: what can have one, where its weights come from, where cuts are.
+"""Checks of `quantize_base`: which modules can have it, where weights come from, where tp cuts.
 
 Decides: that a cut over tp lies between blocks of inputs that share a scale, so that every layout
 holds the same values.
@@ -22,7 +22,7 @@ _NF4_BLOCK = 64
 
 
 def base_has_place(spec: Spec, name: str) -> Findings:
-    """Maps of torch's layers that do not train are kept in few bits, with whole blocks."""
+    """Only weights that do not train, in layers of torch, are kept in few bits."""
     module = spec.modules[name]
     base = module.quantize_base
     if base is None:
@@ -30,17 +30,17 @@ def base_has_place(spec: Spec, name: str) -> Findings:
     path = ("modules", name, "quantize_base")
     reasons: list[tuple[str, str, tuple[Related, ...]]] = []
     if kind_of(module.model).is_custom:
-        reasons.append(("the layers of your own class keep their weights", "delete the line", ()))
+        reasons.append(("layers of your own class cannot be quantized", "delete the line", ()))
     if module.backend != "torch":
         related = Related((*path[:2], "backend"), f"backend: {module.backend}")
-        why = "layers of Transformer Engine multiply with whole weights"
+        why = "layers of Transformer Engine cannot read such weights"
         reasons.append((why, "write `backend: torch`", (related,)))
     if module.body_trains:
-        why = "numbers of few bits do not train"
+        why = "weights in 4 or 8 bits do not train"
         help_ = "write `adapter: {rank: 16}` beside it, or `frozen: true`"
         reasons.append((why, help_, ()))
     if base.kind == "nf4" and (base.inputs < _NF4_BLOCK or base.inputs & (base.inputs - 1)):
-        why = f"`nf4` has no blocks of {base.inputs}"
+        why = f"`nf4` has no blocks of {base.inputs} inputs"
         reasons.append((why, f"write `block: {_NF4_BLOCK}`", ()))
     for why, help_, others in reasons:
         yield Diagnostic(
@@ -56,7 +56,7 @@ def base_has_place(spec: Spec, name: str) -> Findings:
             code="quantized-base-cannot",
             headline=f"`{name}` cannot take weights for {base.kind} from {module.init_from}",
             path=("modules", name, "init_from"),
-            why="they are read from folders of Hugging Face models alone",
+            why="they are read only from folders of Hugging Face models",
             help="name a folder that `mimo-launch export` writes",
         )
 
@@ -80,8 +80,8 @@ def cuts_lie_between_blocks(spec: Spec, name: str) -> Findings:
             headline=f"tp {cut} cuts `{weight.name.format(expert=0)}` inside blocks of "
             f"{base.inputs} inputs",
             path=("modules", name, "quantize_base"),
-            why=f"each rank has {part:,} of its {weight.shape[1]:,} inputs; a scale for "
-            "inputs of two ranks would be another on each",
+            why=f"each rank has {part:,} of its {weight.shape[1]:,} inputs; a block that "
+            "two ranks share would have a different scale on each",
             help=f"write `quantize_base: {{kind: {kind}, block: {block}}}`"
             if block % 2 == 0
             else f"write a smaller {axis}",

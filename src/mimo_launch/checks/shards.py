@@ -86,7 +86,7 @@ def _pattern(path: YamlPath, pattern: str) -> Findings:
 def files_of(
     path: YamlPath, pattern: str, suffix: str = ""
 ) -> Generator[Diagnostic, None, Sequence[Path]]:
-    """Yield what is wrong with a pattern; return its files that are here. `suffix` is for help."""
+    """Yield what is wrong with a pattern; return its local files. `suffix` is for help."""
     key = next(str(each) for each in reversed(path) if isinstance(each, str))
     if is_address(pattern) and key != "media":
         if package := package_of(pattern):

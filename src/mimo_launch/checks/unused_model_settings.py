@@ -54,7 +54,7 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
 
 
 def clip_settings_used(spec: Spec, name: str, model: AudioModel) -> Findings:
-    """`fixed_length` has no effect without silence, nor a mean over one token."""
+    """`fixed_length` has no effect without silence, nor has a mean over one token."""
     why = "`chunk` leaves out the silence after a clip"
     if model.chunk is None:
         why = "`unpadded` leaves out the tokens of silence"

@@ -129,7 +129,7 @@ class DataCommand:
         except OSError as error:
             console.note(f"error: the index cannot be copied to {folder}: {error}")
             raise typer.Exit(1) from error
-        console.note(f"wrote {folder}: on other hosts, `index: {folder}` in `data`")
+        console.note(f"wrote {folder}: on other hosts, write `index: {folder}` in `data`")
 
 
 def keeps_up(found: "Survey", tokens_per_second: float) -> bool:

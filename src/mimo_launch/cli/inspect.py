@@ -216,7 +216,7 @@ class _Model:
 
 
 def _of_module(part: "Module") -> Iterator[str]:
-    """Yield a module of a folder with its size, what of it is refused, and what it may do."""
+    """Yield lines on a module of a folder: its size, what is refused, what it reads or lacks."""
     from mimo_launch.hugging_face.tensors import HEAD
 
     size = f", {part.parameters:,} parameters in {_tensors(part.tensors)}"

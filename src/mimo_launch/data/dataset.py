@@ -111,9 +111,9 @@ class Dataset(Protocol):
         ...
 
     def fetch(self, split: Split, texts: Iterable[int], media: Iterable[int]) -> None:
-        """Fetch what these samples need that is not here, their texts or all, many at once.
+        """Fetch samples from elsewhere, in parallel: only the text of `texts`, all of `media`.
 
-        Called before they are read; raises errors that are no damage of a sample.
+        It is called before they are read. Its errors end the run; they make no sample bad.
         """
         return
 

@@ -101,11 +101,11 @@ class ShardSamples(Dataset):
         return self.splits[split].describe(index)
 
     def describe_all(self, split: Split, indices: Sequence[int]) -> list[SampleData]:
-        """Return `describe` of many samples, faster together."""
+        """Return `describe` of many samples, with each column read once."""
         return self.splits[split].describe_all(indices)
 
     def fetch(self, split: Split, texts: Iterable[int], media: Iterable[int]) -> None:
-        """Fetch texts, or all, of samples of files from elsewhere."""
+        """Fetch samples from elsewhere: only the text of `texts`, all of `media`."""
         self.splits[split].fetch(texts, media)
 
     def text(self, split: Split, index: int) -> tuple[Int64s, Int64s]:

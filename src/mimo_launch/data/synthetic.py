@@ -228,7 +228,7 @@ class SyntheticSamples(Dataset):
         drawn = [normal.standard_normal(shape, dtype=np.float32) for shape in shapes]
         if kind.clips is None or kind.clips.chunk_frames is None:
             return drawn
-        # Some clips in chunks lack a frame, if their tokens stay as many.
+        # Some clips in chunks are a frame shorter, if that leaves them as many tokens.
         shorter = [each[:, (index + number) % 2 :] for number, each in enumerate(drawn)]
         return [
             short if is_array_of(kind, span, short.shape) else each

@@ -22,7 +22,7 @@ AUDIO_PACKAGES = {"soundfile": "soundfile>=0.12", "soxr": "soxr>=0.4"}
 AV = "av>=14"
 BITSANDBYTES = "bitsandbytes>=0.49"
 PYARROW = "pyarrow>=17"
-# What fetches an address, by its scheme.
+# The packages that fetch an address, by its scheme.
 FSSPEC, AIOHTTP = "fsspec>=2024.6", "aiohttp>=3.9"
 REMOTE_PACKAGES = {
     "s3": {"fsspec": FSSPEC, "s3fs": "s3fs>=2024.6"},

@@ -240,7 +240,7 @@ def losses_of(answer: PlanAnswer) -> Iterator[LossText]:
 
 
 def _fuller(change: OfferedChange) -> str:
-    """Return how many more tokens a step then holds; nothing if it holds as many."""
+    """Return a clause on how many more tokens a step then holds; "" if it holds the same."""
     if change.fuller == 1:
         return ""
     return f"; a step then holds {_times(change.fuller)} as many tokens of the data"

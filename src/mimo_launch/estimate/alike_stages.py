@@ -1,9 +1,9 @@
-"""Which stages of all layouts of the same models and data cost and hold the same.
+"""Which stages have the same costs and memory, in all layouts of the same models and data.
 
 Decides: what the work of a stage depends on: its module, as it is cut and shared out, and its
 layers by their sizes.
 Relies on: `layout` for who gets which samples, `workload` for what trains.
-Leaves: what is kept for stages that are alike to `cost_model` and `search.bounds`.
+Leaves: keeping what is computed for such stages to `cost_model` and `search.bounds`.
 """
 
 from collections.abc import Hashable

@@ -289,7 +289,7 @@ class CostModel:
         return self._exchanged(module, work, found) + travel, travel
 
     def _changes(self, module: ModuleLayout) -> bool:
-        """Return whether the number of tokens differs: sequences are filled up, images are not."""
+        """Return whether forwards differ in tokens: sequences are padded, images are not."""
         lengths = {length for work in self.work[module.name] for length in work.spans}
         return not module.is_language and len(lengths) > 1
 

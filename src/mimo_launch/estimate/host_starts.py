@@ -1,7 +1,7 @@
-"""How many passes of a plain block take a host as long as the forward and the backward of a stage.
+"""The host's time for the forward and the backward of a stage, in passes of a plain block.
 
-Decides: what the host counts for a layer: its kind, norms beyond two, updates of maps, exchanges
-with other ranks, weights that it gathers; how a block shares out over forward and backward.
+Decides: what takes the host time in a layer: its kind, norms beyond two, updates of maps, exchanges
+with other ranks, weights that it gathers; how the time splits into forward and backward.
 Relies on: the layers of a kind and their weights; `device_constants` for what each takes.
 Leaves: how kernels hide these times to `host_waits`.
 
@@ -62,7 +62,7 @@ class HostStarts:
         return tuple(self._kind.numbers(self.stage.layers, is_last=self.stage.is_last))
 
     def _layers(self) -> float:
-        """Return how many plain blocks take the host as long as all layers."""
+        """Return the host's time for all layers, in plain blocks."""
         own, rates, kind = self.spec.modules[self.module.name], self.constants, self._kind
         factors = dict.fromkeys(LayerKind, rates.recurrent_starts)
         factors |= {LayerKind.BLOCK: 1.0, LayerKind.EXPERTS: rates.experts_starts}

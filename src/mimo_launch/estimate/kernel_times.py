@@ -209,11 +209,11 @@ class StageKernels:
         return Seconds(self._pass(forward * rows, rows), self._pass(backward * rows, rows))
 
     def _unpacked(self, weight: Parameter) -> Seconds:
-        """Return the seconds in which a map of few bits gets its values, forward and backward."""
+        """Return the seconds that dequantizing a packed map takes, forward and backward."""
         if weight.packed is None:
             return Seconds()
         made = weight.numel * self._number
-        # NF4 has a kernel; other kinds become numbers in fp32, are multiplied, and become short.
+        # NF4 has one kernel; other kinds are cast to fp32, scaled, and cast to the computed type.
         between = 0 if weight.packed.kind == "nf4" else 4 * 4 * weight.numel
         once = self._pass(3 * weight.bytes(self._number) + between + made, made)
         return Seconds(once, once)

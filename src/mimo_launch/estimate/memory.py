@@ -90,7 +90,7 @@ def stage_memory(
         return sum(each.shard(of_experts if each.experts else shards) for each in some)
 
     def gathered(some: Iterable[Parameter]) -> int:
-        """Return the bytes of gathered weights; packed ones are whole already, or cut to rows."""
+        """Return the bytes of gathered weights; packed ones are gathered in full sharding alone."""
         return sum(each.bytes(computed) for each in some if full or each.packed is None)
 
     stored, computed = spec.train.numbers.stored.bytes, spec.train.numbers.computed.bytes
@@ -146,7 +146,7 @@ def stage_memory(
 
 
 def _beside_values(weight: Parameter, computed: int) -> int:
-    """Return the bytes for each value of a packed map while it is in a product."""
+    """Return the bytes for each value of a packed map during its product."""
     is_nf4 = weight.packed is not None and weight.packed.kind == "nf4"
     return computed + (1 if is_nf4 else 4)
 
@@ -278,7 +278,7 @@ class _Activations:
         return ceil(self.tokens * width * self.bytes)
 
     def forward(self, unpacked: int) -> int:
-        """Return the temporary bytes of a forward at its peak; a layer has values `unpacked`."""
+        """Return the temporary bytes of a forward at its peak, `unpacked` for dequantized maps."""
         ends = self.loss_forward() + self.tiles()
         alone = self.layers.keys() - set(self.path.layers)
         layers = ((self._temporary(each).forward, each) for each in alone)

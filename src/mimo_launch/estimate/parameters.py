@@ -112,7 +112,7 @@ def _weights_of(
 
 
 def layer_parameters(module: ModuleSpec, number: int, share: Share) -> tuple[Parameter, ...]:
-    """Return the parameters of a layer; a depth of multi-token prediction is as without adapter."""
+    """Return the parameters of a layer; a depth of `mtp` is neither adapted nor packed."""
     kind, adapter = kind_of(module.model), adapter_of(module)
     if kind.is_depth(number):
         return parameters(kind.layer(number), share)

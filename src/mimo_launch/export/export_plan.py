@@ -199,10 +199,10 @@ class Exporter:
         )
 
     def _in_few_bits(self, found: Architecture) -> Iterator[str]:
-        """Yield that values are those of few bits, for modules that were trained so."""
+        """Yield a note on each module with a quantized base."""
         for name in found.parts:
             if base := self.spec.modules[name].quantize_base:
-                yield f"`{name}` has the values that its base has in {base.kind}, and its updates"
+                yield f"`{name}` has the {base.kind} values of its base, plus its updates"
 
     def _first_left_out(self, part: Part, model: Model) -> int | None:
         """Return the first depth of multi-token prediction that files cannot hold, if any."""

@@ -58,7 +58,7 @@ class TensorPart:
     """The part of a file's tensor at a `place`: the first rows of a saved tensor of shape `saved`.
 
     `shape` is the shape of the part as saved, without rows that are left out. `update` is added.
-    `base` says in how few bits the run kept its values, which are then others than in `init_from`.
+    `base` says how the run quantized its values, which then differ from those of `init_from`.
     """
 
     name: str
@@ -153,7 +153,7 @@ def file_tensors(
 
     `segments` maps names to shapes; the names lack `prefix`, the module's prefix in the checkpoint.
     `vocab` is the number of tokens without padding; `updates` has the low-rank updates of segments,
-    `bases` those that were kept in few bits.
+    `bases` how segments were quantized.
     Raises: KeyError for a segment without a place;
     ValueError if the segments of a tensor do not fill it.
     """

@@ -43,7 +43,7 @@ class Modules:
     The vocabulary is a number, without padding. The width of a generator is the width of the rows
     that it reads. `like` holds the types of the models and parts that the weights came from; they
     are preferred where several models of transformers are equal; `of_language` is the type of the
-    folder of language, from which parts that no module is can be copied.
+    folder of language, from which `export` can copy other parts.
     """
 
     models: Mapping[str, Model]

@@ -111,7 +111,7 @@ class Family:
     `kind`: the kind of our model.
     `architecture`: the class of transformers that loads it.
     `settings`, `tensors`: the tables; `other_tensors`: names in files of other versions;
-    `loaded`: names in a loaded model, which adapters use, where its files have others.
+    `loaded`: names in a model that transformers loads, for adapters, if its files have others.
     `defaults`: the defaults of its configuration class, where they are not in the table.
     `prepared`: brings a configuration with its defaults to the form that the table reads.
     `refused`: settings that our model does not have.

@@ -1,4 +1,4 @@
-"""Weights as whole numbers of 4 or 8 bits: GPTQ, AWQ and compressed-tensors.
+"""Weights as integers of 4 or 8 bits: GPTQ, AWQ and compressed-tensors.
 
 Decides: which tensors of the files form one matrix, by their names and shapes; which settings are
 refused.
@@ -70,7 +70,7 @@ def refused_integers(found: Mapping[str, Any]) -> bool:
 
 
 def integers(headers: Mapping[str, TensorHeader]) -> Iterator[tuple[str, IntegerHeader, set[str]]]:
-    """Yield the matrices of whole numbers: name, header, and the tensors that it is made of.
+    """Yield the matrices of integers: name, header, and the tensors that it is made of.
 
     Raises: FilesError if scales do not fit their values.
     """

@@ -1,4 +1,4 @@
-"""Whole models of any number of modules, each in a section of its own: an omni model.
+"""Whole models of any number of modules, each with its own section: omni models.
 
 Decides: the parts of their folders, and that each tensor belongs to one part or to none of ours;
 which of them an export may copy from the folder that language came from.
@@ -38,8 +38,8 @@ class NestedWhole:
 
     `left_out` are prefixes of parts that are not our modules, `others` the types of such parts by
     kind of module. `config_of` makes the configuration of modules, by kind, and of the tokens of
-    their rows. Without one of the kinds that it `needs`, only a folder of this type can be written
-    that copies it.
+    their rows. Without modules of all kinds in `needs`, a folder is only written if the rest can be
+    copied from one of this type.
     """
 
     model_type: str

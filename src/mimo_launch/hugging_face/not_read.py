@@ -55,7 +55,7 @@ def not_read(config: Config) -> list[str]:
 
 
 def lost(config: Config) -> list[str]:
-    """Return the names of modules that other folders of the type hold. Raises: ConfigError."""
+    """Return the modules that models of this type have but this one lacks. Raises: ConfigError."""
     name = str(config.get("model_type"))
     kinds = dict.fromkeys(each.kind for each in WHOLES[name].families) if name in WHOLES else ()
     there = {NAMES.get(part.family.kind) for part in parts_of(config) if not part.not_computed()}

@@ -69,7 +69,7 @@ class Part:
         return keys | {"tied": False} if self.untied else keys
 
     def longest(self) -> int | None:
-        """Return the most tokens of a sequence that the folder's model computes as ours."""
+        """Return up to how many tokens the folder's positions equal ours; None: any number."""
         return longest_of(self.family.whole(self.config))
 
     def training(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Part:
         return next(nested, self.file_name(inner))
 
     def loaded(self, name: str, place: Place, model: Any) -> Place:
-        """Return the place in a loaded model of our segment, which is at a place in the files."""
+        """Return the place of our segment in a loaded model; `place` is that in the files."""
         if self.family.loaded is not None:
             return self.family.loaded.place(name, model)
         return replace(place, name=self.module_name(place.name))

@@ -17,7 +17,7 @@ from mimo_launch.spec.layers import RopeScaling
 THETA = 10000.0
 # The scalings of rotary positions that our decoder has.
 LLAMA3, LINEAR, YARN = SCALINGS = ("llama3", "linear", "yarn")
-# Equal to the usual one up to `max_position_embeddings`.
+# This type equals the default one up to `max_position_embeddings`.
 DYNAMIC, LONGEST = "dynamic", "max_position_embeddings"
 # The part of a head that rotates.
 FACTOR = "partial_rotary_factor"
@@ -59,16 +59,16 @@ def rope_refusal(*, in_part: bool = False) -> Refusal:
 
 
 def longest_of(config: Config) -> int | None:
-    """Return the longest sequence, in tokens, with usual rotary positions of a dynamic type."""
+    """Return up to how many tokens a dynamic type equals the default one; None of other types."""
     said = config.get(LONGEST)
     is_dynamic = type_of(rope_settings(config)) == DYNAMIC
     return said if is_dynamic and type(said) is int else None
 
 
 def dynamic_as_in(base: Config, config: Config) -> Config:
-    """Return the rotary settings to write in place of usual ones, if those of `base` are dynamic.
+    """Return the rotary settings to write in place of default ones, if those of `base` are dynamic.
 
-    In our terms both are equal, as sequences are short.
+    Both are equal in training, as its sequences are short enough.
     """
     ours, theirs = rope_settings(config), rope_settings(base)
     if type_of(ours) != "default" or type_of(theirs) != DYNAMIC:

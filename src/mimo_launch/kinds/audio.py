@@ -110,6 +110,6 @@ class AudioKind(TransformerEncoderKind):
         return FramesShape(
             conv1=WindowsShape(model.mels, width),
             conv2=WindowsShape(width, width),
-            # Those of a chunk are computed.
+            # Positions in a chunk are computed, not stored.
             positions=None if model.chunk else OneShape(TABLE, positions),
         )

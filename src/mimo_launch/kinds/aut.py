@@ -68,7 +68,7 @@ class AutKind(AudioKind):
 
     @property
     def patch_work(self) -> PatchWork:
-        """The convolutions of a token at 7, 3 and 1 places in time, GELU after each; a map."""
+        """The convolutions of a token at 7, 3 and 1 places in time, GELU after each, and a map."""
         channels, inputs, products, saved = self.model.channels, 1, 0, 15 * self.model.mels
         for bands, places in zip(self.bands, (7, 3, 1), strict=True):
             products += bands * places * channels * inputs * KERNEL**2

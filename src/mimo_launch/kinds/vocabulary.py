@@ -75,7 +75,7 @@ def _with_last_ids(spec: Spec) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """The models of a spec and what they read, as a key of the widths between them."""
+    """The models of a spec and what they read: the key under which `_ends` is cached."""
 
     spec: Spec = field(compare=False)
     held: tuple[Hashable, ...]

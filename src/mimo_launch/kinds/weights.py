@@ -113,8 +113,8 @@ class Adapter:
     """The adapter of a module as seen from a layer: which maps have an update, and its size.
 
     `path` holds the names of the layers around this one, in its block. An update has matrices of
-    width `rank`, is multiplied by `scale`, and drops a share of its inputs. No map of a block in
-    `frozen` has one.
+    width `rank`, is multiplied by `scale`, and drops a share of its inputs. Maps of blocks in
+    `frozen` have none.
     """
 
     rank: int
@@ -241,7 +241,7 @@ class Parameter:
         return prod(self.shape)
 
     def bytes(self, number: int, ranks: int = 1) -> int:
-        """Return the bytes of one of `ranks` shards, `number` for each number if not packed."""
+        """Return the bytes of one of `ranks` shards; a value that is not packed takes `number`."""
         row = prod(self.shape[1:]) * number
         if self.packed is not None:
             row = self.packed.row_bytes(self.shape[1])

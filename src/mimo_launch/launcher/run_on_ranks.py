@@ -191,8 +191,8 @@ def _rank_main(
     # the backward's threads, one per GPU, do it concurrently, they abort with "Invalid thread
     # pool".
     torch.set_num_threads(1)
-    # Ranks connect when they first talk: most pairs of most groups never do, and to connect
-    # all of them takes a fifth of a proof.
+    # Ranks connect when they first exchange data: most pairs never do, and connecting all of
+    # them takes a fifth of the time of `verify`.
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     with _stack_file(job.store.parent, rank).open("w") as stack:
         while True:

@@ -1,7 +1,7 @@
 """Low-rank updates beside the maps of a layer (LoRA, arXiv:2106.09685).
 
 Decides: that a product adds its updates, `scale * B (A x)`, to its own output, forward and
-backward: one product by the A of all maps, one for each B, and no pass over the outputs.
+backward: one product with the A of all maps, one with each B, and no pass over the outputs.
 Relies on: `kinds.adapters` for how A and B are cut: after the base map's collectives, or as a part
 of its sum, an update needs none; `spec.adapters` for `scale`.
 Leaves: freezing the maps themselves to `models.build`.
@@ -28,7 +28,7 @@ from mimo_launch.spec.quantized_base import QuantizedBase
 
 @dataclass(frozen=True, slots=True)
 class _Map:
-    """Where a map is among the outputs of its product, the rows of all A, and the rows of all B."""
+    """The outputs of a map in its product, its rows in all A, and its rows in all B."""
 
     outputs: slice
     down: slice
@@ -60,9 +60,8 @@ class LowRank(ShapedLayer[AdapterShape]):
         """Return x times a frozen weight, plus the bias and the updates of its maps, [N, F].
 
         `sizes` has the outputs of each map by the start of its names; None: there is one map.
-        `attribute` has the second matrices of these maps, `packed` says in how few bits the weight
-        is kept. `tokens_N` are the states from which
-        dropout draws; None: it drops nothing.
+        `attribute` has the second matrices of these maps, `packed` says how the weight is kept in
+        few bits. `tokens_N` are the states from which dropout draws; None: it drops nothing.
 
         Raises: ValueError for a weight that trains.
         """

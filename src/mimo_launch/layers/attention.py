@@ -90,7 +90,7 @@ class Attention(ShapedLayer[AttentionShape]):
         sin: Tensor | None,
         factors: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return queries and keys, normed by head and with their positions, in one pass."""
+        """Return queries and keys, normed by head and rotated, in one pass."""
         q_norm, k_norm = self.q_norm, self.k_norm
         weights, eps, offset = None, 0.0, 0.0
         if isinstance(q_norm, Norm) and isinstance(k_norm, Norm):

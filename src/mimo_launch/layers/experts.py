@@ -87,7 +87,7 @@ class Experts(ShapedLayer[ExpertsShape]):
         return answers + F.pad(self._of_tokens(self.output_bias, runs.counts), others)
 
     def _mapped(self, attribute: str, x_M: Tensor, runs: "ExpertRuns") -> Tensor:
-        """Return each row times the map of its expert, whose values may be kept in few bits."""
+        """Return each row times the map of its expert, which may be kept in few bits."""
         weights, packed = getattr(self, attribute), self.segments[attribute][0].packed
         shape = (self.num_own, len(weights) // self.num_own, x_M.shape[1])
         if packed is None:

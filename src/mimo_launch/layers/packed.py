@@ -6,8 +6,8 @@ Relies on: bitsandbytes for NF4, its codes and kernels; torch for FP8 and whole 
 `spec.quantized_base` for sizes.
 Leaves: which maps are kept so to `kinds`; the rows of each rank to FSDP2.
 
-Values are made again in the backward, from the same bytes: neither they nor the inputs of the map
-are kept. Scales and products with them are fp32, so values in fp64 are those of fp32.
+The backward dequantizes the same bytes again: neither the values nor the inputs of the map are
+kept. Scales and products with them are fp32, so values in fp64 are those of fp32.
 
 Legend: F rows, D inputs, K blocks of a row.
 """
@@ -27,8 +27,8 @@ MOST_INT8, MOST_FP8 = 127.0, 448.0
 def pack(values_FD: Tensor, base: QuantizedBase, scales_FD: Tensor | None = None) -> Tensor:
     """Return the bytes of some rows, [F, bytes].
 
-    `scales_FD` has the scale of each value if they come from such numbers; one block has one.
-    Otherwise the largest value of a block decides.
+    `scales_FD` has the scale of each value, one in a block, if the values were quantized before.
+    Otherwise the largest value of a block gives its scale.
     """
     rows, inputs = values_FD.shape
     filled = F.pad(values_FD.float(), (0, -inputs % base.inputs))
@@ -100,7 +100,7 @@ def _of_nf4(codes: Tensor, scales_FK1: Tensor, block: int, dtype: torch.dtype) -
 
 
 class PackedRows:
-    """Rows of bytes that take values, like a tensor that is filled."""
+    """Rows of packed bytes, which values are copied into like into a tensor."""
 
     def __init__(self, packed: Tensor, base: QuantizedBase, inputs: int) -> None:
         self._packed, self.base = packed, base

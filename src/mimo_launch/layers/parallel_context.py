@@ -36,7 +36,7 @@ def _compiled(function: Any, owner: str, widths: tuple[int, ...]) -> Any:
 
     Once torch.compile has seen two values of a size, it compiles for any value, which makes kernels
     several times slower if the size is not the first, the number of tokens. It recognises code by
-    its file, line and name. So each module and each set of widths gets code with another name.
+    its file, line and name. So each module and each set of widths gets code with its own name.
     """
     name = "_".join([owner, function.__name__, *map(str, widths)])
     code = function.__code__.replace(co_name=name)
@@ -59,9 +59,8 @@ class ParallelContext:
     each is split over `expert_tp`. `replicas` (dp x cp) are the ranks that hold the same layers and
     different tokens; `copies` hold the same part of the weights. `fp8`: blocks multiply in 8 bits.
     `adapter` says which maps of a layer have an update beside them, `base` how its maps are kept
-    if not in `dtype`. Blocks drop `dropout` of what
-    they add to the stream, and `attention_dropout` of the weights of attention; `draws` is the seed
-    if anything is dropped.
+    if not in `dtype`. Blocks drop `dropout` of what they add to the stream, and `attention_dropout`
+    of the weights of attention; `draws` is the seed if anything is dropped.
     """
 
     tp: Group = SINGLE
@@ -91,8 +90,8 @@ class ParallelContext:
 
     def of_layer(self, number: int) -> "ParallelContext":
         """Return the context of a block of the model, by its number."""
-        of_layer = self.adapter and self.adapter.of_layer(number)
-        return self if of_layer is self.adapter else replace(self, adapter=of_layer)
+        own = self.adapter and self.adapter.of_layer(number)
+        return self if own is self.adapter else replace(self, adapter=own)
 
     def inside(self, name: str) -> "ParallelContext":
         """Return the context of a layer inside another; only adapters tell them apart."""
@@ -152,7 +151,7 @@ class ParallelContext:
     def fused(self, function: Callable[..., Result], first: Tensor, *more: Any) -> Result:
         """Call a function of tensors, in one pass over memory if the module is compiled.
 
-        Dimensions of `first` after its first do not vary from call to call, or seldom.
+        It is compiled for each set of sizes of `first`, except its first size.
         """
         if not self.compiled:
             return function(first, *more)

@@ -309,7 +309,7 @@ def local_segments(
 
 
 def filling(item: LocalSegment) -> Tensor | PackedRows:
-    """Return what takes the values of a segment's rows."""
+    """Return the tensor, or the packed rows, to copy the values of a segment's rows into."""
     segment = item.segment
     if segment.packed is None:
         return item.local

@@ -124,7 +124,7 @@ def causal_conv(
     total = x * weight[:, -1]
     if bias_F is not None:
         total = widened(bias_F) + total
-    # All products have the whole length: a compiler makes one pass of them and of their gradients.
+    # All products have the whole length, so a compiler fuses them, and their gradients.
     padded = F.pad(x, (0, 0, width - 1, 0))
     for back in range(1, width):
         first = width - 1 - back

@@ -85,7 +85,7 @@ class EncoderView:
                 for y in range(0, height, side)
                 for x in range(0, width, side)
             ]
-            # The last tokens of a clip fill no row; after whole windows they are in one alone.
+            # The last tokens of a clip fill no row; after whole windows they get their own window.
             if loose and width % side == 0:
                 rows.append(0)
             lengths += [each * self.module.patches_per_row for each in rows]

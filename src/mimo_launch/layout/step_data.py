@@ -104,7 +104,7 @@ def input_shape(kind: ModelKind, span: ImageSpan) -> tuple[int, ...]:
 
 
 def is_array_of(kind: ModelKind, span: ImageSpan, shape: tuple[int, ...]) -> bool:
-    """Return whether an array of some shape is that of an image or a clip. Raises: TypeError."""
+    """Return whether a shape is that of the image or clip of a span. Raises: TypeError."""
     wanted = input_shape(kind, span)
     return shape == wanted if kind.clips is None else kind.clips.fits(shape, wanted)
 

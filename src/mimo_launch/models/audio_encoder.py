@@ -112,7 +112,7 @@ class AudioStage(ModelStage):
     def convolved(self, frames_nM5: Tensor, places: Tensor, missing: Tensor) -> Tensor:
         """Return the output of the convolutions for each token, [n, D].
 
-        `places` are those in a clip or a chunk, `missing` the frames after its end.
+        `places` are in a clip or a chunk; `missing` counts frames that a token lacks at its end.
         """
         # The first convolution's windows at the three places that the second one reads: [n, 3, M,
         # 3].

@@ -45,7 +45,7 @@ class AutStage(AudioStage):
         """Return the output of the convolutions for each token, [n, D]."""
         del missing  # Frames after a clip are zeros, as in a chunk that another clip fills.
         x, length = frames_nMF.unsqueeze(1), self.model.chunk
-        # The middle one of the places that a token reads of the next convolution's input.
+        # `step` times its place is the middle of a token's outputs of a convolution.
         for convolution, step in ((self.conv1, 4), (self.conv2, 2), (self.conv3, 1)):
             x = self.context.fused(gelu, convolution(x))
             length = -(-length // 2)

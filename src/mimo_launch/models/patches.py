@@ -122,8 +122,8 @@ def cut_clip(array: np.ndarray, *, clips: Clips, dtype: torch.dtype, pinned: boo
     """Cut a log-mel clip, `array` [mels, frames], into tokens of `dtype` on the host.
 
     Values are [tokens, mels * frames seen], with a band's frames adjacent. Positions [tokens, 2]
-    are the place in the clip, or in its chunk, and how many frames of those between it and the next
-    token are missing at the end of a chunk.
+    are the place in the clip, or in its chunk, and how many frames are missing before the
+    next token, at the end of a chunk.
     """
     source = torch.from_numpy(array if array.flags.writeable else array.copy())
     seen, step = clips.frames_seen, clips.frames_per_token

@@ -23,7 +23,7 @@ from mimo_launch.spec.base import Axis
 
 
 def least_seconds(estimator: Estimator) -> float:
-    """Return what a step of a legal spec takes at least."""
+    """Return the least seconds that a step of a legal spec takes."""
     layout, model = estimator.layout, estimator.model
     costs, busiest, update = _spent(layout, model.stages), 0.0, 0.0
     for role in set(layout.roles):
@@ -44,7 +44,7 @@ class _Spent:
 def _spent(
     layout: Layout, costs: Mapping[tuple[str, int], StageCost]
 ) -> dict[tuple[str, int], _Spent]:
-    """Return what each stage computes in a step; frozen ones have no backward."""
+    """Return the seconds that each stage computes in a step; frozen ones have no backward."""
     found = {}
     for (name, stage), cost in costs.items():
         ways = [cost.forwards, cost.backwards]

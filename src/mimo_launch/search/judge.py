@@ -86,12 +86,12 @@ class Judge:
         return change if is_legal_layout(change.spec) else None
 
     def bound(self, settings: Settings) -> Bound | None:
-        """Return what is known of a legal change without a plan; None of another."""
+        """Return what is known of a change without a plan; None if it is not legal."""
         change = self.legal(settings)
         return None if change is None else self._bound_of(change, self._job(change.spec))
 
     def bound_if_fits(self, settings: Settings) -> Bound | None:
-        """Return the same of a legal change that may fit; None of another."""
+        """Return the same of a change; None if it is not legal or cannot fit."""
         change = self.legal(settings)
         if change is None:
             return None

@@ -50,8 +50,8 @@ class Search:
     `most` gives the seconds that a layout on so many ranks may take at most to be of use. A layout
     is better if it takes a share of `step` less, and is planned if its bound is not above the best
     by a share of `slack`. `ways` are settings outside of a layout that may make it faster. `width`
-    layouts are planned at once. With `of_each_kind` the best is sought of all that change the same
-    first, not only the best of all. `found` are the layouts that fit; `tried` counts the planned
+    layouts are planned at once. With `of_each_kind` it seeks the best of each kind of change, not
+    only the best of all. `found` are the layouts that fit; `tried` counts the planned
     ones by what they change first.
     """
 
@@ -99,7 +99,7 @@ class Search:
         """Queue points that are new, legal and perhaps of use, while more than `until` is left."""
         new = self._new(points, more or {}, are_lighter=are_lighter)
         while self.left > until and (some := list(islice(new, _AT_ONCE))):
-            # There is nothing lighter to replace those that are lighter already.
+            # Layouts that are lighter already are not replaced by others if they do not fit.
             method = "bound_if_fits" if are_lighter else "bound"
             bounds = self.team.map(method, [(each.settings,) for each in some])
             for each, found in zip(some, bounds, strict=True):
@@ -155,7 +155,7 @@ class Search:
             self._planned(some)
 
     def _next(self, least: float) -> Iterator[_Seen]:
-        """Yield queued layouts that may be better than the best; others of a kind are dropped."""
+        """Yield queued layouts that may beat the best, or the best of their kind; drop others."""
         while self._queue:
             bound, _, each = self._queue[0]
             before = self._least_of.get(each.kind, INFINITE) if self.of_each_kind else least

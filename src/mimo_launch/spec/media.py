@@ -242,7 +242,7 @@ class Clips(Strict):
         return self.tokens_of(frames) // self.stack
 
     def frames_of(self, tokens: int) -> int:
-        """Return the frames of the longest clip with so many tokens."""
+        """Return the frames of the longest clip with this many tokens."""
         if self.chunk_frames is None:
             return tokens * self.frames_per_token
         chunks, rest = divmod(tokens, self.chunk_tokens)

@@ -39,5 +39,5 @@ class QuantizedBase(Strict):
         return self.inputs // 2 if self.kind == "nf4" else self.inputs
 
     def row_bytes(self, inputs: int) -> int:
-        """Return the bytes of a row of a map with so many inputs; its last block is filled up."""
+        """Return the bytes of a row of a map with this many inputs; the last block is padded."""
         return -(-inputs // self.inputs) * (self.code_bytes + SCALE_BYTES)

@@ -203,7 +203,7 @@ def read_step(
 
 
 def _ids(source: UnreadStep, positions: Iterable[int]) -> list[int]:
-    """Return the records of samples of a step."""
+    """Return the ids of the records of samples of a step."""
     return [each.id for position in positions for each in source.data.samples[position].records]
 
 

@@ -267,7 +267,7 @@ def module_pieces(
             size = -(-rows // group.size)
             sizes = tuple(max(0, min(size, rows - i * size)) for i in range(group.size))
             full = all_gather_uneven(local_tensor(full), sizes, group)
-        # Ranks with experts of their own hold these whole if they are packed.
+        # A packed weight is whole on each rank, and ranks may hold different experts.
         if group.index > 0 and (is_shard or not item.is_packed):
             continue
         for placed in item.placed:

@@ -65,7 +65,7 @@ def _encode_clip(
     else:
         parts = torch.split(frames, model.chunk, dim=1)
         if isinstance(model, AutModel):
-            chunks = [_in_squares_of(weights, encoder, each, model.chunk) for each in parts]
+            chunks = [_convolved_in_2d(weights, encoder, each, model.chunk) for each in parts]
         else:
             chunks = [_convolved(weights, encoder, each) for each in parts]
         x_ND = torch.cat([each + _sines(len(each), model.hidden) for each in chunks])
@@ -95,8 +95,8 @@ def _convolved(weights: Weights, encoder: str, frames: Tensor) -> Tensor:
     return frames.T
 
 
-def _in_squares_of(weights: Weights, encoder: str, frames: Tensor, chunk: int) -> Tensor:
-    """Return the tokens of a chunk [mels, F], which zeros fill if it is the last of a clip."""
+def _convolved_in_2d(weights: Weights, encoder: str, frames: Tensor, chunk: int) -> Tensor:
+    """Return the tokens of a chunk [mels, F]; zeros pad the last chunk of a clip."""
     x = F.pad(frames, (0, chunk - frames.shape[1]))[None]
     for name in ("conv1", "conv2", "conv3"):
         weight, bias = (weights[f"{encoder}.{name}.{each}"] for each in ("weight", "bias"))

@@ -1,4 +1,4 @@
-"""What a matrix becomes that is kept in 4 or 8 bits, written plainly: whole, block by block.
+"""The values of a matrix in 4 or 8 bits, written plainly: whole, block by block.
 
 Decides: the levels of NF4 (arXiv:2305.14314, appendix E), and how numbers are rounded to them.
 Relies on: sizes of blocks as the spec has them; no code of `layers`.

@@ -279,7 +279,7 @@ def shrink_audio(model: AudioModel, module: ModuleSpec, layers: int) -> AudioMod
     """Return a small encoder of short clips with few mel bands."""
     update: dict[str, object] = {"mels": min(3, model.mels)}
     if model.chunk is not None:
-        # A clip has several chunks, of several rows; of some two attend together, not of all.
+        # A clip has several chunks of several rows; windows are of fewer chunks than a clip.
         update["chunk"] = min(model.chunk, 2 * model.frames_per_row)
     if isinstance(model, AutModel):
         update |= {"channels": min(3, model.channels), "window": min(2, model.window)}

@@ -125,7 +125,7 @@ class Columns:
         return bytes(found).decode("utf-8", "surrogateescape")
 
     def block_checksums(self) -> list[Column]:
-        """Return the checksums of the blocks of each file; none of a file that was here."""
+        """Return the checksums of the blocks of each file; none of a local file."""
         ends = self.meta.get("block_ends", [])
         return np.split(np.load(self.folder / BLOCKS), ends[:-1]) if ends else []
 

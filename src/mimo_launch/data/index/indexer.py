@@ -218,7 +218,7 @@ def read_part(
 
 
 # With fewer bytes of shards, one process finishes before others have started. Most bytes of tar
-# files are pixels, which are not read; a text is as much work as many times its bytes of pixels.
+# files are pixels, which are not read; a byte of text takes as long as `_TEXT` of pixels.
 SMALL, _TEXT = 32 << 20, 16
 # The indexer of a worker process: made once, because a tokenizer loads slowly.
 _INDEXERS: list[SampleIndexer] = []
@@ -260,7 +260,7 @@ def tasks_of(shards: Sequence[NamedShard]) -> list[Task]:
     for number, shard in enumerate(shards):
         parts: Sequence[Part] = (Part(),)
         with suppress(BrokenFile, OSError, ValueError):
-            # A shard is one part: there may be many of them, on a slow file system or elsewhere.
+            # A tar file, or one from elsewhere, is one part: they may be many, and slow to open.
             is_one = shard.is_tar or not isinstance(shard.path, Path)
             parts = parts if is_one else open_file(shard).parts()
         found += [Task(number, shard, part) for part in parts]

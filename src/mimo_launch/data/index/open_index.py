@@ -47,7 +47,7 @@ from mimo_launch.processors.image_texts import image_text
 from mimo_launch.processors.tokenizer import chat_sources, special_texts
 from mimo_launch.spec.spec import Spec, UserData
 
-# The version of how files are cut into parts.
+# The version of the rule that cuts files into parts.
 PARTS = 2
 
 
@@ -134,7 +134,7 @@ def _identity(
     identity = {
         "names": [str(each.path.absolute()) for each in shards],
         "settings": {
-            # Of files from elsewhere, an index may be made on another host.
+            # An index of files from elsewhere may come from another host.
             **({"tokenizer": str(folder.absolute())} if is_here else {}),
             "template": data.template.model_dump(mode="json"),
             "said": [data.image_marker, data.audio_marker, data.video_marker],
@@ -153,7 +153,7 @@ def _identity(
 
 
 def _state(path: DataPath) -> list[int] | None:
-    """Return the state of a file; None of one that a command without a network asks about."""
+    """Return size and time of a file; None if they are unknown, and no network may be used."""
     with suppress(NotFetched):
         found = path.stat()
         return [found.st_size, found.st_mtime_ns]
@@ -232,7 +232,7 @@ def _make(
 
 
 def _write_blocks(made: Path, shards: Sequence[NamedShard]) -> dict[str, Any]:
-    """Write the checksums of what was fetched, by which later reads are compared."""
+    """Write the checksums of fetched blocks, to compare later reads; return where files end."""
     found = [
         each.path.checksums() if isinstance(each.path, RemotePath) else np.zeros(0, "u4")
         for each in shards

@@ -350,7 +350,7 @@ class OpenSplit:
         return {suffixes[suffix]: MemberPlace(offset, size) for suffix, offset, size in values}
 
     def fetch(self, texts: Iterable[int], media: Iterable[int]) -> None:
-        """Fetch what `read` needs of samples, of all or of their texts, many at once.
+        """Fetch samples from elsewhere, in parallel: only the text of `texts`, all of `media`.
 
         Raises: SourceGone, OSError.
         """

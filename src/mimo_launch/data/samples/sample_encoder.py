@@ -113,7 +113,7 @@ class SampleEncoder:
             is_over = "messages[-1].role == 'assistant' and not add_generation_prompt"
             return (
                 f"the chat template writes {earlier} after each answer but the last one, so the "
-                "model does not learn there where to stop; at the end of the chat_template.jinja "
+                "model does not learn to stop after that; at the end of the chat_template.jinja "
                 f"of the tokenizer, write `{{%- if {is_over} %}}{earlier}{{% endif %}}`",
             )
         return (
@@ -123,7 +123,7 @@ class SampleEncoder:
         )
 
     def _end_of(self, text: str, last: int) -> str:
-        """Return the special token that ends what is learnt up to a place of a text, or ""."""
+        """Return the special token at the end of `text[:last]`, or ""."""
         found = re.search(rf"(?:{self._ends})\Z", text[:last].rstrip())
         return found[0] if found else ""
 

@@ -1,4 +1,4 @@
-"""A folder on the local disk for what has been fetched, of limited size.
+"""A cache of limited size on the local disk for what has been fetched.
 
 Decides: which files are removed when there are too many; that no process removes a file that
 another one reads.
@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Bytes of a block; blocks of one request at most. Of a block there is a number: its checksum, and
-# whether it is known and the block is here.
+# Bytes of a block; most blocks of one request. Each block has a number: its checksum, a bit if the
+# checksum is known, and a bit if the block is here.
 BLOCK, MOST_BLOCKS = 1 << 18, 64
 KNOWN, HERE = 1 << 32, 1 << 33
 
@@ -26,7 +26,7 @@ class WrongBytes(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockCache:
-    """A folder of files that are removed, those that were used last at the end, beyond `most`."""
+    """A folder of at most `most` bytes; beyond, the least recently used files are removed."""
 
     folder: Path
     most: int
@@ -34,7 +34,7 @@ class BlockCache:
     _new: list[int] = field(default_factory=lambda: [0], compare=False)
 
     def make_room(self, size: int) -> None:
-        """Remove files that no process reads, if there may be too many with `size` new bytes."""
+        """Remove files that no process reads, if `size` new bytes may be too many."""
         self._new[0] += size
         if self._new[0] < min(64 << 20, self.most // 16):
             return
@@ -60,7 +60,7 @@ def _used(path: Path) -> tuple[int, float, Path]:
 
 
 def _remove(path: Path) -> bool:
-    """Remove a file that no process holds; return whether it was."""
+    """Remove a file that no process holds; return whether it was removed."""
     with suppress(OSError), path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         marks = path.with_suffix(".marks")
@@ -80,7 +80,7 @@ def held(path: Path, *, makes: bool = False) -> Iterator[int]:
     while True:
         descriptor = os.open(path, flags, 0o644)
         try:
-            with suppress(OSError):  # Some file systems have no locks, and other hosts' files.
+            with suppress(OSError):  # Some file systems have no locks, some files no owner here.
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 os.utime(descriptor)
             if os.fstat(descriptor).st_nlink:  # Otherwise it was removed before the lock.

@@ -1,11 +1,11 @@
-"""A file from elsewhere as far as it has been fetched: blocks on the local disk, with checksums.
+"""The fetched part of a file from elsewhere: blocks on the local disk, with checksums.
 
 Decides: that a file is kept in segments, each a sparse file of which only fetched blocks take room;
-that every block has a checksum from its first touch on; that a block is fetched once.
+that every block has a checksum once it has been fetched; that a block is fetched once.
 Relies on: `block_cache` for the folder.
 Leaves: fetching, and repeating it, to `remote_files`.
 
-Of a segment there are its bytes, `NAME.data`, and `NAME.marks`, a number per block, which remains
+A segment has two files: its bytes, `NAME.data`, and a number per block, `NAME.marks`, which remains
 when the bytes are removed.
 """
 
@@ -28,7 +28,7 @@ from mimo_launch.data.sources.block_cache import (
 )
 from mimo_launch.data.sources.kept_files import locked
 
-# Locks of all requests together: each stands for many runs of blocks, by their first.
+# Lock files for all requests: a hash of the first block of a run picks one.
 _LOCKS = 1024
 Marks = npt.NDArray[np.uint64]
 
@@ -36,8 +36,8 @@ Marks = npt.NDArray[np.uint64]
 class CachedFile:
     """The blocks of a file of `size` bytes with this name. Any thread or process may read.
 
-    `fetch` returns the bytes from one offset to another; it may raise what it likes. With `is_one`
-    there is one segment, which others can read as soon as it is complete.
+    `fetch` returns the bytes from one offset to another, and may raise any error. With `is_one`
+    there is one segment, a plain file once it is complete.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class CachedFile:
 
     @property
     def path(self) -> Path:
-        """The only segment of a file that is one."""
+        """The local file of a file with one segment."""
         (only,) = self._segments
         return only.path
 
     def expect(self, checksums: npt.NDArray[np.uint32]) -> None:
-        """Refuse blocks with other checksums than these, which an index has seen."""
+        """Refuse blocks with other checksums than these, from an index."""
         at = 0
         for each in self._segments:
             each.wanted = checksums[at : (at := at + each.num_blocks)]
@@ -103,9 +103,9 @@ class CachedFile:
 
 
 class _Segment:
-    """The blocks of a file from `begin` on; `wanted` are checksums that an index has seen.
+    """The blocks of a file from `begin` on; `wanted` are checksums from an index.
 
-    Offsets count from the begin of the segment, except those for `fetch`.
+    Offsets count from the start of the segment, except those for `fetch`.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class _Segment:
                 if not damaged:
                     break
                 if is_again:
-                    raise WrongBytes(f"block {damaged[0]:,} of {self.path} cannot be kept")
-                for block in damaged:  # The disk, or a process that was killed while it wrote.
+                    raise WrongBytes(f"the bytes of block {damaged[0]:,} in {self.path}")
+                for block in damaged:  # By the disk, or by a process that was killed.
                     _write(marks, block, [int(self._numbers(marks, block, block + 1)[0]) & ~HERE])
         return found[offset - first * BLOCK :][:size]
 

@@ -1,8 +1,8 @@
 """How files at addresses such as `s3://bucket/x.tar` are fetched, request by request.
 
 Decides: which addresses are fetched, and with which package; that a request that fails is repeated
-for as long as the spec says, and that a run then ends, with the name of the file, because records
-of a source that is gone are no bad samples; that the ranks of a host ask for a size once.
+for as long as the spec says, and that the run then ends and names the file, because a source that
+is gone does not make its samples bad; that the ranks of a host ask for a size once.
 Relies on: `fsspec` for requests, credentials and end points (those of its packages: environment
 variables and files of the user).
 Leaves: which bytes are fetched to `remote_files`.
@@ -26,11 +26,11 @@ from mimo_launch.diag.installed import REMOTE_PACKAGES, is_installed
 from mimo_launch.spec.user_data import UserData
 
 _ADDRESS = re.compile(r"(s3|gs|https?)://", re.IGNORECASE)
-# Seconds that a size or a list of names holds: the ranks of a host ask at almost the same time.
+# Seconds for which a size or a list of names is kept: the ranks of a host ask at almost one time.
 _FRESH = 60.0
-# Seconds of one request, between two of them at most, and tries where another will not help.
+# Most seconds of a request, and between two; tries after errors that do not pass.
 _REQUEST, _LONGEST, FEW = 60.0, 10.0, 3
-# Requests at once of one process.
+# Parallel requests of one process.
 REQUESTS = 32
 V = TypeVar("V")
 
@@ -44,12 +44,12 @@ class NotFetched(FileNotFoundError):
 
 
 def is_address(name: str) -> bool:
-    """Return whether a name is that of a file which is fetched."""
+    """Return whether a name is an address to fetch from."""
     return _ADDRESS.match(name) is not None
 
 
 def package_of(name: str) -> str:
-    """Return what pip installs to fetch an address, "" if it is here."""
+    """Return the packages that are missing to fetch an address, for pip; "" if none."""
     found = _ADDRESS.match(name)
     packages = REMOTE_PACKAGES[found[1].lower()] if found else {}
     return " ".join(f"'{each}'" for name, each in packages.items() if not is_installed(name))
@@ -57,7 +57,7 @@ def package_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """How files are fetched into a cache, for `patience` seconds; none if it is not `is_on`."""
+    """How files are fetched into a cache: `patience` is in seconds; none is if not `is_on`."""
 
     cache: BlockCache
     patience: float
@@ -72,7 +72,10 @@ def fetching_of(data: UserData, *, is_on: bool) -> Fetching:
 
 
 def known(fetching: Fetching, what: str, name: str, ask: Callable[[], V]) -> V:
-    """Return what a host was told a moment ago, or asks for now; without a network, ever."""
+    """Return an answer that this host got a moment ago, or ask now; if not `is_on`, any old one.
+
+    Raises: SourceGone; NotFetched if there is none and `fetching` is not on.
+    """
     path = fetching.cache.folder / f"{hashlib.sha256(what.encode()).hexdigest()[:24]}.json"
     with suppress(OSError, ValueError, KeyError):
         kept = json.loads(path.read_text(encoding="utf-8"))
@@ -106,14 +109,14 @@ def patiently(fetching: Fetching, name: str, ask: Callable[[], V]) -> V:
             why = " ".join(str(last).split())[:200]
             raise SourceGone(
                 f"{name} could not be fetched in {tries} tries over {tried:.0f} s: "
-                f"{type(last).__name__}: {why}; see that it is there and may be read, or wait "
+                f"{type(last).__name__}: {why}; check that it is there and may be read, or wait "
                 "longer with `fetch: {patience: SECONDS}` in `data`; then start the run again"
             ) from last
         time.sleep(min(pause(tries), max(0.0, fetching.patience - tried)))
 
 
 def pause(tries: int) -> float:
-    """Return the seconds before another try; ranks do not ask all at once."""
+    """Return the seconds before another try, drawn so that ranks do not all ask together."""
     longest = min(_LONGEST, 0.1 * 2.0 ** min(tries, 10))
     return longest * (0.5 + random.random() / 2)
 

@@ -49,7 +49,7 @@ class NoFormat(ValueError):
 
 
 def split_files(data: UserData, split: "Split", *, fetches: bool = False) -> list[NamedShard]:
-    """Return the files of a split; with `fetches`, bytes of them may be fetched and rows copied.
+    """Return the files of a split; with `fetches`, bytes may be fetched and rows copied.
 
     Raises: PatternError; SourceGone, NotFetched if addresses cannot be listed.
     """

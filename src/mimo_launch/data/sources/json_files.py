@@ -76,7 +76,7 @@ class JsonLines(SourceFile):
 
     def fetch(self, places: Places, suffixes: Collection[str]) -> None:
         """Fetch a record. Raises: SourceGone, OSError."""
-        del suffixes  # They are in its text, or in files that are here.
+        del suffixes  # Media are in its text, or in local files.
         self._file.fetch([places["json"]])
 
     def read(self, places: Places, suffix: str, limit: int | None = None) -> bytes:

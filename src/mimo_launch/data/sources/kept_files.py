@@ -1,4 +1,4 @@
-"""Files that are made from data, and kept: where they lie, and that one process makes them.
+"""Where files that are made from data are kept, and the lock for the process that makes them.
 
 Decides: that they lie in the folder that the spec names, else beside the data, else in the user's
 cache; that a process waits for the lock of another, which the kernel releases when its holder ends.
@@ -22,7 +22,7 @@ def cache_folder(name: str) -> Path:
 
 
 def kept_folders(asked: str | None, path: object) -> tuple[Path, ...]:
-    """Return where files made from a file may be: `asked` is `data.index`."""
+    """Return the folders that may keep files made from `path`; `asked` is `data.index`."""
     if asked is not None:
         return (Path(asked),)
     beside = (path.parent / FOLDER,) if isinstance(path, Path) else ()

@@ -1,6 +1,6 @@
-"""Files at addresses such as `s3://bucket/x.tar`, read as if they were here.
+"""Files at addresses such as `s3://bucket/x.tar`, read like local files.
 
-Decides: that a file is fetched in ranges, further ahead the more is read in a row; that wrong bytes
+Decides: that reading in order fetches further and further ahead; that wrong bytes
 are fetched again, and that a run ends if they stay wrong.
 Relies on: `fetching` for requests, `block_cache` for what has been fetched and its checksums.
 Leaves: formats to the classes of files.
@@ -51,7 +51,7 @@ class State:
 
 
 class RemotePath:
-    """The address of a file, with those parts of `pathlib.Path` that readers use."""
+    """The address of a file, with the parts of `pathlib.Path` that readers use."""
 
     def __init__(self, url: str, fetching: Fetching) -> None:
         self.url, self.fetching = url, fetching
@@ -107,7 +107,7 @@ class RemotePath:
 
     @cached_property
     def _table(self) -> "CachedFile":
-        """The same, in one piece."""
+        """The same, as one file."""
         return self._blocks(is_one=True)
 
     def _blocks(self, *, is_one: bool) -> "CachedFile":
@@ -141,13 +141,13 @@ class RemotePath:
             self.read(offset, size)
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        """Open it to read it from begin to end."""
+        """Open it to read it from start to end."""
         del mode
         return io.BufferedReader(_Stream(self), 1 << 16)
 
     @contextmanager
     def whole(self) -> Iterator[Path]:
-        """Fetch it, and hold it in the cache. Raises: SourceGone, NotFetched, OSError."""
+        """Fetch it whole, hold it, yield its path. Raises: SourceGone, NotFetched, OSError."""
         self._checked(self._table.complete)
         with held(self._table.path):
             # It may have been removed before it was held.
@@ -163,7 +163,7 @@ class RemotePath:
                 why = str(error)
                 time.sleep(pause(tries))
         raise SourceGone(
-            f"{self.url}: {why} are not those that were read first, in {FEW} requests: bring back "
+            f"{self.url}: {why} are not those that were read first, in {FEW} requests: restore "
             "the file as it was, or remove its index to read it as it is now"
         )
 
@@ -181,7 +181,7 @@ class RemotePath:
 
 
 class _Stream(io.RawIOBase):
-    """Reads a file from begin to end, further ahead the more it has read in a row."""
+    """Reads a file from start to end; each read fetches further ahead."""
 
     def __init__(self, path: RemotePath) -> None:
         self._path, self._at, self._ahead = path, 0, 0
@@ -224,7 +224,7 @@ def remote_names(pattern: str, fetching: Fetching) -> list[str]:
 
 
 def ask_for_states(paths: Sequence[object]) -> None:
-    """Ask for size and version of all files from elsewhere, many at once. Raises: SourceGone."""
+    """Ask for size and version of all files from elsewhere, in parallel. Raises: SourceGone."""
     remote = [path for path in paths if isinstance(path, RemotePath)]
     if remote:
         with ThreadPoolExecutor(min(REQUESTS, len(remote)), "fetcher") as threads:

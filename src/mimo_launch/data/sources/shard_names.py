@@ -160,10 +160,10 @@ def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:
 
 
 def _paths(name: str, fetching: Fetching | None) -> list[DataPath]:
-    """Return the files that a name without braces stands for."""
+    """Return the files that a name without braces matches."""
     if fetching is None or not is_address(name):
         return [*map(Path, sorted(_Glob().names(name)) if has_magic(name) else [name])]
-    # A server of files lists none, and its addresses may have a query.
+    # An HTTP server lists no names, and the `?` of an address may begin a query.
     is_listed = has_magic(name) and not name.lower().startswith("http")
     names = remote_names(name, fetching) if is_listed else [name]
     return [RemotePath(each, fetching) for each in names]

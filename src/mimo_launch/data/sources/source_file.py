@@ -140,7 +140,7 @@ class OpenFiles:
         return self._open(shard).read(places, suffix)
 
     def fetch(self, wanted: Sequence[tuple[int, Places, Collection[str]]]) -> None:
-        """Fetch members of samples, as (file, places, suffixes), from elsewhere, many at once.
+        """Fetch members of samples, as (file, places, suffixes), from elsewhere, in parallel.
 
         Raises: SourceGone, OSError.
         """
@@ -155,7 +155,7 @@ class OpenFiles:
             if shard in self._files:
                 self._files.move_to_end(shard)
                 return self._files[shard]
-        # Others go on meanwhile: it may have to be fetched.
+        # Outside the lock: it may have to be fetched, and other threads go on meanwhile.
         file = self._open_file(self.shards[shard], self._recent)
         with self._lock:
             self._files[shard] = file
@@ -165,7 +165,7 @@ class OpenFiles:
 
 
 class BytesByPlace(Protocol):
-    """An open file of which bytes are read by their place."""
+    """An open file from which bytes are read by their place."""
 
     def bytes_at(self, place: MemberPlace, limit: int | None = None) -> bytes:
         """Return bytes, or the first `limit`. Raises: OSError; EOFError if the file is shorter."""

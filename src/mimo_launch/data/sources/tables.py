@@ -41,7 +41,7 @@ PART, MOST_ROWS, _ROWS = 32 << 20, 1 << 14, 64
 # The largest row group: it is in memory as a whole, several times. From `LARGE` bytes on, it takes
 # longer to decode than a photograph.
 MAX_GROUP, LARGE = 2 << 30, 8 << 20
-# The folder of copies; the bytes for which the map of one counts.
+# The folder of copies; the bytes that a memory-mapped copy counts among recent groups.
 _COPIES, _MAP = "rows", 1 << 20
 
 
@@ -54,7 +54,7 @@ class TableFile(SourceFile):
         self._begins: Sequence[int] = (0,)
 
     def _here(self, shard: NamedShard) -> Path:
-        """Return the file, fetched as a whole if it is not here: its bytes are read by pyarrow."""
+        """Return a local path; a file from elsewhere is fetched whole, because pyarrow reads it."""
         if isinstance(shard.path, Path):
             return shard.path
         self._held = ExitStack()

@@ -145,7 +145,7 @@ class TarFile(SourceFile):
         return max(ends) / self._path.stat().st_size
 
     def fetch(self, places: Places, suffixes: Collection[str]) -> None:
-        """Fetch members, which are beside each other. Raises: SourceGone, OSError."""
+        """Fetch members, which are adjacent. Raises: SourceGone, OSError."""
         if found := [places[each] for each in suffixes if each in places]:
             self._file.fetch(found)
 

@@ -162,5 +162,5 @@ SARVAM_MOE = replace(
         "num_experts_per_tok": 6, "routed_scaling_factor": 2.5, "rope_theta": 8e6,
     },
     rank=3,
-    notes="Experts of a GLM-4.5, with whole heads that rotate.",
+    notes="The experts of a GLM-4.5; whole heads rotate.",
 )  # fmt: skip

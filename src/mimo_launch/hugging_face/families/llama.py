@@ -1,8 +1,7 @@
 """Llama, with which all others are compared, and decoders that differ from it in settings alone.
 
 Sources: `transformers` 5.23, models/llama; 5.24, models/seed_oss, models/ernie4_5, models/helium,
-models/internlm3, models/iquestcoder, models/exaone and
-models/cwm.
+models/internlm3, models/iquestcoder, models/exaone and models/cwm.
 """
 
 from mimo_launch.hugging_face import decoders

@@ -1,8 +1,8 @@
 """Qwen2.5-Omni: a thinker, which is a Qwen2.5-VL with audio, followed by a talker.
 
 The vocoder is left out, as none of our modules computes it. The sound of a video is not used. The
-text that a talker reads has equal positions on all three axes, which
-rotate like positions on one axis.
+text that a talker reads has equal positions on all three axes, which rotate like positions on one
+axis.
 
 Sources: arXiv:2503.20215; `transformers` 5.24, models/qwen2_5_omni.
 """
@@ -183,8 +183,8 @@ QWEN2_5_OMNI = NestedWhole(
     left_out=("token2wav.",),
     config_of=_config_of,
     needs=frozenset({"decoder", "talker"}),
-    notes="`export` copies the vocoder, and parts that no module is, from the folder that "
-    "`language` came from, with the settings around them. Sound of a video is not heard. "
+    notes="`export` copies the vocoder, and parts that are no module of the spec, from the folder "
+    "that `language` came from, with the settings around them. Sound of a video is not used. "
     "`audio_bos_eos_token` of the audio tower is left out: nothing reads it.",
 )
 QWEN2_5_OMNI_THINKER = NestedWhole(

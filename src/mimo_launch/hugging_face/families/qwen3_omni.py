@@ -1,4 +1,4 @@
-"""Qwen3-Omni: a thinker, which is a Qwen3-VL of experts with audio; its talker is left out.
+"""Qwen3-Omni: a thinker, which is a Qwen3-VL with experts and audio; its talker is left out.
 
 Sources: arXiv:2509.17765; `transformers` 5.24, models/qwen3_omni_moe.
 """
@@ -22,7 +22,7 @@ from mimo_launch.hugging_face.wholes import Tokens
 
 _TYPE, _THINKER = "qwen3_omni_moe", "thinker_config"
 _CHUNK, _WINDOW = ("n_window", 50), ("n_window_infer", 800)
-# Whatever a chunk has, transformers counts 13 tokens.
+# transformers counts 13 tokens for a chunk of any length, which is right for these alone.
 _OF_13_TOKENS = (49, 50, 51, 52)
 
 
@@ -82,7 +82,7 @@ VISION = replace(
         "projector.deepstack.*.mlp.up": "merger_list.*.mlp.0",
         "projector.deepstack.*.mlp.down": "merger_list.*.mlp.2",
     },
-    # Its times may lie between whole positions.
+    # Times of its videos may lie between whole positions.
     video=None,
     rank=1,
 )
@@ -159,7 +159,7 @@ QWEN3_OMNI = NestedWhole(
     config_of=lambda models, tokens: {
         "model_type": _TYPE, _THINKER: _thinker_of(models, tokens),
     },
-    # It is never ours, so that `export` writes such a folder only with the talker of another one.
+    # The talker is no module here, so `export` writes such a folder only with a copied talker.
     needs=frozenset({"decoder", "talker"}),
     notes="`export` copies the talker, its code predictor and the vocoder from the folder that "
     "`language` came from, with the settings around them; a thinker from elsewhere is written "
