@@ -23,11 +23,11 @@ def test_it_says_what_digits_are_like(run_cli: Cli) -> None:
     heads = [line.partition(" ")[0] for line in out.splitlines() if line and line[0] != " "]
     assert heads == [
         "quickstart:", "tokens", "lengths", "vision", "sequences", "balance",
-        "read", "speed", "sample", "sample",
+        "read", "speed", "samples", "sample", "sample",
     ]  # fmt: skip
     assert max(map(len, out.splitlines())) <= 100  # The columns of the screen.
     assert "all of them could be" in out
-    assert "<bos> <vision 2 x " in out
+    assert "<bos> <vision 1: 2 x " in out
     assert "<eos>]]" in out
 
 
@@ -118,9 +118,48 @@ def test_as_many_samples_are_shown_as_asked_for_each_once_by_shard_and_key(
     path = shard_spec(tmp_path)
     code, out, _ = run_cli(f"data {path} --show {asked} --steps 1 --set data.packing={packing}")
     assert code == 0
-    named = re.findall(r"^  (a\.tar 0\d\d), \d+ tokens$", out, re.MULTILINE)
+    named = re.findall(r"^  (a\.tar 0\d\d), \d+ tokens, \d+ learnt", out, re.MULTILINE)
     assert len(named) == len(set(named)) == shown
     assert "read       4 records of 1 step" in out or packing == "true"
+
+
+PAINTED = re.compile("\x1b\\[(32|36)m(.*?)\x1b\\[0m", re.DOTALL)
+
+
+def test_learnt_text_is_green_on_a_screen_and_in_brackets_elsewhere(
+    run_cli: Cli, tmp_path: Path
+) -> None:
+    path = shard_spec(tmp_path)
+    command = f"data {path} --show 3 --steps 1"
+    plain, painted = (run_cli(f"{color}{command}")[1] for color in ("", "--color always "))
+    plain, painted = (said[said.index("samples  ") :] for said in (plain, painted))
+    assert "\x1b" not in plain
+
+    def in_brackets(found: re.Match[str]) -> str:
+        return f"[[{found[2]}]]" if found[1] == "32" else found[2]
+
+    # Lines are filled to the screen, so their ends differ.
+    assert PAINTED.sub(in_brackets, painted).split() == plain.split()
+    rows = [text for color, text in PAINTED.findall(painted) if color == "36"]
+    marks = re.findall(r"<vision \d+: .*?>", " ".join(plain.split()))
+    assert [" ".join(each.split()) for each in rows] == ["<rows>", *marks]
+    assert len(rows) > 1
+
+
+def test_text_from_outside_sets_no_colours(run_cli: Cli, tmp_path: Path) -> None:
+    said = [
+        {"role": "user", "content": "\x1b[31mred\x01"},
+        {"role": "assistant", "content": "\x1b[31mNo"},
+    ]
+    path = shard_spec(tmp_path)
+    records = [("000", {"json": {"messages": said}}), ("\x1b[31mbad", {"json": {}})]
+    write_shard(tmp_path / "a.tar", records)
+    code, out, _ = run_cli(f"--color always data {path} --steps 1")
+    assert code == 0
+    assert "\x1b[31m" not in out
+    assert "a.tar \\x1b[31mbad: " in out
+    assert "user\\n\\x1b[31mred\\x01<|im_end|>" in out
+    assert "\x1b[32m\\x1b[31mNo<|im_end|>\x1b[0m" in out
 
 
 def test_names_that_are_no_text_can_be_said(

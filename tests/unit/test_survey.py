@@ -1,6 +1,7 @@
 """What `mimo-launch data` finds: counts by hand, bad records by id, samples as models see them."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from PIL import Image
 from tests.support.damage import damaged
 from tests.support.shards import planted, sample, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
+from tokenizers import Tokenizer, decoders
 
-from mimo_launch.cli.data_tables import page, png, record_text
+from mimo_launch.cli.data_tables import as_text, page, png, record_text
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.order.sample_order import (
@@ -26,7 +28,7 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.spec import Spec
 from mimo_launch.survey.index_statistics import find_facts, first_steps
 from mimo_launch.survey.reading_speed import read_steps, survey
-from mimo_launch.survey.shown_samples import show_samples
+from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord, show_samples
 
 GRIDS = {"vision": box(0, dp=2), "language": box(2, tp=2)}
 
@@ -107,7 +109,7 @@ def test_a_graph_is_shown_with_what_it_makes_and_what_no_text_has() -> None:
         tokens = sum(p.tokens for p in record.pieces if p.encoder not in ("vision", "drawer"))
         assert tokens == record.tokens
         assert record.images.keys() == {"vision", "drawer"}
-    assert "merger 1 x 3: 3 rows" in page(found)
+    assert "merger 1: 1 x 3 = 3 rows" in page(found)
 
 
 def test_a_part_of_the_records_is_the_first_in_the_order_of_training() -> None:
@@ -169,7 +171,7 @@ def test_a_record_is_shown_as_the_model_sees_it() -> None:
         _, labels = dataset.text("train", index)
         answer = [int(token) - 4 for token in labels[labels != IGNORE_LABEL][:-1]]
         said = "<bos> " + (
-            f"<vision 2 x {2 * len(answer)}: {4 * len(answer)} rows>"
+            f"<vision 1: 2 x {2 * len(answer)} = {4 * len(answer)} rows>"
             if index == strip
             else " ".join(names[digit] for digit in answer)
         )
@@ -251,3 +253,65 @@ def test_shards_are_shown_with_their_text_images_and_what_was_left_out(tmp_path:
     assert "<mark>" in drawn
     assert "&lt;|im_start|&gt;" in drawn
     assert "<|im_start|>" not in drawn
+
+
+def conversations(folder: Path, **data: Any) -> Spec:
+    """A spec of language alone over two sources of a few conversations."""
+    tokenizer_folder(folder / "tokenizer")
+    for name in ("chats", "charts"):
+        said = [{"role": "user", "content": f"Say  \u732b of {name}."}]
+        said += [{"role": "assistant", "content": f" \u732b\u72ac, {name}"}]
+        lines = [json.dumps({"messages": said * (1 + number)}) + "\n" for number in range(4)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    sources = [str(folder / f"{name}.jsonl") for name in ("chats", "charts")]
+    data = {
+        "kind": "files", "sources": sources, "template": "chat",
+        "tokenizer": str(folder / "tokenizer"), **data,
+    }  # fmt: skip
+    return spec({"language": box(0, model={"vocab": 400})}, mbs=8, seq=256, data=data)
+
+
+def first_shown(made: Spec) -> list[ShownRecord]:
+    found = survey(made, build_dataset(made), records=8, steps=1, show=8)
+    return [record for shown in found.shown for record in shown.records]
+
+
+def test_pieces_joined_are_the_text_of_the_template(tmp_path: Path) -> None:
+    """Also with a decoder that strips the blank of the first word, as Llama's does."""
+    made = conversations(tmp_path)
+    file = str(tmp_path / "tokenizer" / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    tokenizer.save(file)
+    shown = first_shown(made)
+    assert len(shown) == 8
+    for record in shown:
+        name = record.source
+        turn = "<|im_start|>user\nSay  \u732b of {0}.<|im_end|>\n<|im_start|>assistant\n"
+        turn += "[[ \u732b\u72ac, {0}<|im_end|>]]\n"
+        times = int(record.name.removeprefix(f"{name}.jsonl line "))
+        assert record_text(record) == turn.format(name).replace("\n", "\\n") * times
+
+
+def test_a_long_text_is_shown_without_its_middle() -> None:
+    piece = ShownPiece("learnt", "a" * 600 + "b" * 1000 + "c" * 600, 3)
+    shown = record_text(ShownRecord(0, "x", 3, [piece]))
+    assert shown == f"[[{'a' * 500} ... 1,200 characters ... {'c' * 500}]]"
+
+
+def test_the_line_of_a_record_says_what_is_cut(tmp_path: Path) -> None:
+    whole = {record.name: record for record in first_shown(conversations(tmp_path))}
+    made = conversations(tmp_path, too_long="truncate")
+    made = made.model_copy(update={"batch": made.batch.model_copy(update={"seq": 128})})
+    found = survey(made, build_dataset(made), records=8, steps=1, show=8)
+    shown = [record for sample in found.shown for record in sample.records]
+    lines = as_text(found, None).splitlines()
+    assert len(shown) == 8
+    for record in shown:
+        before = whole[record.name]
+        line = f"  {record.name} ({record.source}), {min(before.tokens, 128)} tokens, "
+        line += f"{sum(p.tokens for p in record.pieces if p.kind == 'learnt')} learnt"
+        if (left_out := before.tokens - 128) > 0:
+            line += f"; cut: {left_out} of {before.tokens} tokens are left out"
+        assert line in lines
+    assert sum("cut:" in line for line in lines) == sum(e.tokens > 128 for e in whole.values()) > 0

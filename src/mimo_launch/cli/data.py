@@ -7,6 +7,7 @@ Leaves: the words to `data_tables`.
 """
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,7 @@ Examples:
   mimo-launch data spec.yaml
   mimo-launch data spec.yaml --tokens-per-second 40000
   mimo-launch data spec.yaml --set data.packing=true --records 100000
+  mimo-launch data spec.yaml --show 3
   mimo-launch data spec.yaml --show 8 --html samples.html
   mimo-launch data spec.yaml --stats stats.json
   mimo-launch data spec.yaml --index-to /shared/index
@@ -35,10 +37,11 @@ Examples:
 
 Read the data of a spec as training would, and show what is there: records, tokens and rows,
 lengths, how full sequences are with and without packing, how even the replicas of encoders are
-before and after balancing, records that cannot be read, a few samples as the model sees them, and
-how many tokens per second this machine can read. Starts no ranks and needs no GPU. Exits with 0,
-with 2 when the spec is wrong, or with 1 when its data cannot be used, when they are read more
-slowly than --tokens-per-second asks for, or when the HTML page cannot be written.
+before and after balancing, records that cannot be read, a few samples as the model gets them, with
+what is learnt in green (in a file or a pipe between [[ and ]]), and how many tokens per second this
+machine can read. Starts no ranks and needs no GPU. Exits with 0, with 2 when the spec is wrong, or
+with 1 when its data cannot be used, when they are read more slowly than --tokens-per-second asks
+for, or when the HTML page cannot be written.
 """
 
 
@@ -61,7 +64,9 @@ class DataCommand:
             min=1, metavar="T", help="Tokens that all ranks compute together, to compare."
         ),
     ] = None
-    show: Annotated[int, typer.Option(min=0, metavar="N", help="Show the first N samples.")] = 2
+    show: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Show the first N samples of the run.")
+    ] = 2
     html: Annotated[
         Path | None,
         typer.Option(metavar="FILE.html", help="Write the samples, with their images, as a page."),
@@ -107,11 +112,12 @@ class DataCommand:
         if self.index_to is not None:
             self._ship(dataset, self.index_to, console)
         found = survey(spec, dataset, records=self.records, steps=self.steps, show=self.show)
-        console.answer(
-            as_json_text(found, self.tokens_per_second)
-            if self.as_json
-            else as_text(found, self.tokens_per_second)
-        )
+        if self.as_json:
+            console.answer(as_json_text(found, self.tokens_per_second))
+        else:
+            colors = console.colors(sys.stdout)
+            text = as_text(found, self.tokens_per_second, colors=colors)
+            console.answer(text, painted=colors)
         if self.html is not None:
             console.write_file(self.html, page(found), "--html")
             console.note(f"wrote {self.html}")

@@ -1,7 +1,7 @@
 """The answers of `mimo-launch data`: lines, JSON, and a page with the samples.
 
-Decides: the words, the rounding, and the keys of `--json`; that the page escapes everything from
-the data, and draws the smallest value of an image black, the largest white.
+Decides: the words, the rounding, the colours, and the keys of `--json`; that the page escapes
+everything from the data, and draws the smallest value of an image black, the largest white.
 Relies on: `survey` for the facts, `drawing.html_page`, `shared.console` for narrow screens.
 Leaves: output to the command.
 """
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from mimo_launch.cli.shared.console import wrapped
 from mimo_launch.data.dataset import Media
+from mimo_launch.diag.text import visible
 from mimo_launch.drawing.html_page import html_page
 from mimo_launch.survey.index_statistics import SampleSpread, SourceFacts
 from mimo_launch.survey.reading_speed import Survey
@@ -27,7 +28,12 @@ from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord
 
 _LABEL = 11
 _MOST_BAD, _MOST_IGNORED = 5, 10
-_MOST_CHARACTERS = 2000
+# Of a piece of text; a longer one is shown without its middle.
+_MOST_CHARACTERS = 1000
+# Signs of one column, which become colours after lines are wrapped. `visible` leaves no such
+# characters in what comes from outside.
+_LEARNT, _ROWS, _PLAIN = "\x01", "\x02", "\x03"
+_COLORS = str.maketrans({_LEARNT: "\x1b[32m", _ROWS: "\x1b[36m", _PLAIN: "\x1b[0m"})
 
 
 def as_json_text(found: Survey, wanted: float | None) -> str:
@@ -42,19 +48,34 @@ def as_json_text(found: Survey, wanted: float | None) -> str:
     return json.dumps(record, indent=2, ensure_ascii=False)
 
 
-def as_text(found: Survey, wanted: float | None) -> str:
+def as_text(found: Survey, wanted: float | None, *, colors: bool = False) -> str:
     """Return the survey as text; `wanted` is the tokens per second to keep up with, if any."""
-    lines = [wrapped(line, _LABEL) for line in (*_facts(found), "", *_reading(found, wanted))]
+    facts = map(visible, (*_facts(found), "", *_reading(found, wanted)))
+    lines = [wrapped(line, _LABEL) for line in facts]
+    if found.shown:
+        legend = f"{_marked('learnt text', _LEARNT, colors)}, {_marked('<rows>', _ROWS, colors)}"
+        lines += ["", f"samples    as the model gets them, in the order of the run: {legend}"]
     for number, sample in enumerate(found.shown):
         padding = f", {sample.padding:,} of padding"
         lines += ["", f"sample {number}: {_count(len(sample.records), 'record')}{padding}"]
         for record in sample.records:
-            text = record_text(record)
-            rest = len(text) - _MOST_CHARACTERS
-            if rest > 0:
-                text = f"{text[:_MOST_CHARACTERS]} ... and {rest:,} characters more"
-            lines += [f"  {record.name}, {record.tokens:,} tokens", wrapped(f"    {text}", 4)]
-    return "\n".join(lines)
+            lines += [
+                wrapped(f"  {visible(_head(record))}", 4),
+                wrapped(f"    {record_text(record, colors=colors)}", 4),
+            ]
+    return "\n".join(lines).translate(_COLORS)
+
+
+def _head(record: ShownRecord) -> str:
+    """Return the name and the sizes of a record, in one line."""
+    words = [f"{record.name} ({record.source})" if record.source else record.name]
+    words.append(_count(record.tokens, "token"))
+    if record.bad is None:
+        words.append(f"{record.learnt:,} learnt")
+        words += [f"{_count(number, 'row')} of {name}" for name, number in record.rows.items()]
+    whole = record.tokens + record.cut
+    cut = f"; cut: {record.cut:,} of {whole:,} tokens are left out" if record.cut else ""
+    return ", ".join(words) + cut
 
 
 def _facts(found: Survey) -> Iterator[str]:
@@ -156,19 +177,30 @@ def _reading(found: Survey, wanted: float | None) -> Iterator[str]:
     )
 
 
-def record_text(record: ShownRecord) -> str:
-    """Return a record in one line, with learnt text in [[ ]] and images in < >."""
+def record_text(record: ShownRecord, *, colors: bool = False) -> str:
+    """Return a record in one line: images in < >, learnt text in [[ ]] or between colour signs."""
     if record.bad is not None:
-        return f"cannot be read: {record.bad}"
+        return visible(f"cannot be read: {record.bad}")
     words = []
     for piece in record.pieces:
-        text = piece.text.replace("\n", "\\n")
+        text, rest = piece.text, len(piece.text) - _MOST_CHARACTERS
+        if rest > 0:
+            half = _MOST_CHARACTERS // 2
+            text = f"{text[:half]} ... {rest:,} characters ... {text[-half:]}"
+        text = visible(text)
         if piece.kind == "rows":
-            text = f"<{piece.text}: {piece.tokens} rows>"
+            text = _marked(f"<{text}>", _ROWS, colors)
         elif piece.kind == "learnt":
-            text = f"[[{text}]]"
+            text = _marked(text, _LEARNT, colors)
         words.append(text)
-    return " ".join(words)
+    return record.between.join(words)
+
+
+def _marked(text: str, sign: str, colors: bool) -> str:
+    """Return a text between signs of a colour or, without colours, learnt text in [[ ]]."""
+    if colors:
+        return f"{sign}{text}{_PLAIN}"
+    return f"[[{text}]]" if sign == _LEARNT else text
 
 
 def _count(number: int, word: str) -> str:
@@ -197,9 +229,9 @@ def page(found: Survey) -> str:
         count = len(sample.records)
         parts.append(f"<h2>Sample {number}: {count} record{'s' * (count != 1)}</h2>")
         for record in sample.records:
-            head = f"<small>{escape(record.name)}, {record.tokens:,} tokens</small>"
+            head = f"<small>{escape(_head(record))}</small>"
             if record.bad is None:
-                text = " ".join(_piece_as_html(piece, record) for piece in record.pieces)
+                text = record.between.join(_piece_as_html(p, record) for p in record.pieces)
             else:
                 text = escape(f"cannot be read: {record.bad}")
             parts.append(f"<p>{head}\n{text}</p>")
@@ -210,7 +242,7 @@ def page(found: Survey) -> str:
 
 def _piece_as_html(piece: ShownPiece, record: ShownRecord) -> str:
     if piece.kind == "rows":
-        words = escape(f"{piece.text}: {piece.tokens} rows", quote=True)
+        words = escape(piece.text, quote=True)
         if piece.encoder not in record.images:  # A connector reads rows, not images.
             return f"&lt;{words}&gt;"
         data = b64encode(png(record.images[piece.encoder][piece.item])).decode()

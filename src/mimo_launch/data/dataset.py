@@ -110,6 +110,11 @@ class Dataset(Protocol):
         """Return the number of tokens of a sample (`num_tokens` of `describe`), for packing."""
         ...
 
+    def num_cut(self, split: Split, index: int) -> int:
+        """Return the number of tokens that are left out at the end of a sample."""
+        self.length(split, index)
+        return 0
+
     def fetch(self, split: Split, texts: Iterable[int], media: Iterable[int]) -> None:
         """Fetch samples from elsewhere, in parallel: only the text of `texts`, all of `media`.
 

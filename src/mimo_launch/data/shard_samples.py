@@ -83,6 +83,12 @@ class ShardSamples(Dataset):
         found.row(index)
         return int(found.lengths[index])
 
+    def num_cut(self, split: Split, index: int) -> int:
+        """Return the number of tokens of a sample beyond the cut."""
+        found = self.splits[split]
+        row = found.row(index)
+        return int(found.index.columns["tokens"][row]) - found.end(row)
+
     def sources(self) -> tuple[SourceSamples, ...]:
         """Return the training samples of each source; empty if there is only one."""
         return self.splits["train"].sources

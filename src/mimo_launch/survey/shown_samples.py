@@ -1,13 +1,15 @@
 """Samples as the model gets them: pieces of text, each learned or not, and rows of images.
 
-Decides: the text of tokens in data sets without a tokenizer.
+Decides: that the pieces of a text, joined, are the text, to the last blank; the text of tokens in
+data sets without a tokenizer.
 Relies on: the data set for texts and images.
 Leaves: drawing to `cli`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Literal
 
@@ -36,7 +38,7 @@ _DIGIT_TOKENS = {
 
 @dataclass(frozen=True, slots=True)
 class ShownPiece:
-    """A run of tokens: text, or the rows of an image or clip, the `item` of an encoder.
+    """A run of tokens: text, or the rows of an image or clip, the `item` of an encoder, from 0 on.
 
     Text that counts in the loss has the kind `learnt`. Rows that language does not read directly,
     of an encoder before a connector or of a generator, are not tokens of the text.
@@ -51,7 +53,11 @@ class ShownPiece:
 
 @dataclass(frozen=True, slots=True)
 class ShownRecord:
-    """One record of a sample, with its images by encoder; `bad` says why it cannot be read."""
+    """One record of a sample, with its images by encoder; `bad` says why it cannot be read.
+
+    `tokens` are those that the model gets, `cut` those left out at its end. `source` is the name of
+    its source, if the data have several. `between` joins its pieces.
+    """
 
     id: int
     name: str
@@ -59,6 +65,23 @@ class ShownRecord:
     pieces: list[ShownPiece] = field(default_factory=list)
     images: dict[str, Sequence[Media]] = field(default_factory=dict)
     bad: str | None = None
+    cut: int = 0
+    source: str = ""
+    between: str = ""
+
+    @property
+    def learnt(self) -> int:
+        """Number of its tokens that count in the loss."""
+        return sum(piece.tokens for piece in self.pieces if piece.kind == "learnt")
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Number of rows of each module that has any."""
+        found = Counter[str]()
+        for piece in self.pieces:
+            if piece.kind == "rows":
+                found[piece.encoder] += piece.tokens
+        return dict(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +127,9 @@ class _Records:
                 if kind_of(spec.modules[module].model).input is not None
             }
         except BAD as error:
-            return ShownRecord(sample.id, name, sample.num_tokens, bad=str(error))
+            return ShownRecord(
+                sample.id, name, sample.num_tokens, bad=str(error), source=sample.source
+            )
         # The label of a token is at the position before it.
         loss_mask = np.append(False, labels[: sample.num_tokens - 1] != IGNORE_LABEL)
         # Each module comes after the modules that it reads.
@@ -114,32 +139,47 @@ class _Records:
             for item, span in enumerate(sample.spans.get(module, ()))
         ]
         pieces: list[ShownPiece] = []
+        said: list[int] = []
         at, in_text = 0, spec.sources_of(LANGUAGE)
         for span, module, item in sorted(rows, key=lambda row: row[0].position):
             # A generator makes its image from tokens, so the image follows them.
             until = span.position if span.reads is None else span.position + span.reads
-            pieces += self.texts(tokens, loss_mask, range(at, until))
-            text = f"{module} {span.height} x {span.width}"
+            pieces += self.texts(tokens, loss_mask, range(at, until), said)
+            text = f"{module} {item + 1}: {span.height} x {span.width} = {span.rows} rows"
             if span.later is not None:
                 text += f", {span.later} later"
             pieces.append(ShownPiece("rows", text, span.rows, module, item))
             at = max(at, span.end if module in in_text else until)
-        pieces += self.texts(tokens, loss_mask, range(at, sample.num_tokens))
-        return ShownRecord(sample.id, name, sample.num_tokens, pieces, images)
+        pieces += self.texts(tokens, loss_mask, range(at, sample.num_tokens), said)
+        return ShownRecord(
+            *(sample.id, name, sample.num_tokens, pieces, images),
+            cut=self.dataset.num_cut("train", sample.id),
+            source=sample.source,
+            between="" if isinstance(spec.data, UserData) else " ",
+        )
 
     def texts(
-        self, tokens: npt.NDArray[np.int64], loss_mask: npt.NDArray[np.bool_], here: range
+        self,
+        tokens: npt.NDArray[np.int64],
+        loss_mask: npt.NDArray[np.bool_],
+        here: range,
+        said: list[int],
     ) -> Iterator[ShownPiece]:
-        """Yield runs of tokens that are all learned or all not learned."""
+        """Yield runs of tokens that are all learned or all not learned.
+
+        `said` are the tokens of text before them; these tokens are appended to it.
+        """
         cuts = [i for i in here[1:] if loss_mask[i] != loss_mask[i - 1]]
         for first, last in zip([here.start, *cuts], [*cuts, here.stop], strict=True):
             if first < last:
                 kind: Literal["text", "learnt"] = "learnt" if loss_mask[first] else "text"
-                yield ShownPiece(kind, self.words(tokens[first:last].tolist()), last - first)
+                run = tokens[first:last].tolist()
+                yield ShownPiece(kind, self.words(said, run), last - first)
+                said += run
 
     @cached_property
-    def words(self) -> Callable[[Sequence[int]], str]:
-        """The function that turns tokens into text."""
+    def words(self) -> Callable[[Sequence[int], Sequence[int]], str]:
+        """The function that turns tokens into text, given the tokens of text before them."""
         data = self.spec.data
         if isinstance(data, UserData):
             from pathlib import Path
@@ -149,7 +189,10 @@ class _Records:
             from mimo_launch.processors.files import TOKENIZER
 
             tokenizer = Tokenizer.from_file(str(Path(data.tokenizer) / TOKENIZER))
-            return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+            decode = partial(tokenizer.decode, skip_special_tokens=False)
+
+            # Decoded alone, the first word may lose its blank.
+            return lambda said, ids: str(decode([*said, *ids]))[len(decode(list(said))) :]
         if isinstance(data, DigitsData):
-            return lambda ids: " ".join(_DIGIT_TOKENS.get(token, f"<{token}>") for token in ids)
-        return lambda ids: " ".join(str(token) for token in ids)
+            return lambda _, ids: " ".join(_DIGIT_TOKENS.get(each, f"<{each}>") for each in ids)
+        return lambda _, ids: " ".join(map(str, ids))
