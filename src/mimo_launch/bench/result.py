@@ -67,7 +67,7 @@ class Machine:
 class Speed:
     """Speed of the median step. `tokens` counts all positions, `tflop` the work of each module.
 
-    `language_tokens_per_s_per_rank` is for the part of the time that language has of the work.
+    `language_tokens_per_s_per_rank` counts the share of the time that language has of the work.
     `mfu` is None if the peak of the device is not known.
     """
 

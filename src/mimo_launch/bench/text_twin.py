@@ -23,16 +23,16 @@ class NoTwin(ValueError):
 
 
 def text_twin(spec: Spec) -> Spec:
-    """Return the text-only twin of a checked spec, which is not checked. Raises: NoTwin."""
+    """Return the text-only twin of a checked spec; the twin is not checked. Raises: NoTwin."""
     if not spec.sources_of(LANGUAGE):
         raise NoTwin(f"`language` of {spec.name} reads no encoder; run it without --text-only")
     language = spec.language
     first = language.lowest_trained
     if first == language.model.layers or (first and any(map(_trains, spec.encoders.values()))):
         raise NoTwin(
-            "layers of `language` are frozen: in the spec gradients pass through them to other "
-            "modules, alone they have no backward; add --set modules.language.frozen=false to the "
-            "commands of both"
+            "layers of `language` are frozen: in the spec gradients pass through them to "
+            "other modules, but alone they have no backward; add --set "
+            "modules.language.frozen=false to the commands of both"
         )
     alone = language.replace(
         # Tokens that mark rows are words here: the head keeps its width.

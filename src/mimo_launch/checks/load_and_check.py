@@ -53,8 +53,10 @@ def load_and_check(
 
     With `runs_here` the backends must be installed. With `on_gpus` every rank must fit into the
     memory of a GPU, which is estimated with `constants`. With `only_plans` the absence of a file is
-    a warning: plans need no data and no weights. With `change` a spec without errors, absent files
-    aside, becomes the one that it returns, which is then checked. Raises: what `change` raises.
+    a warning: plans need no data and no weights. `change`, if given, gets a
+    spec without errors, absent files aside, and returns the one to check in its place.
+
+    Raises: what `change` raises.
     """
     loaded = load_spec(path, overrides)
     if change is not None:

@@ -17,7 +17,7 @@ class AutModel(AudioModel):
     """The audio encoder of Qwen3-Omni (arXiv:2509.17765): a token for eight frames of 10 ms.
 
     Three convolutions over time and mel bands, each with stride 2, see one chunk of a clip, with
-    zeros after the end of the clip; tokens attend to those of several chunks.
+    zeros after the end of the clip; tokens attend within windows of several chunks.
     """
 
     # Every rule about an `audio` encoder holds for it.
@@ -29,7 +29,7 @@ class AutModel(AudioModel):
         description="Frames of a chunk: convolutions and positions begin anew in each.",
         examples=[100],
     )
-    window: Count = Field(8, description="Chunks that attend to each other alone, in turn.")
+    window: Count = Field(8, description="Consecutive chunks that attend only to each other.")
     projector: Projector = Field(
         "merger",
         description="Last layer of the encoder, as in other encoders; by default two linear maps, "
@@ -52,5 +52,5 @@ class AutModel(AudioModel):
 
     @property
     def window_rows(self) -> int:
-        """Rows that attend to each other alone."""
+        """Rows that attend only to each other."""
         return self.chunk_tokens * self.window

@@ -137,7 +137,7 @@ class AudioModel(Clips, TransformerEncoder):
     chunk: Count | None = Field(
         None,
         description="Frames of a chunk, as in Qwen2.5-Omni: convolutions and positions begin anew "
-        "in each, and its tokens attend to each other alone. Silence after a clip is left out.",
+        "in each, and its tokens attend only to each other. Silence after a clip is left out.",
         examples=[200],
     )
 
@@ -148,7 +148,7 @@ class AudioModel(Clips, TransformerEncoder):
 
     @property
     def window_rows(self) -> int | None:
-        """Rows that attend to each other alone, if there are chunks."""
+        """Rows that attend only to each other, if there are chunks."""
         return None if self.chunk is None else max(1, self.chunk_tokens // self.stack)
 
     @property

@@ -191,8 +191,8 @@ class ModuleSpec(Strict):
         False,
         description="`true`: train nothing in this module, its projector included. "
         "`except_projector`: train only the projector of an encoder. `{layers: 0-11}`: train the "
-        "other layers, and what comes after all of them; with an `adapter`, the updates in other "
-        "layers alone.",
+        "other layers, and what comes after all of them; with an `adapter`, only the updates in "
+        "the other layers.",
     )
     adapter: AdapterSpec | None = Field(
         None,
@@ -202,8 +202,8 @@ class ModuleSpec(Strict):
     )
     quantize_base: QuantizedBase | None = Field(
         None,
-        description="Keep the maps in the layers in 4 or 8 bits, where the module's weights do not "
-        "train; products are computed in `precision`.",
+        description="Keep the maps in the layers in 4 or 8 bits, in a module with an `adapter` or "
+        "a frozen one; products are computed in `precision`.",
         examples=["{kind: nf4}"],
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(

@@ -16,15 +16,16 @@ SCALE_BYTES = 4
 
 
 class QuantizedBase(Strict):
-    """How the maps in the layers of a module are kept that do not train."""
+    """How the frozen maps in the layers of a module are kept in few bits."""
 
     kind: Literal["nf4", "int8", "fp8"] = Field(
-        description="`nf4`: 4 bits of QLoRA (arXiv:2305.14314), of bitsandbytes. `int8`: whole "
-        "numbers from -127 to 127. `fp8`: E4M3. A folder in such numbers keeps its own.",
+        description="`nf4`: the 4 bits of QLoRA (arXiv:2305.14314), by bitsandbytes. `int8`: whole "
+        "numbers from -127 to 127. `fp8`: E4M3. Both 8-bit kinds keep the numbers of a folder "
+        "that is quantized so.",
     )
     block: Annotated[int, Field(ge=2, le=4096, multiple_of=2)] | None = Field(
         None,
-        description="Inputs of a map that share a scale. Default: 64, and 128 of `fp8`; `nf4` "
+        description="Inputs of a map that share a scale. Default: 64, or 128 for `fp8`; `nf4` "
         "takes powers of 2 from 64.",
     )
 

@@ -111,11 +111,11 @@ class FetchSettings(Strict):
     folder: LocalPath | None = Field(
         None,
         description="Folder on a local disk for what has been fetched, which the ranks of a host "
-        "share; default: in your cache folder.",
+        "share; default: a folder in your cache.",
         examples=["/local/files"],
     )
     gib: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = Field(
-        100.0, description="GiB that the folder may hold; files that were used last remain."
+        100.0, description="GiB that it may hold; the least recently used files are removed."
     )
     patience: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] = Field(
         300.0,

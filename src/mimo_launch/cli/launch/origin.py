@@ -126,8 +126,8 @@ def checked_spec(
     """Return a spec that fits the number of ranks, and the role of this process in the job.
 
     Show the findings, and make the index of the shards. Unless `device` is the processor, the
-    spec must fit the memory of the GPUs, estimated with `constants`. All of this is about what
-    `change` makes of the spec, if it is given.
+    spec must fit the memory of the GPUs, estimated with `constants`. With `change`, all
+    of this applies to the spec that it returns.
 
     Raises: typer.Exit for a spec with mistakes, or unusable data; typer.BadParameter; what `change`
     raises.

@@ -1,4 +1,4 @@
-"""ERNIE 4.5 with experts, which a softmax of scores with a bias for the choice selects.
+"""ERNIE 4.5 with experts, chosen by their softmax and a bias that only the choice uses.
 
 Source: `transformers` 5.24, models/ernie4_5_moe.
 """

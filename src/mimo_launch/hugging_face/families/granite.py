@@ -1,7 +1,7 @@
 """Granite and HyperCLOVA X: a Llama with factors on embeddings, scores, layers and logits.
 
-Source: `transformers` 5.24, models/granite, models/granitemoe,
-models/granitemoeshared and models/hyperclovax.
+Source: `transformers` 5.24, models/granite, models/granitemoe, models/granitemoeshared and
+models/hyperclovax.
 """
 
 from dataclasses import replace
@@ -103,7 +103,7 @@ GRANITEMOE = replace(
     loaded=decoders.TENSORS | in_layers(LAYERS, _stacked(f"{_BEFORE}.experts", "router.weight")),
     training=Settings(decoders.BALANCE),
     rank=2,
-    notes="A Granite with experts; `mlp` has no effect and is free.",
+    notes="A Granite with experts; `mlp` has no effect, and may have any value.",
 )
 _BESIDE: dict[str, Any] = {
     **fused(
@@ -127,7 +127,7 @@ GRANITEMOESHARED = replace(
     tensors=GRANITEMOE.tensors | in_layers(LAYERS, _BESIDE),
     loaded=GRANITEMOE.loaded and GRANITEMOE.loaded | in_layers(LAYERS, _BESIDE),
     rank=3,
-    notes="A Granite with experts, one of which sees each token.",
+    notes="A Granite with experts, and a shared one that sees all tokens.",
 )
 _POST_NORMS = "use_post_norm"
 
