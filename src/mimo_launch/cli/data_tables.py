@@ -71,7 +71,7 @@ def _head(record: ShownRecord) -> str:
     words = [f"{record.name} ({record.source})" if record.source else record.name]
     words.append(_count(record.tokens, "token"))
     if record.bad is None:
-        words.append(f"{record.learnt:,} learnt")
+        words.append(f"{record.num_labels:,} learnt")
         words += [f"{_count(number, 'row')} of {name}" for name, number in record.rows.items()]
     whole = record.tokens + record.cut
     cut = f"; cut: {record.cut:,} of {whole:,} tokens are left out" if record.cut else ""

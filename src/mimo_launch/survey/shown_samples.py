@@ -70,7 +70,7 @@ class ShownRecord:
     between: str = ""
 
     @property
-    def learnt(self) -> int:
+    def num_labels(self) -> int:
         """Number of its tokens that count in the loss."""
         return sum(piece.tokens for piece in self.pieces if piece.kind == "learnt")
 
