@@ -106,7 +106,7 @@ class VideoSettings(Strict):
 
 
 class FetchSettings(Strict):
-    """How files at addresses such as `s3://bucket/x.tar` are fetched."""
+    """How files at `s3://`, `gs://` and `https://` are fetched, and where they are kept."""
 
     folder: LocalPath | None = Field(
         None,
