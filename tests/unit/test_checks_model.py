@@ -160,6 +160,8 @@ def test_patches_tile_digits(patch: int) -> None:
         ("synthetic, image: [16, 16], min_text: 3", 2, ["seq-too-short"]),
         ("synthetic, min_patches: 13", 1, ["empty-image-range"]),
         ("synthetic, min_images: 2", 1, ["empty-image-range"]),
+        ("synthetic, min_text: 4, max_text: 3", 1, ["empty-image-range"]),
+        ("synthetic, min_text: 4, max_text: 4", 1, []),
         ("synthetic, min_images: 2, max_images: 2", 1, []),
     ],
 )

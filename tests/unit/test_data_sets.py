@@ -14,6 +14,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.digit_images import image_split, load_digits
 from mimo_launch.data.digits import DigitStrips
+from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.shared_images import temporal_patches
 from mimo_launch.data.synthetic import SyntheticSamples
 from mimo_launch.kinds import vocabulary as tok
@@ -227,6 +228,14 @@ def test_images_of_a_given_size_and_number_fill_the_sequence():
     assert numbers == {2, 3}
     with pytest.raises(ValueError, match="no image or clip holds"):
         build_dataset(with_shuffle(make_spec(SYNTHETIC), eye0=4))
+
+
+def test_texts_have_as_many_tokens_as_the_spec_says():
+    spec = make_spec({**SYNTHETIC, "min_text": 5, "max_text": 7, "text_only": 1.0}, seq=64)
+    dataset = build_dataset(spec)
+    assert {dataset.length("train", index) for index in range(60)} == {5, 6, 7}
+    assert nominal_step_data(spec).samples[0].num_tokens == 6
+    assert nominal_step_data(spec, worst=True).samples[0].num_tokens == 7
 
 
 def test_synthetic_samples_vary_in_every_way():

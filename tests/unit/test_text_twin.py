@@ -53,16 +53,20 @@ def test_the_twin_of_a_topology_has_language_alone_and_as_many_positions(path: P
 
 
 @pytest.mark.parametrize(
-    "name", ["bench/packed_gemma3_4b", "bench/packed_video_4b", "many_images", "bench/r1_dp2_tp2"]
+    "name",
+    [
+        "bench/packed_gemma3_4b",
+        "bench/packed_video_4b",
+        "many_images",
+        "quickstart",
+        "bench/r1_dp2_tp2",
+    ],
 )
 def test_texts_of_a_twin_have_the_length_of_samples(name: str) -> None:
     path = TOPOLOGIES / f"{name}.yaml"
     before = load_spec(path).spec
     assert before is not None
     assert mean_length(twin_of(path)) == pytest.approx(mean_length(before), rel=0.02)
-
-
-BOTH: dict[str, Any] = {"vision": box(0), "language": box(1)}
 
 
 @pytest.mark.parametrize(
@@ -88,19 +92,12 @@ def test_frozen_layers_have_a_twin_if_their_backward_is_the_same(
         text_twin(made)
 
 
-def test_short_packed_samples_have_no_twin_but_after_the_proposed_change() -> None:
-    made = TOPOLOGIES / "quickstart.yaml"
-    with pytest.raises(NoTwin, match=r"--set data[.]packing=false"):
-        twin_of(made, "data.packing=true", "batch.seq=64")
-    twin_of(made, "data.packing=false", "batch.seq=64")
-
-
 def test_samples_that_are_not_here_have_the_length_that_the_spec_expects() -> None:
     """Shards and weights need not be here: a twin needs neither."""
     data = "data={kind: webdataset, shards: no/*.tar, tokenizer: no, template: caption, "
     expect = "expect: {images: 1, rows: 9, text: 31, samples: 100}}"
     vocab = "modules.language.model.vocab=64"
-    settings = [data + expect, vocab, "batch.seq=64", "init_from=no", "eval=null"]
+    settings = [data + expect, vocab, "batch.seq=128", "init_from=no", "eval=null"]
     twin = twin_of(TOPOLOGIES / "quickstart.yaml", *settings)
     assert twin.language.init_from is None
     assert mean_length(twin) == pytest.approx(9 + 31, rel=0.02)

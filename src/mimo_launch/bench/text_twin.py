@@ -67,22 +67,15 @@ def _trains(module: ModuleSpec) -> bool:
 
 
 def _texts(spec: Spec) -> SyntheticData:
-    """Return texts with the mean length of the samples, packed as they are.
-
-    Lengths are uniform up to `batch.seq`. Without packing, padding is computed like text, so that
-    samples that are shorter on average may become longer. Raises: NoTwin.
-    """
-    data, seq = spec.data, spec.batch.seq
-    mean = _mean_length(spec)
-    shortest = round(2 * mean) - seq
-    if data.packing and shortest < _FEWEST_TOKENS:
-        raise NoTwin(
-            f"samples of {mean:,.0f} tokens on average share sequences of {seq:,}, and synthetic "
-            f"texts have at least {seq // 2 + 1:,} on average; add --set data.packing=false to "
-            "the commands of both"
-        )
-    documents = data.max_documents if isinstance(data, SyntheticData) else 1
-    values = {"min_text": max(_FEWEST_TOKENS, shortest), "max_documents": documents}
+    """Return texts with the mean length of the samples, packed as they are."""
+    data, mean = spec.data, _mean_length(spec)
+    # Lengths are uniform, as far from the mean as there is room on both sides.
+    most = round(min(2 * mean - _FEWEST_TOKENS, spec.batch.seq))
+    values = {
+        "min_text": max(_FEWEST_TOKENS, round(2 * mean) - most),
+        "max_text": most,
+        "max_documents": data.max_documents if isinstance(data, SyntheticData) else 1,
+    }
     return SyntheticData.model_validate(
         {"kind": "synthetic", "text_only": 1.0, "packing": data.packing, **values}
     )

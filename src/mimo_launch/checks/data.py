@@ -24,12 +24,13 @@ def input_path(spec: Spec, name: str) -> YamlPath:
 
 
 def ranges_not_empty(spec: Spec, data: DigitsData | SyntheticData) -> Findings:
-    """The smallest size and number of strips, images and clips do not exceed the largest."""
+    """The smallest size and number of strips, images, clips and texts do not exceed the largest."""
     sizes: tuple[str, ...] = ("digits",)
-    drawn, most = "length of each strip", "the longest"
+    drawn, most, words = "length of each strip", "the longest", {"text": "text tokens"}
     digits = isinstance(data, DigitsData)
     if isinstance(data, SyntheticData):
-        sizes = ("images", *(["patches"] if data.image is None else []), "frames")
+        patches, text = ["patches"] * (data.image is None), ["text"] * (data.max_text is not None)
+        sizes = ("images", *patches, "frames", *text)
         drawn, most = "number of {}", "the most"
     for what in sizes:
         low, high = (getattr(data, f"{end}_{what}") for end in ("min", "max"))
@@ -39,7 +40,7 @@ def ranges_not_empty(spec: Spec, data: DigitsData | SyntheticData) -> Findings:
                 code="empty-digit-range" if digits else "empty-image-range",
                 headline=f"`min_{what}` {low} is above `max_{what}` {high}",
                 path=("data", f"min_{what}"),
-                why=f"the {drawn.format(what)} is drawn between the two",
+                why=f"the {drawn.format(words.get(what, what))} is drawn between the two",
                 help=f"write `max_{what}: {low}`",
                 related=(Related(("data", f"max_{what}"), most),) * given,
             )

@@ -95,8 +95,13 @@ def nominal_step_data(spec: Spec, *, worst: bool = False) -> StepData:
         # BOS, image rows or number words, ASK, one digit each, EOS; labels from ASK on.
         num_tokens, num_labels = 1 + (rows or digits) + 1 + digits + 1, digits + 1
     else:
-        least = spec.data.min_text if isinstance(spec.data, SyntheticData) else 2
-        room = spec.batch.seq - rows - least
+        left = spec.batch.seq - rows
+        least, most = (
+            (spec.data.min_text, spec.data.most_text(left))
+            if isinstance(spec.data, SyntheticData)
+            else (2, left)
+        )
+        room = most - least
         num_text = least + (room if worst else room // 2)
         # Three in five text tokens that follow text are labels; images separate the first two.
         pairs = num_text - 1 - (rows > 0)

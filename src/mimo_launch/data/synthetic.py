@@ -157,7 +157,7 @@ class SyntheticSamples(Dataset):
                 places.append(words[number * self._per_image + _WORDS_PER_IMAGE - 1])
         rows = sum(each[name].rows for _, name, patches in turns for each in patches)
         least = self._data.min_text
-        num_text = least + pick(length, self._seq - rows - least + 1)
+        num_text = least + pick(length, self._data.most_text(self._seq - rows) - least + 1)
         # An image precedes one of the text tokens 0 to num_text - 2: the last two text tokens stay
         # adjacent, so every sample has a label, and every image has one after it.
         befores = sorted(pick(place, num_text - 1) for place in places)

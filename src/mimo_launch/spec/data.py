@@ -70,9 +70,17 @@ class SyntheticData(Samples):
         1, description="Most documents packed into a sample; they do not attend to each other."
     )
     min_text: Annotated[int, Field(ge=2, le=MAX_COUNT)] = Field(
-        2, description="Fewest text tokens of a sample; the most is what `batch.seq` leaves."
+        2, description="Fewest text tokens of a sample."
+    )
+    max_text: Annotated[int, Field(ge=2, le=MAX_COUNT)] | None = Field(
+        None,
+        description="Most text tokens of a sample; default, and at most, what `batch.seq` leaves.",
     )
     samples: Count = Field(4096, description="Training samples in one epoch.")
+
+    def most_text(self, room: int) -> int:
+        """Return the most text tokens of a sample with room for so many."""
+        return min(room, self.max_text or room)
 
 
 Data = Annotated[

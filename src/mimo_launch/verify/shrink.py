@@ -143,6 +143,7 @@ def _shrink_data(spec: Spec) -> Data:
         # The same is true for the first token of a text: others must follow. A depth of `mtp`
         # learns only in documents that are longer than the depth.
         "min_text": TEXT_TOKENS * (1 + depths),
+        "max_text": None,
         "max_documents": min(data.max_documents, MTP_DOCUMENTS) if depths else data.max_documents,
     }
     if any(kind.images and kind.images.reads_videos for kind in kinds):
