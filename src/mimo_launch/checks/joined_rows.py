@@ -136,7 +136,7 @@ def deepstack_is_added(spec: Spec, name: str, model: VitModel) -> Findings:
             code="deepstack-not-added",
             headline=f"`{name}` sends rows for {number} layers of language, which has {layers}",
             path=path,
-            why="rows are added behind the first layers, and what is added behind the last one "
+            why="rows are added after the first layers, and what is added after the last one "
             "reaches no loss: it is at the places of images",
             help=f"write {fits if layers > 1 else 'nothing: delete `deepstack`'}, or "
             f"`layers: {number + 1}` in `language`",

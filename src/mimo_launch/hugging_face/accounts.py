@@ -149,8 +149,8 @@ def reason(part: Part, model: Any, name: str) -> str:
     numbers = [int(each) for each in inner.split(".") if each.isdecimal()]
     if not numbers or numbers[0] < -(-model.layers // part.family.tensors.layers_in_one):
         return "nothing here computes with it"
-    behind = "its layer is behind the last one that is used"
-    return further if has_depths else behind
+    after = "its layer comes after the last one that is used"
+    return further if has_depths else after
 
 
 def left_out(

@@ -1,6 +1,6 @@
 """Samples as the model gets them: pieces of text, each learned or not, and rows of images.
 
-Decides: that the pieces of a text, joined, are the text, to the last blank; the text of tokens in
+Decides: that the pieces of a text, joined, are the text with every space; the text of tokens in
 data sets without a tokenizer.
 Relies on: the data set for texts and images.
 Leaves: drawing to `cli`.
@@ -139,18 +139,18 @@ class _Records:
             for item, span in enumerate(sample.spans.get(module, ()))
         ]
         pieces: list[ShownPiece] = []
-        said: list[int] = []
+        earlier: list[int] = []
         at, in_text = 0, spec.sources_of(LANGUAGE)
         for span, module, item in sorted(rows, key=lambda row: row[0].position):
             # A generator makes its image from tokens, so the image follows them.
             until = span.position if span.reads is None else span.position + span.reads
-            pieces += self.texts(tokens, loss_mask, range(at, until), said)
+            pieces += self.texts(tokens, loss_mask, range(at, until), earlier)
             text = f"{module} {item + 1}: {span.height} x {span.width} = {span.rows} rows"
             if span.later is not None:
                 text += f", {span.later} later"
             pieces.append(ShownPiece("rows", text, span.rows, module, item))
             at = max(at, span.end if module in in_text else until)
-        pieces += self.texts(tokens, loss_mask, range(at, sample.num_tokens), said)
+        pieces += self.texts(tokens, loss_mask, range(at, sample.num_tokens), earlier)
         return ShownRecord(
             *(sample.id, name, sample.num_tokens, pieces, images),
             cut=self.dataset.num_cut("train", sample.id),
@@ -163,19 +163,19 @@ class _Records:
         tokens: npt.NDArray[np.int64],
         loss_mask: npt.NDArray[np.bool_],
         here: range,
-        said: list[int],
+        earlier: list[int],
     ) -> Iterator[ShownPiece]:
         """Yield runs of tokens that are all learned or all not learned.
 
-        `said` are the tokens of text before them; these tokens are appended to it.
+        `earlier` has the tokens of text before them; the tokens of each run are appended to it.
         """
         cuts = [i for i in here[1:] if loss_mask[i] != loss_mask[i - 1]]
         for first, last in zip([here.start, *cuts], [*cuts, here.stop], strict=True):
             if first < last:
                 kind: Literal["text", "learnt"] = "learnt" if loss_mask[first] else "text"
                 run = tokens[first:last].tolist()
-                yield ShownPiece(kind, self.words(said, run), last - first)
-                said += run
+                yield ShownPiece(kind, self.words(earlier, run), last - first)
+                earlier += run
 
     @cached_property
     def words(self) -> Callable[[Sequence[int], Sequence[int]], str]:
@@ -191,8 +191,8 @@ class _Records:
             tokenizer = Tokenizer.from_file(str(Path(data.tokenizer) / TOKENIZER))
             decode = partial(tokenizer.decode, skip_special_tokens=False)
 
-            # Decoded alone, the first word may lose its blank.
-            return lambda said, ids: str(decode([*said, *ids]))[len(decode(list(said))) :]
+            # Decoded alone, the first word may lose the space before it.
+            return lambda earlier, ids: str(decode([*earlier, *ids]))[len(decode(list(earlier))) :]
         if isinstance(data, DigitsData):
             return lambda _, ids: " ".join(_DIGIT_TOKENS.get(each, f"<{each}>") for each in ids)
         return lambda _, ids: " ".join(map(str, ids))
