@@ -74,12 +74,12 @@ class SyntheticData(Samples):
     )
     max_text: Annotated[int, Field(ge=2, le=MAX_COUNT)] | None = Field(
         None,
-        description="Most text tokens of a sample; default, and at most, what `batch.seq` leaves.",
+        description="Most text tokens of a sample, within what `batch.seq` leaves, the default.",
     )
     samples: Count = Field(4096, description="Training samples in one epoch.")
 
     def most_text(self, room: int) -> int:
-        """Return the most text tokens of a sample with room for so many."""
+        """Return the most text tokens of a sample with room for this many."""
         return min(room, self.max_text or room)
 
 
