@@ -47,7 +47,8 @@ def shard(
         reduce_dtype=torch_type(numbers.stored) if low else None,
         cast_forward_inputs=False,
     )
-    # Packed weights do not train: each rank holds them whole. FSDP would keep shards beside them.
+    # Packed weights do not train. Where FSDP does not reshard, each rank holds them whole, without
+    # the shards that FSDP would keep beside them.
     packed = set[nn.Parameter]()
     if not reshard:
         packed = {each for each in network.parameters() if each.dtype == torch.uint8}

@@ -218,7 +218,7 @@ def read_part(
 
 
 # With fewer bytes of shards, one process finishes before others have started. Most bytes of tar
-# files are pixels, which are not read; a byte of text takes as long as `_TEXT` of pixels.
+# files are pixels, which are not read; a byte of text takes as long as `_TEXT` bytes of tar.
 SMALL, _TEXT = 32 << 20, 16
 # The indexer of a worker process: made once, because a tokenizer loads slowly.
 _INDEXERS: list[SampleIndexer] = []

@@ -80,7 +80,7 @@ def held(path: Path, *, makes: bool = False) -> Iterator[int]:
     while True:
         descriptor = os.open(path, flags, 0o644)
         try:
-            with suppress(OSError):  # Some file systems have no locks, some files no owner here.
+            with suppress(OSError):  # Not all file systems have locks, and files may be others'.
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
                 os.utime(descriptor)
             if os.fstat(descriptor).st_nlink:  # Otherwise it was removed before the lock.

@@ -57,7 +57,7 @@ def package_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """How files are fetched into a cache: `patience` is in seconds; none is if not `is_on`."""
+    """How files are fetched into a cache: `patience` in seconds; nothing is if not `is_on`."""
 
     cache: BlockCache
     patience: float
