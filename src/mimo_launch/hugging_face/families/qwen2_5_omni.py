@@ -119,22 +119,31 @@ TALKER = Family(
 )  # fmt: skip
 
 
-def _thinker(before: str, inside: tuple[str, ...]) -> tuple[Nested, ...]:
-    """Return the parts of a thinker; `before` is their prefix, `inside` leads to their settings."""
+def thinker(
+    before: str,
+    inside: tuple[str, ...],
+    families: tuple[Family, Family, Family],
+    videos: Video | None = None,
+) -> tuple[Nested, ...]:
+    """Return the parts of a thinker of these families: audio, vision and text.
+
+    `before` is their prefix, `inside` leads to their settings, `videos` reads those of vision.
+    """
+    audio, vision, text = families
     return (
         Nested(
-            family=AUDIO,
+            family=audio,
             where=(*inside, "audio_config"),
             prefixes=((f"{before}audio_tower.", ""),),
         ),
         Nested(
-            family=VISION,
+            family=vision,
             where=(*inside, "vision_config"),
             prefixes=((f"{before}visual.", ""),),
-            videos=_SECONDS,
+            videos=videos,
         ),
         Nested(
-            family=TEXT,
+            family=text,
             where=(*inside, "text_config"),
             prefixes=((f"{before}model.", "model."), (f"{before}lm_head.", "lm_head.")),
             # The text part's own setting ties nothing.
@@ -176,7 +185,7 @@ QWEN2_5_OMNI = NestedWhole(
     architecture="Qwen2_5OmniForConditionalGeneration",
     published=("Qwen/Qwen2.5-Omni-7B",),
     parts=(
-        *_thinker("thinker.", (_THINKER,)),
+        *thinker("thinker.", (_THINKER,), (AUDIO, VISION, TEXT), _SECONDS),
         Nested(family=TALKER, where=("talker_config",), prefixes=(("talker.", ""),)),
     ),
     refusals=refusals(left_out("vocoder")),
@@ -190,7 +199,7 @@ QWEN2_5_OMNI = NestedWhole(
 QWEN2_5_OMNI_THINKER = NestedWhole(
     model_type=f"{_TYPE}_thinker",
     architecture="Qwen2_5OmniThinkerForConditionalGeneration",
-    parts=_thinker("", ()),
+    parts=thinker("", (), (AUDIO, VISION, TEXT), _SECONDS),
     refusals=refusals(),
     config_of=_thinker_of,
     needs=frozenset({"decoder", "vit", "audio"}),

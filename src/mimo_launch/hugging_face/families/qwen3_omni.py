@@ -10,11 +10,12 @@ from typing import Any
 from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.families.qwen import EXPERTS
+from mimo_launch.hugging_face.families.qwen2_5_omni import thinker
 from mimo_launch.hugging_face.families.qwen3_vl import VISION_TENSORS, vision_family
 from mimo_launch.hugging_face.families.whisper import QWEN2_AUDIO_ENCODER
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
-from mimo_launch.hugging_face.nested import Nested, NestedWhole
+from mimo_launch.hugging_face.nested import NestedWhole
 from mimo_launch.hugging_face.refusals import left_out, one_of, refusals, where
 from mimo_launch.hugging_face.settings import Computed, Settings
 from mimo_launch.hugging_face.tensors import in_layers
@@ -112,26 +113,6 @@ TEXT = Family(
 )  # fmt: skip
 
 
-def _thinker(before: str, inside: tuple[str, ...]) -> tuple[Nested, ...]:
-    """Return the parts of a thinker; `before` is their prefix, `inside` leads to their settings."""
-    return (
-        Nested(
-            family=AUDIO, where=(*inside, "audio_config"), prefixes=((f"{before}audio_tower.", ""),)
-        ),
-        Nested(
-            family=VISION, where=(*inside, "vision_config"), prefixes=((f"{before}visual.", ""),)
-        ),
-        Nested(
-            family=TEXT,
-            where=(*inside, "text_config"),
-            prefixes=((f"{before}model.", "model."), (f"{before}lm_head.", "lm_head.")),
-            around=lambda thinker: {
-                "tie_word_embeddings": bool(thinker.get("tie_word_embeddings"))
-            },
-        ),
-    )
-
-
 def _thinker_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
     text = models["decoder"]
     made: Config = {
@@ -152,7 +133,7 @@ QWEN3_OMNI = NestedWhole(
     model_type=_TYPE,
     architecture="Qwen3OmniMoeForConditionalGeneration",
     published=("Qwen/Qwen3-Omni-30B-A3B-Instruct",),
-    parts=_thinker("thinker.", (_THINKER,)),
+    parts=thinker("thinker.", (_THINKER,), (AUDIO, VISION, TEXT)),
     refusals=refusals(left_out("talker and vocoder")),
     left_out=("talker.", "code2wav."),
     others={"talker": f"talker_config.model_type: {_TYPE}_talker"},
@@ -168,7 +149,7 @@ QWEN3_OMNI = NestedWhole(
 QWEN3_OMNI_THINKER = NestedWhole(
     model_type=f"{_TYPE}_thinker",
     architecture="Qwen3OmniMoeThinkerForConditionalGeneration",
-    parts=_thinker("", ()),
+    parts=thinker("", (), (AUDIO, VISION, TEXT)),
     refusals=refusals(),
     config_of=_thinker_of,
     needs=frozenset({"decoder", "vit", "aut"}),
