@@ -86,8 +86,11 @@ def stage_memory(
 
     full = weights.full_sharding
 
+    def parts(weight: Parameter) -> int:
+        return of_experts if weight.experts else shards
+
     def sharded(some: Iterable[Parameter]) -> int:
-        return sum(each.shard(of_experts if each.experts else shards) for each in some)
+        return sum(each.shard(parts(each)) for each in some)
 
     def gathered(some: Iterable[Parameter]) -> int:
         """Return the bytes of gathered weights; packed ones are gathered in full sharding alone."""
@@ -96,10 +99,11 @@ def stage_memory(
     stored, computed = spec.train.numbers.stored.bytes, spec.train.numbers.computed.bytes
     trained = [weight for weight in weights.all() if weight.trains]
     packed = [weight for weight in weights.all() if weight.packed is not None]
-    own, whole = sharded(trained), [] if full else packed
-    shard = stored * sharded(each for each in weights.all() if each.packed is None)
-    shard += sum(each.bytes(stored) for each in whole) or sum(
-        each.bytes(stored, of_experts if each.experts else shards) for each in packed
+    own = sharded(trained)
+    # Replicas hold packed weights whole, unless these are fully sharded.
+    shard = sum(
+        each.bytes(stored, parts(each) if full or each.packed is None else 1)
+        for each in weights.all()
     )
     unpacked = max((each.numel * _beside_values(each, computed) for each in packed), default=0)
     *blocks, root = weights.units()
