@@ -198,7 +198,7 @@ def _connect(modules: dict[str, Box], reads: Reads) -> None:
 
 
 def _is_vit(module: Box) -> bool:
-    return bool(module["model"].get("kind") != "audio")
+    return module["model"].get("kind") not in ("audio", "aut")
 
 
 def _size(module: Box) -> Any:
@@ -206,7 +206,8 @@ def _size(module: Box) -> Any:
     model = module["model"]
     if _is_vit(module):
         return "image", model["shuffle"]
-    return "clip", model["stack"], model["fixed_length"]
+    keys = "kind", "stack", "fixed_length", "chunk"
+    return "clip", *(model.get(key) for key in keys)
 
 
 def graph_features(made: Spec) -> set[str]:

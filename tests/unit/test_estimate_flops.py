@@ -95,6 +95,11 @@ def patches(number: int, size: int, places: torch.Tensor | None = None) -> Patch
     return Patches(torch.randn(number, size), zeros if places is None else places)
 
 
+def whole(places: torch.Tensor) -> torch.Tensor:
+    """Return the positions of tokens that lack no frames."""
+    return torch.stack([places, torch.zeros_like(places)], dim=1)
+
+
 def of_language(model: dict) -> tuple[Spec, Costs]:
     """Return the costs of two sequences of 32 tokens; products with weights are as estimated."""
     made = spec({"language": box(0, model=model)}, mbs=2, seq=32)
@@ -324,7 +329,7 @@ def test_audio_costs_what_torch_counts() -> None:
     work = work_of(made, "audio")
     assert (work.spans, work.rows) == ({12: 2}, 12)
     mask = image_context([12, 12], range(24), CPU, alone=True)
-    frames = patches(24, 5 * 5, torch.arange(24)[:, None] % 12)
+    frames = patches(24, 5 * 5, whole(torch.arange(24) % 12))
     given = ClipsInput(mask=mask, sizes=(12,), patches=frames, loose=None)
     ahead, back, forward, backward = costs(made, "audio", given)
     assert ahead["addmm"] == matmuls(forward)
@@ -346,7 +351,7 @@ def test_clips_without_silence_cost_what_torch_counts() -> None:
     work = encoder_workload(view, forwards=1)
     assert (work.spans, work.rows, work.extra_tokens) == ({12: 1, 11: 1}, 11, 1)
     mask = two_list_context([12, 10], [0, 1], (22, 1), range(1), CPU, alone=True)
-    frames, loose = (patches(n, 25, torch.arange(n)[:, None] % 12) for n in (22, 1))
+    frames, loose = (patches(n, 25, whole(torch.arange(n) % 12)) for n in (22, 1))
     given = ClipsInput(mask=mask, sizes=(11,), patches=frames, extra_tokens=1, loose=loose)
     ahead, back, forward, backward = costs(made, "audio", given, work)
     assert ahead["addmm"] == matmuls(forward)

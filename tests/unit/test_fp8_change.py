@@ -1,5 +1,6 @@
 """FP8 is advised where the estimates say that it pays by far, and bf16 where FP8 is slower."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -64,9 +65,10 @@ def test_fp8_that_the_host_makes_slower_than_bf16_is_told() -> None:
     """It was measured on one H200, with delayed scaling even slower: 2.02 s, and 1.56 s in bf16."""
     loss = loss_of(spec_of("qwen3_vl_4b", "nodes.gpu=h200-141gb", ENGINE, FP8))
     assert loss is not None
-    assert loss.what.startswith(
+    assert re.match(
         "language computes in FP8, whose kernels its host starts more slowly; with bf16 a step "
-        "takes 2"
+        r"takes [12]\d% less",
+        loss.what,
     )
     assert loss.change is not None
     assert loss.change.settings == {

@@ -39,6 +39,8 @@ ASKING: dict[str, dict[str, Any]] = {
     "`image_grid_pinpoints`": {"image_grid_pinpoints": [[1, 1]], "vision_config": SIZES},
     "`hidden_size` other than the width": {"vision_config": {"hidden_size": 3}},
     "`out_hidden_size`": {"vision_config": {"out_hidden_size": 3}},
+    "`n_window` that is odd": {"n_window": 51},
+    "`n_window_infer` of less": {"n_window_infer": 3},
     "`text_config.model_type`": {"text_config": {"model_type": "strange"}},
     "`vision_config.model_type`": {"vision_config": {"model_type": "strange"}},
 }

@@ -11,6 +11,7 @@ fast. A forward that a backward repeats is a forward.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 
 from mimo_launch.estimate.device_constants import Calibration
@@ -19,6 +20,7 @@ from mimo_launch.kinds.block_shapes import num_updates
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import LayerKind
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.spec.base import Axis
@@ -82,11 +84,8 @@ class HostStarts:
     def _norms(self) -> Iterator[int]:
         """Yield how many norms each layer has beyond the two of a plain block."""
         kind = self._kind
-        if kind.is_custom:
-            return
-        for number in self._numbers():
-            names = (each.name for each in chain.from_iterable(kind.layer(number).weights()))
-            yield max(0, sum(name.endswith("norm.weight") for name in names) - 2)
+        if not kind.is_custom:
+            yield from (max(0, _num_norms(kind.layer(each)) - 2) for each in self._numbers())
 
     def _exchanges(self) -> float:
         """Return how often the layers exchange data over tp or cp in one direction."""
@@ -103,3 +102,9 @@ class HostStarts:
         """Return which share of the kernels of a forward runs again in its backward."""
         own = self.spec.modules[self.module.name]
         return float(own.recomputes) or sum(_KERNELS[part] for part in own.recomputed_parts)
+
+
+@lru_cache(maxsize=1024)
+def _num_norms(shape: LayerShape) -> int:
+    names = (each.name for each in chain.from_iterable(shape.weights()))
+    return sum(name.endswith("norm.weight") for name in names)

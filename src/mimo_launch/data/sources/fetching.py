@@ -121,7 +121,7 @@ def pause(tries: int) -> float:
     return longest * (0.5 + random.random() / 2)
 
 
-def system(name: str) -> Any:
+def file_system(name: str) -> Any:
     """Return the file system of an address, which `fsspec` keeps."""
     import fsspec
 

@@ -25,11 +25,11 @@ from mimo_launch.data.sources.fetching import (
     Fetching,
     NotFetched,
     SourceGone,
+    file_system,
     in_time,
     known,
     patiently,
     pause,
-    system,
 )
 
 # Imported where needed: a spec is checked without numpy.
@@ -88,7 +88,7 @@ class RemotePath:
         return State(size, number)
 
     def _ask(self) -> list[Any]:
-        fs = system(self.url)
+        fs = file_system(self.url)
         found = in_time(fs, fs._info, self.url)
         names = ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified")
         version = next((str(found[name]) for name in names if found.get(name)), "")
@@ -169,7 +169,7 @@ class RemotePath:
 
     def _fetch(self, begin: int, end: int) -> bytes:
         def ask() -> bytes:
-            fs = system(self.url)
+            fs = file_system(self.url)
             found: bytes = in_time(fs, fs._cat_file, self.url, start=begin, end=end)
             if len(found) != end - begin:
                 raise OSError(f"{len(found):,} bytes came, {end - begin:,} were asked for")
@@ -216,7 +216,7 @@ def remote_names(pattern: str, fetching: Fetching) -> list[str]:
 
     def ask() -> list[str]:
         scheme = pattern.partition("://")[0]
-        fs = system(pattern)
+        fs = file_system(pattern)
         found = in_time(fs, fs._glob, pattern)
         return sorted(f"{scheme}://{each}" for each in found)
 
