@@ -56,7 +56,7 @@ def test_the_digits_without_any_folder(tmp_path: Path, run_cli: Cli) -> None:
 
 def test_a_language_model_is_split_until_it_fits(llama: Path, tmp_path: Path, run_cli: Cli) -> None:
     tps = []
-    for memory in ("141GB", "80GB", "40GB"):
+    for memory in ("141GB", "80GB", "24GB"):
         file = tmp_path / f"{memory}.yaml"
         code, _, err = run_cli(f"init {file} --language {llama} --gpus 8 --gpu-memory {memory}")
         assert (code, err) == (0, "")
