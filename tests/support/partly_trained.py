@@ -52,7 +52,7 @@ def _part_of(draw: st.DrawFn, module: ModuleSpec) -> ModuleSpec:
     kept = module.frozen if module.frozen == "except_projector" else False
     if kept is False and draw(st.integers(0, 3)) == 0:
         spared = draw(st.integers(0, layers - 1))
-        bare = set(targets_of(kind_of(module.model), layers, but=range(spared, spared + 1)))
+        bare = set(targets_of(kind_of(module.model), layers, frozen=range(spared, spared + 1)))
         kept = FrozenLayers(layers=str(spared)) if bare >= set(chosen) else False
     return module.replace(adapter=adapter, frozen=kept)
 

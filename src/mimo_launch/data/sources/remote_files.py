@@ -11,7 +11,6 @@ import io
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -227,5 +226,8 @@ def ask_for_states(paths: Sequence[object]) -> None:
     """Ask for size and version of all files from elsewhere, in parallel. Raises: SourceGone."""
     remote = [path for path in paths if isinstance(path, RemotePath)]
     if remote:
+        # Imported here: most specs name no such files, and a command starts faster without it.
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(min(REQUESTS, len(remote)), "fetcher") as threads:
             list(threads.map(RemotePath.stat, remote))
