@@ -74,13 +74,13 @@ BEFORE_TORCH = (
 def test_train_says_its_plan_before_it_imports_torch():
     line = run("-c", BEFORE_TORCH).stdout
     assert re.fullmatch(rf"{SPEC}: plan [0-9a-f]{{12}}, 8 ranks\n", line)
-    assert cpu_seconds("-c", BEFORE_TORCH) < 70 * cpu_seconds("-c", "pass")
+    assert cpu_seconds("-c", BEFORE_TORCH) < 75 * cpu_seconds("-c", "pass")
 
 
 @pytest.mark.parametrize(
     ("command", "most"),
-    # On a quiet machine 8, 36 and 83 times; on a busy one up to a fifth more.
-    [(["--help"], 10), (["validate", SPEC], 43), (["plan", SPEC], 95)],
+    # On a quiet machine 8, 34 and 82 times; beside other tests up to a third more.
+    [(["--help"], 10), (["validate", SPEC], 45), (["plan", SPEC], 108)],
     ids=["help", "validate", "plan"],
 )
 def test_a_command_takes_few_times_as_long_as_an_empty_python(command, most):
