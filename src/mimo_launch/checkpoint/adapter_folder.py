@@ -120,10 +120,8 @@ class _Update:
             return None
         own, moe = start.split(".")[-2], kind_of(spec.model).moe
         number = None if place.stacked is None else place.stacked.number
-        loaded = part.loaded(f"{start}weight", place, spec.model)
-        names = (loaded.name, *part.file_names(place.name))
-        place = loaded
-        for each in names:
+        in_files, place = place.name, part.loaded(f"{start}weight", place, spec.model)
+        for each in (place.name, *part.file_names(in_files)):
             module = theirs.PREFIX + each.removesuffix(".weight")
             if module + theirs.DOWN in known:
                 return cls(module, place, spec.adapter.rank, spec.adapter.scale)
