@@ -12,13 +12,14 @@ Leaves: whether a package works to the run; importing a class, and whether it bu
 import ast
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
-from mimo_launch.diag.diagnostic import Diagnostic
+from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.diag.installed import (
     AUDIO_PACKAGES,
     BITSANDBYTES,
@@ -46,13 +47,23 @@ def log_packages_installed(spec: Spec) -> Findings:
 
 
 def _missing(key: str, what: str, requirement: str, off: str) -> Diagnostic:
-    package = requirement.partition(">")[0]
+    return not_installed(
+        requirement,
+        ("log", key),
+        f"`log.{key}` asks for {what}, which this package writes",
+        f", or leave it out with --set log.{key}={off}",
+    )
+
+
+def not_installed(requirement: str, path: YamlPath, why: str, instead: str = "") -> Diagnostic:
+    """Return the finding that a package is missing; `instead` follows the command for pip."""
+    package = re.split(r"[\[>]", requirement)[0]
     return Diagnostic(
         code="missing-package",
         headline=f"`{package}` is not installed",
-        path=("log", key),
-        why=f"`log.{key}` asks for {what}, which this package writes",
-        help=f"pip install '{requirement}', or leave it out with --set log.{key}={off}",
+        path=path,
+        why=why,
+        help=f"pip install '{requirement}'{instead}",
     )
 
 
@@ -76,22 +87,18 @@ def backends_are_here(spec: Spec) -> Iterator[Diagnostic]:
     for name, module in spec.modules.items():
         base = module.quantize_base
         if base is not None and base.kind == "nf4" and not is_installed("bitsandbytes"):
-            yield Diagnostic(
-                code="missing-package",
-                headline="`bitsandbytes` is not installed",
-                path=("modules", name, "quantize_base"),
-                why=f"`kind: nf4` of `{name}` uses its numbers and kernels",
-                help=f"pip install '{BITSANDBYTES}', or use 8 bits with "
-                f"--set modules.{name}.quantize_base.kind=int8",
+            yield not_installed(
+                BITSANDBYTES,
+                ("modules", name, "quantize_base"),
+                f"`kind: nf4` of `{name}` uses its numbers and kernels",
+                f", or use 8 bits with --set modules.{name}.quantize_base.kind=int8",
             )
         if module.backend == ENGINE and not is_installed(ENGINE):
-            yield Diagnostic(
-                code="missing-package",
-                headline="`transformer-engine` is not installed",
-                path=("modules", name, "backend"),
-                why=f"`{name}` takes its layers from it",
-                help=f"pip install '{TRANSFORMER_ENGINE}', or use torch's layers with "
-                + torchs_layers(spec, name),
+            yield not_installed(
+                TRANSFORMER_ENGINE,
+                ("modules", name, "backend"),
+                f"`{name}` takes its layers from it",
+                f", or use torch's layers with {torchs_layers(spec, name)}",
             )
 
 

@@ -8,6 +8,7 @@ Leaves: records to the index that `train` builds.
 from collections.abc import Iterator
 from pathlib import Path
 
+from mimo_launch.checks.packages import not_installed
 from mimo_launch.checks.rule import Findings
 from mimo_launch.checks.shard_formats import known_format
 from mimo_launch.checks.shards import MOST_OPENED, evaluates_nothing, files_of
@@ -108,13 +109,7 @@ def table_package_installed(spec: Spec, data: FilesData) -> Findings:
     for path, source in _sources(data):
         table = next((f.path for f in source_files(source)[:MOST_OPENED] if is_table(f.path)), None)
         if table is not None:
-            yield Diagnostic(
-                code="missing-package",
-                headline="`pyarrow` is not installed",
-                path=(*path, "path"),
-                why=f"{table} is read with it",
-                help=f"pip install '{PYARROW}'",
-            )
+            yield not_installed(PYARROW, (*path, "path"), f"{table} is read with it")
             return
 
 
