@@ -61,6 +61,7 @@ AUDIO = replace(
     row_width="output_dim",
     notes="`frames` is the longest clip; the processor of published folders cuts clips at 300 s.",
 )
+_THINKS = (AUDIO, VISION, TEXT)
 
 
 def _head(_model: TalkerModel, book: int) -> Place:
@@ -154,22 +155,32 @@ def thinker(
     )
 
 
-def _thinker_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
-    text = models["decoder"]
+def thinker_config(
+    before: str, families: tuple[Family, Family, Family], models: Mapping[str, Any], tokens: Tokens
+) -> Config:
+    """Return the configuration of a thinker of these families, in which `before` is its type.
+
+    Audio, vision and text; tokens have the settings of Qwen3-Omni.
+    """
+    audio, vision, text = families
+    words = models["decoder"]
     made: Config = {
-        "model_type": f"{_TYPE}_thinker",
-        "text_config": TEXT.config(text),
-        "tie_word_embeddings": text.tied,
+        "model_type": f"{before}_thinker",
+        "text_config": text.config(words),
+        "tie_word_embeddings": words.tied,
     }
-    if (vision := models.get("vit")) is not None:
-        # The section around this one holds the positions per second.
-        tower = {**VISION.config(vision), "out_hidden_size": text.hidden}
-        made |= {"vision_config": tower, "image_token_index": tokens["vit"]}
-        made |= _SECONDS.write(vision)
-    if (audio := models.get("audio")) is not None:
-        made["audio_config"] = {**AUDIO.config(audio), "output_dim": text.hidden}
-        made["audio_token_index"] = tokens["audio"]
+    for tower, what, token in ((vision, "vision", "image"), (audio, "audio", "audio")):
+        if (model := models.get(tower.kind)) is not None:
+            made[f"{what}_config"] = {**tower.config(model), str(tower.row_width): words.hidden}
+            made[f"{token}_token_id"] = tokens[tower.kind]
     return made
+
+
+def _thinker_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
+    made = thinker_config(_TYPE, _THINKS, models, tokens)
+    made = {key.replace("_token_id", "_token_index"): each for key, each in made.items()}
+    # The section around vision holds the positions per second.
+    return made | (_SECONDS.write(models["vit"]) if "vit" in models else {})
 
 
 def _config_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
@@ -185,7 +196,7 @@ QWEN2_5_OMNI = NestedWhole(
     architecture="Qwen2_5OmniForConditionalGeneration",
     published=("Qwen/Qwen2.5-Omni-7B",),
     parts=(
-        *thinker("thinker.", (_THINKER,), (AUDIO, VISION, TEXT), _SECONDS),
+        *thinker("thinker.", (_THINKER,), _THINKS, _SECONDS),
         Nested(family=TALKER, where=("talker_config",), prefixes=(("talker.", ""),)),
     ),
     refusals=refusals(left_out("vocoder")),
@@ -199,7 +210,7 @@ QWEN2_5_OMNI = NestedWhole(
 QWEN2_5_OMNI_THINKER = NestedWhole(
     model_type=f"{_TYPE}_thinker",
     architecture="Qwen2_5OmniThinkerForConditionalGeneration",
-    parts=thinker("", (), (AUDIO, VISION, TEXT), _SECONDS),
+    parts=thinker("", (), _THINKS, _SECONDS),
     refusals=refusals(),
     config_of=_thinker_of,
     needs=frozenset({"decoder", "vit", "audio"}),

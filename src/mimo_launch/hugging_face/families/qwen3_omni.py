@@ -10,7 +10,7 @@ from typing import Any
 from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.families.qwen import EXPERTS
-from mimo_launch.hugging_face.families.qwen2_5_omni import thinker
+from mimo_launch.hugging_face.families.qwen2_5_omni import thinker, thinker_config
 from mimo_launch.hugging_face.families.qwen3_vl import VISION_TENSORS, vision_family
 from mimo_launch.hugging_face.families.whisper import QWEN2_AUDIO_ENCODER
 from mimo_launch.hugging_face.family import Family
@@ -111,29 +111,18 @@ TEXT = Family(
     },
     prepared=rotary.plain_rope,
 )  # fmt: skip
+_THINKS = (AUDIO, VISION, TEXT)
 
 
 def _thinker_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
-    text = models["decoder"]
-    made: Config = {
-        "model_type": f"{_TYPE}_thinker",
-        "text_config": TEXT.config(text),
-        "tie_word_embeddings": text.tied,
-    }
-    if (vision := models.get("vit")) is not None:
-        made["vision_config"] = {**VISION.config(vision), "out_hidden_size": text.hidden}
-        made["image_token_id"] = tokens["vit"]
-    if (audio := models.get("aut")) is not None:
-        made["audio_config"] = {**AUDIO.config(audio), "output_dim": text.hidden}
-        made["audio_token_id"] = tokens["aut"]
-    return made
+    return thinker_config(_TYPE, _THINKS, models, tokens)
 
 
 QWEN3_OMNI = NestedWhole(
     model_type=_TYPE,
     architecture="Qwen3OmniMoeForConditionalGeneration",
     published=("Qwen/Qwen3-Omni-30B-A3B-Instruct",),
-    parts=thinker("thinker.", (_THINKER,), (AUDIO, VISION, TEXT)),
+    parts=thinker("thinker.", (_THINKER,), _THINKS),
     refusals=refusals(left_out("talker and vocoder")),
     left_out=("talker.", "code2wav."),
     others={"talker": f"talker_config.model_type: {_TYPE}_talker"},
@@ -149,7 +138,7 @@ QWEN3_OMNI = NestedWhole(
 QWEN3_OMNI_THINKER = NestedWhole(
     model_type=f"{_TYPE}_thinker",
     architecture="Qwen3OmniMoeThinkerForConditionalGeneration",
-    parts=thinker("", (), (AUDIO, VISION, TEXT)),
+    parts=thinker("", (), _THINKS),
     refusals=refusals(),
     config_of=_thinker_of,
     needs=frozenset({"decoder", "vit", "aut"}),
