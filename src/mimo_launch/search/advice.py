@@ -20,7 +20,7 @@ from mimo_launch.search.changes import FEWER, Change, Settings, changed, kind_be
 from mimo_launch.search.judge import Judge, Planned
 from mimo_launch.search.moves import lighter, placements, smaller_worlds
 from mimo_launch.search.search import INFINITE, Search
-from mimo_launch.search.team import Team
+from mimo_launch.search.team import Team, processes_here
 from mimo_launch.search.wastes import Waste, wastes, work_of
 from mimo_launch.spec.fields import field_at
 from mimo_launch.spec.load import dump_spec
@@ -76,7 +76,7 @@ class Changes:
             step=LEAST_SETTING,
             ways=tuple(_numerics(base.spec)),
             of_each_kind=True,
-            team=Team(judge),
+            team=Team(judge, processes_here()),
         )
         return cls(base, estimates, fits, search)
 
@@ -142,6 +142,10 @@ class Changes:
         return self.estimates.step_seconds / planned.estimates.step_seconds - 1
 
     def _seek(self, for_simpler: float = FOR_SIMPLER) -> None:
+        with self.search.team:
+            self._seek_together(for_simpler)
+
+    def _seek_together(self, for_simpler: float) -> None:
         search, spec = self.search, self.base.spec
         reserve, start = search.left * for_simpler, Point.of(spec)
         if not self.fits:
