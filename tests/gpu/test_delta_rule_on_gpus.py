@@ -10,7 +10,7 @@ from tests.support.gpu_ranks import DEVICE
 
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers import delta_rule_kernels
-from mimo_launch.layers.delta_rule import delta_rule
+from mimo_launch.layers.delta_rule import DeltaInputs, delta_rule
 from mimo_launch.layers.sequence_contexts import Documents
 from mimo_launch.models.language_input import document_lengths
 
@@ -41,11 +41,11 @@ def kernels(packed: bool) -> list[float] | None:
         documents = Documents(numbers.to(DEVICE), document_lengths(numbers.numpy()))
 
     def compute(*given: torch.Tensor) -> torch.Tensor:
-        return delta_rule_kernels.delta_rule(*given, chunk=CHUNK, documents=documents)
+        return delta_rule_kernels.delta_rule(DeltaInputs(*given), chunk=CHUNK, documents=documents)
 
     def reference(*given: torch.Tensor) -> torch.Tensor:
         numbers = None if documents is None else documents.numbers
-        return delta_rule(*given, chunk=CHUNK, documents_BS=numbers)
+        return delta_rule(DeltaInputs(*given), chunk=CHUNK, documents_BS=numbers)
 
     return deviations(compute, leaves, reference)
 
@@ -59,7 +59,7 @@ def rules(dtype: torch.dtype, packed: bool) -> list[float]:
         numbers = starts.cumsum(dim=1)
 
     def compute(*given: torch.Tensor) -> torch.Tensor:
-        return delta_rule(*given, chunk=CHUNK, documents_BS=numbers)
+        return delta_rule(DeltaInputs(*given), chunk=CHUNK, documents_BS=numbers)
 
     return deviations(compute, leaves, compute)
 

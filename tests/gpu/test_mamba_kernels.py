@@ -63,8 +63,8 @@ def scans(dtype: torch.dtype, packed: bool, initial: bool) -> list[float]:
 
     def run(module: Any) -> Callable[..., Any]:
         def scan(*given: Tensor) -> Any:
-            first, start = given[:6], given[6] if initial else None
-            return module.ssd(*first, chunk=CHUNK, documents_BS=numbers, initial_BHPK=start)
+            first, start = ssd.SsdInputs(*given[:6]), given[6] if initial else None
+            return module.ssd(first, chunk=CHUNK, documents_BS=numbers, initial_BHPK=start)
 
         return scan
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mimo_launch.layers.delta_rule import delta_rule
+from mimo_launch.layers.delta_rule import DeltaInputs, delta_rule
 
 HEADS, VALUES, GROUPS, KEYS = 4, 3, 2, 5
 
@@ -52,7 +52,7 @@ def arguments(length: int, *, documents: bool) -> tuple[list[Tensor], Tensor | N
 @pytest.mark.parametrize(("length", "chunk"), [(13, 1), (13, 4), (16, 8), (13, 64), (1, 4), (0, 4)])
 def test_chunks_change_nothing(length: int, chunk: int, documents: bool) -> None:
     values, numbers = arguments(length, documents=documents)
-    got = delta_rule(*values, chunk=chunk, documents_BS=numbers)
+    got = delta_rule(DeltaInputs(*values), chunk=chunk, documents_BS=numbers)
     want = recurrence(*values, numbers)
     assert torch.allclose(got, want, rtol=0, atol=1e-12)
     if not length:
@@ -68,7 +68,7 @@ def test_states_are_kept_in_fp32() -> None:
     values, _ = arguments(64, documents=False)
     q, k, v, decay, strength = (value.detach() for value in values)
     low = [t.bfloat16() for t in (q, k, v)]
-    got = delta_rule(*low, decay.float(), strength.float(), chunk=16)
+    got = delta_rule(DeltaInputs(*low, decay.float(), strength.float()), chunk=16)
     want = recurrence(*(t.double() for t in low), decay, strength, None)
     assert got.dtype == torch.bfloat16
     assert torch.allclose(got.double(), want, rtol=2**-8, atol=1e-6)

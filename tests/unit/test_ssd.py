@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mimo_launch.layers.ssd import causal_conv, ssd
+from mimo_launch.layers.ssd import SsdInputs, causal_conv, ssd
 
 HEADS, CHANNELS, GROUPS, STATE = 6, 3, 2, 5
 
@@ -65,7 +65,7 @@ def test_chunks_are_the_recurrence(length: int, chunk: int, documents: bool, ini
     """Outputs, the last state, and the gradients of both by everything, to 1e-12."""
     given = arguments(length, documents=documents, initial=initial)
     x, dt, a, b, c, d, numbers, start = given
-    found = ssd(x, dt, a, b, c, d, chunk=chunk, documents_BS=numbers, initial_BHPK=start)
+    found = ssd(SsdInputs(x, dt, a, b, c, d), chunk=chunk, documents_BS=numbers, initial_BHPK=start)
     wanted = recurrence(x, dt, a, b, c, d, numbers, start)
     leaves = [v for v in given if v is not None and v.requires_grad]
     random = torch.Generator().manual_seed(1)
@@ -90,10 +90,10 @@ def test_chunks_are_the_recurrence(length: int, chunk: int, documents: bool, ini
 def test_a_sequence_may_be_computed_in_two_parts() -> None:
     """The last state of the first part is the initial one of the second."""
     x, dt, a, b, c, d, _, _ = arguments(12, documents=False, initial=False)
-    whole, end = ssd(x, dt, a, b, c, d, chunk=4)
-    first, state = ssd(x[:, :7], dt[:, :7], a, b[:, :7], c[:, :7], d, chunk=4)
-    rest = (x[:, 7:], dt[:, 7:], a, b[:, 7:], c[:, 7:], d)
-    second, last = ssd(*rest, chunk=4, initial_BHPK=state)
+    whole, end = ssd(SsdInputs(x, dt, a, b, c, d), chunk=4)
+    first, state = ssd(SsdInputs(x[:, :7], dt[:, :7], a, b[:, :7], c[:, :7], d), chunk=4)
+    rest = SsdInputs(x[:, 7:], dt[:, 7:], a, b[:, 7:], c[:, 7:], d)
+    second, last = ssd(rest, chunk=4, initial_BHPK=state)
     torch.testing.assert_close(torch.cat([first, second], dim=1), whole, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(last, end, rtol=1e-12, atol=1e-12)
 
@@ -102,8 +102,8 @@ def test_inputs_in_bf16_are_computed_in_more() -> None:
     """Of long sequences a sum in bf16 would lose most."""
     x, dt, a, b, c, d, _, _ = arguments(64, documents=False, initial=False)
     low = [t.detach().to(torch.bfloat16) for t in (x, dt, a, b, c, d)]
-    found, _ = ssd(*low, chunk=16)
-    wanted, _ = ssd(*(t.double() for t in low), chunk=16)
+    found, _ = ssd(SsdInputs(*low), chunk=16)
+    wanted, _ = ssd(SsdInputs(*(t.double() for t in low)), chunk=16)
     assert found.dtype == torch.bfloat16
     assert float((found.double() - wanted).norm() / wanted.norm()) < 2**-8
 

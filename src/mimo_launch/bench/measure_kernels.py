@@ -29,12 +29,14 @@ from mimo_launch.comm.torch_internals import (
 from mimo_launch.estimate.kernel_table import COMPUTE, KERNELS, Grid, KernelTable
 from mimo_launch.kinds.recurrent import RECURRENT_LAYERS, RecurrentShape
 from mimo_launch.kinds.weights import widths_of
+from mimo_launch.layers.delta_rule import DeltaInputs
 from mimo_launch.layers.delta_rule_kernels import delta_rule
 from mimo_launch.layers.experts import ExpertRuns, grouped_linear
 from mimo_launch.layers.image_contexts import image_context
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
 from mimo_launch.layers.pointwise import add_rms_norm
 from mimo_launch.layers.sequence_contexts import SequenceContext
+from mimo_launch.layers.ssd import SsdInputs
 from mimo_launch.layers.ssd_kernels import causal_conv, ssd
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
 from mimo_launch.layers.vocab_parallel import vocab_cross_entropy
@@ -280,8 +282,9 @@ class _Bench:
             heads = self.noise(1, tokens, sizes.heads, sizes.head_dim)
             b, c = (self.noise(1, tokens, sizes.groups, sizes.state) for _ in range(2))
             step = torch.rand(1, tokens, sizes.heads, device=self.device)
+            given = DeltaInputs(c, b, heads, -step, step)
             run: Callable[[], Tensor] = partial(
-                delta_rule, c, b, heads, -step, step, chunk=sizes.chunk, fused=self.context.fused
+                delta_rule, given, chunk=sizes.chunk, fused=self.context.fused
             )
             if key == MAMBA:
                 run = partial(_state_space, heads, step, b, c, chunk=sizes.chunk)
@@ -336,7 +339,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
 
 def _state_space(x: Tensor, step: Tensor, b: Tensor, c: Tensor, *, chunk: int) -> Tensor:
     heads = torch.ones(x.shape[2], device=x.device)
-    return ssd(x, step, -heads, b, c, heads, chunk=chunk)[0]
+    return ssd(SsdInputs(x, step, -heads, b, c, heads), chunk=chunk)[0]
 
 
 def _between(key: str, sizes: RecurrentSizes) -> float:

@@ -10,7 +10,7 @@ Leaves: seconds to `estimate.cost_model`, drawing to `cli`.
 from dataclasses import dataclass, replace
 from math import prod
 
-from mimo_launch.estimate.memory import saved_by_layers
+from mimo_launch.estimate.memory import Activations
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.step_work import StepWork
 from mimo_launch.estimate.workload import backward_flops, forward_flops
@@ -105,7 +105,9 @@ def rows_of_layers(spec: Spec, layout: Layout, step: StepWork) -> tuple[LayerRow
                     has_experts=kind.has_experts(one.first_layer),
                     parameters=stage_weights(spec, one, tp).numel,
                     tflop=flops / replicas * dp / 1e12,
-                    kept_bytes=saved_by_layers(spec, layout, module, one, largest, tp),
+                    kept_bytes=Activations(
+                        spec, layout, module, one, largest, tp
+                    ).saved_by_layers(),
                 )
             )
     return tuple(rows)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.memory import layer_tensors
+from mimo_launch.estimate.memory import Activations
 from mimo_launch.estimate.parameters import layer_parameters
 from mimo_launch.estimate.workload import BackwardPath, backward_path
 from mimo_launch.kinds.adapters import adapter_of
@@ -136,9 +136,9 @@ class StageKernels:
         return total + Seconds(_FORWARD * moved, _BACKWARD * moved)
 
     def _moved(self, numbers: Mapping[int, int], *, again: bool = False) -> float:
-        """Return the seconds to move once what layers make; see `layer_tensors`."""
+        """Return the seconds to move once what layers make; see `Activations.made`."""
         place = self.spec, self.layout, self.module, self.stage, self.work, self._tp - 1
-        size = layer_tensors(*place, numbers, again=again)
+        size = Activations(*place).made(numbers, again=again)
         return self._pass(size, self._tokens * self._width * self._number)
 
     @cached_property

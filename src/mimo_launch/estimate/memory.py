@@ -118,16 +118,12 @@ def stage_memory(
     in_products = accumulates and adds_in_products(spec, module.name)
     beside = [each for each in (*unit, *rest) if not (in_products and each.in_product)]
     block, last = (sum(each.numel for each in some) for some in (unit, rest))
-    activations = _Activations(spec, layout, module, stage, work, tp)
-    moments = {True: 0, False: 0}
-    for each in trained:
-        rule = rule_for(module.rules, is_matrix=each.matrix)
-        offloads = spec.optimizer.offload and rule.may_offload
-        moments[offloads] += len(rule.state) * sharded((each,))
+    activations = Activations(spec, layout, module, stage, work, tp)
+    moments, host = _moments(spec, module, [(each, sharded((each,))) for each in trained])
     return StageMemory(
         weights=shard,
-        moments=moments[False] * stored,
-        host=moments[True] * stored,
+        moments=moments * stored,
+        host=host * stored,
         # The root stays gathered, and one unit arrives while another computes.
         gathered=two_blocks + ends if full else gathered(weights.all()),
         gather_buffer=(two_blocks or ends) if shards > 1 else 0,
@@ -149,42 +145,29 @@ def stage_memory(
     )
 
 
+def _moments(
+    spec: Spec, module: ModuleLayout, trained: Iterable[tuple[Parameter, int]]
+) -> tuple[int, int]:
+    """Return the values of optimizer state beside shards of weights: on the GPU, on the host."""
+    here = host = 0
+    for weight, shard in trained:
+        rule = rule_for(module.rules, is_matrix=weight.matrix)
+        values = len(rule.state) * shard
+        if spec.optimizer.offload and rule.may_offload:
+            host += values
+        else:
+            here += values
+    return here, host
+
+
 def _beside_values(weight: Parameter, computed: int) -> int:
     """Return the bytes for each value of a packed map during its product."""
     is_nf4 = weight.packed is not None and weight.packed.kind == "nf4"
     return computed + (1 if is_nf4 else 4)
 
 
-def saved_by_layers(
-    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
-) -> int:
-    """Return the bytes that a stage's layers keep from one forward on the ranks at `tp`."""
-    return _Activations(spec, layout, module, stage, work, tp).saved_by_layers()
-
-
-def layer_tensors(
-    spec: Spec,
-    layout: Layout,
-    module: ModuleLayout,
-    stage: Stage,
-    work: Workload,
-    tp: int,
-    numbers: Mapping[int, int],
-    *,
-    again: bool = False,
-) -> int:
-    """Return the bytes of all tensors that layers make in a forward, kept or not.
-
-    `numbers` has some layers of the stage, and how many are like each. `again`: only of those that
-    are computed again, with a part or as a norm.
-    """
-    made = _Activations(spec, layout, module, stage, work, tp)
-    of_layer = made.again_in_layer if again else made.of_layer
-    return sum(times * of_layer(number) for number, times in numbers.items())
-
-
-class _Activations:
-    """Bytes of the activations of one forward of a stage."""
+class Activations:
+    """Bytes of the activations of one forward of a stage on the ranks at tp index `tp`."""
 
     def __init__(
         self,
@@ -310,13 +293,17 @@ class _Activations:
         """Return the temporary bytes of a backward before it reaches the layers."""
         return self.loss_backward() + self.tiles() + self.stream * self.path.after
 
-    def of_layer(self, number: int) -> int:
-        """Return the bytes of the tensors that a layer saves if it is not run again."""
-        return self._sum(self._all(number), number)
+    def made(self, numbers: Mapping[int, int], *, again: bool = False) -> int:
+        """Return the bytes of all tensors that layers make in a forward, kept or not.
 
-    def again_in_layer(self, number: int) -> int:
-        """Return the bytes of the tensors that are computed again, with a part or as a norm."""
-        return self._sum(filter(self._made_again, self._all(number)), number)
+        `numbers` has some layers of the stage, and how many are like each. `again`: only of those
+        that are computed again, with a part or as a norm.
+        """
+        return sum(
+            times * self._sum(filter(self._made_again, every) if again else every, number)
+            for number, times in numbers.items()
+            for every in (self._all(number),)
+        )
 
     def _of_layer(self, number: int) -> tuple[Saved, ...]:
         if self.recomputes:
@@ -338,7 +325,11 @@ class _Activations:
     def _layer_backward(self, number: int) -> int:
         total = self._sum(self._temporary(number).backward, number)
         if self.recomputes:
-            return total + self.of_layer(number) - self._sum(self._of_layer(number), number)
+            return (
+                total
+                + self._sum(self._all(number), number)
+                - self._sum(self._of_layer(number), number)
+            )
         # One part is there at a time, or one norm.
         again = [each for each in self._all(number) if self._made_again(each)]
         found = ([e for e in again if e.inside == part] for part in {e.inside for e in again})

@@ -12,7 +12,7 @@ of size K; c chunks of i or j tokens.
 """
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,16 +23,25 @@ from mimo_launch.layers.ssd import chunked, last_before
 _EPSILON = 1e-6
 
 
+class DeltaInputs(NamedTuple):
+    """What the rule reads of each token.
+
+    `decay` is the logarithm of the state's decay, at most 0; `strength` is beta, between 0 and 1.
+    """
+
+    q_BSGK: Tensor
+    k_BSGK: Tensor
+    v_BSHP: Tensor
+    decay_BSH: Tensor
+    strength_BSH: Tensor
+
+
 # A head has a state S [K, P]. Token by token, S decays by exp(g); then the value that it holds for
 # the key k is partly replaced by the value v, S + k beta (v - S^T k)^T; y = S^T q. Inside a chunk
 # the tokens' changes of S depend on each other through their keys, which gives a triangular system;
 # only S passes from chunk to chunk.
 def delta_rule(
-    q_BSGK: Tensor,
-    k_BSGK: Tensor,
-    v_BSHP: Tensor,
-    decay_BSH: Tensor,
-    strength_BSH: Tensor,
+    given: DeltaInputs,
     *,
     chunk: int,
     documents_BS: Tensor | None = None,
@@ -40,16 +49,14 @@ def delta_rule(
 ) -> Tensor:
     """Return y like v. Queries and keys are scaled to length 1, queries then by 1 / sqrt(K).
 
-    `decay` is the logarithm of the state's decay, at most 0; `strength` is beta, between 0 and 1.
     The first token of each document in `documents` starts from a zero state. `chunk` does not
     change the result. All computation is in at least fp32. S may be 0. `fused` calls a function
     with few passes over memory.
     """
-    given = q_BSGK, k_BSGK, v_BSHP, decay_BSH, strength_BSH
     kept, added, *inside = fused(_of_chunks, *given, documents_BS, chunk)
     state = _states(kept, added)
     y_BSHP: Tensor = fused(_read, state, *inside)
-    return y_BSHP[:, : v_BSHP.shape[1]].to(v_BSHP.dtype)
+    return y_BSHP[:, : given.v_BSHP.shape[1]].to(given.v_BSHP.dtype)
 
 
 def _of_chunks(

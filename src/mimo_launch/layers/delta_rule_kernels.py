@@ -19,6 +19,7 @@ from torch import Tensor
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.diag.installed import is_installed
 from mimo_launch.layers import delta_rule as plain
+from mimo_launch.layers.delta_rule import DeltaInputs
 from mimo_launch.layers.pointwise import Fused, called
 from mimo_launch.layers.sequence_contexts import Documents
 from mimo_launch.layers.varlen_attention import packed
@@ -51,30 +52,26 @@ def _can(v: Tensor, key_size: int) -> bool:
 
 
 def delta_rule(
-    q_BSGK: Tensor,
-    k_BSGK: Tensor,
-    v_BSHP: Tensor,
-    decay_BSH: Tensor,
-    strength_BSH: Tensor,
+    given: DeltaInputs,
     *,
     chunk: int,
     documents: Documents | None = None,
     fused: Fused = called,
 ) -> Tensor:
     """Return the result of `delta_rule.delta_rule`; the kernels ignore `chunk`."""
-    given: tuple[Tensor, ...] = (q_BSGK, k_BSGK, v_BSHP, decay_BSH, strength_BSH)
-    if not _can(v_BSHP, k_BSGK.shape[3]):
+    v_BSHP, inputs = given.v_BSHP, tuple[Tensor, ...](given)
+    if not _can(v_BSHP, given.k_BSGK.shape[3]):
         numbers = None if documents is None else documents.numbers
-        return plain.delta_rule(*given, chunk=chunk, documents_BS=numbers, fused=fused)
+        return plain.delta_rule(given, chunk=chunk, documents_BS=numbers, fused=fused)
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     bounds = chunks = None
     if documents is not None:
-        given = tuple(t.flatten(0, 1).unsqueeze(0) for t in given)
+        inputs = tuple(t.flatten(0, 1).unsqueeze(0) for t in given)
         bounds = packed(documents.lengths, v_BSHP.device).bounds
         chunks = _chunks(documents.lengths, v_BSHP.device)
     y, _ = chunk_gated_delta_rule(
-        *given,
+        *inputs,
         use_qk_l2norm_in_kernel=True,
         cu_seqlens=bounds,
         chunk_indices=chunks,

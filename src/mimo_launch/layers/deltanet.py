@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.kinds.shapes import NormShape
+from mimo_launch.layers.delta_rule import DeltaInputs
 from mimo_launch.layers.delta_rule_kernels import delta_rule
 from mimo_launch.layers.pointwise import gated_head_norm, widened
 from mimo_launch.layers.recompute import recomputed
@@ -59,13 +60,13 @@ class DeltaNet(RecurrentMixer):
     ) -> Tensor:
         """Return the values that queries read from states."""
         a_BSH, strength_BSH = (widened(step) for step in steps)
-        return delta_rule(
+        given = DeltaInputs(
             c_BSGK,
             b_BSGK,
             x_BSHP,
             -weights["A_log"].exp() * F.softplus(a_BSH + weights["dt_bias"]),
             strength_BSH.sigmoid(),
-            chunk=self.sizes.chunk,
-            documents=documents,
-            fused=self.context.fused,
+        )
+        return delta_rule(
+            given, chunk=self.sizes.chunk, documents=documents, fused=self.context.fused
         )

@@ -20,6 +20,7 @@ from mimo_launch.layers.pointwise import gated_scaled, gated_squares, widened
 from mimo_launch.layers.recurrent import RecurrentMixer
 from mimo_launch.layers.sequence_contexts import Documents
 from mimo_launch.layers.shaped_layer import ShapedLayer
+from mimo_launch.layers.ssd import SsdInputs
 from mimo_launch.layers.ssd_kernels import ssd
 from mimo_launch.spec.hybrid import MambaSizes
 
@@ -67,14 +68,14 @@ class Mamba(RecurrentMixer):
         """Return the output of the state space model."""
         (dt_BSH,), sizes = steps, self.sizes
         least = sizes.min_step if isinstance(sizes, MambaSizes) else 0.0
-        y, _ = ssd(
+        given = SsdInputs(
             x_BSHP,
             F.softplus(widened(dt_BSH) + weights["dt_bias"]).clamp(min=least),
             -weights["A_log"].exp(),
             b_BSGK,
             c_BSGK,
             weights["D"],
-            chunk=sizes.chunk,
-            documents_BS=None if documents is None else documents.numbers,
         )
+        numbers = None if documents is None else documents.numbers
+        y, _ = ssd(given, chunk=sizes.chunk, documents_BS=numbers)
         return y

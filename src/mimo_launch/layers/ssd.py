@@ -12,6 +12,8 @@ Legend: B sequences of S tokens, H heads of P channels, G groups of R heads that
 state size, F channels; c chunks of i or j tokens.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,13 +21,19 @@ from torch import Tensor
 from mimo_launch.layers.pointwise import widened
 
 
+class SsdInputs(NamedTuple):
+    """What the recurrence reads of each token, and of each head: `a` is negative, `dt` positive."""
+
+    x_BSHP: Tensor
+    dt_BSH: Tensor
+    a_H: Tensor
+    b_BSGK: Tensor
+    c_BSGK: Tensor
+    d_H: Tensor
+
+
 def ssd(
-    x_BSHP: Tensor,
-    dt_BSH: Tensor,
-    a_H: Tensor,
-    b_BSGK: Tensor,
-    c_BSGK: Tensor,
-    d_H: Tensor,
+    given: SsdInputs,
     *,
     chunk: int,
     documents_BS: Tensor | None = None,
@@ -33,10 +41,10 @@ def ssd(
 ) -> tuple[Tensor, Tensor]:
     """Return y like x, and the state after the last token [B, H, P, K], in at least fp32.
 
-    `dt` are positive time steps, `a` is negative. The first token of each document in `documents`
-    starts from a zero state; the initial state belongs to the document of the first token. `chunk`
-    does not change the result. S may be 0.
+    The first token of each document in `documents` starts from a zero state; the initial state
+    belongs to the document of the first token. `chunk` does not change the result. S may be 0.
     """
+    x_BSHP, dt_BSH, a_H, b_BSGK, c_BSGK, d_H = given
     shape, heads, groups = x_BSHP.shape, x_BSHP.shape[2], b_BSGK.shape[2]
     wide = widened(x_BSHP)
     x, b, c = (chunked(widened(t), chunk) for t in (x_BSHP, b_BSGK, c_BSGK))

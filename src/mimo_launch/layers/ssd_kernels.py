@@ -17,6 +17,7 @@ from torch import Tensor
 from mimo_launch.diag.installed import is_installed
 from mimo_launch.layers import ssd as plain
 from mimo_launch.layers.pointwise import Fused, called
+from mimo_launch.layers.ssd import SsdInputs
 
 # The convolution kernel's step of channels, and its widths (from `causal_conv1d.cpp`).
 CHANNEL_STEP, WIDTHS = 8, range(2, 5)
@@ -32,23 +33,16 @@ def _can(x: Tensor) -> bool:
 
 
 def ssd(
-    x_BSHP: Tensor,
-    dt_BSH: Tensor,
-    a_H: Tensor,
-    b_BSGK: Tensor,
-    c_BSGK: Tensor,
-    d_H: Tensor,
+    given: SsdInputs,
     *,
     chunk: int,
     documents_BS: Tensor | None = None,
     initial_BHPK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the result of `ssd.ssd`."""
+    x_BSHP, dt_BSH, a_H, b_BSGK, c_BSGK, d_H = given
     if not _can(x_BSHP):
-        return plain.ssd(
-            x_BSHP, dt_BSH, a_H, b_BSGK, c_BSGK, d_H, chunk=chunk,
-            documents_BS=documents_BS, initial_BHPK=initial_BHPK,
-        )  # fmt: skip
+        return plain.ssd(given, chunk=chunk, documents_BS=documents_BS, initial_BHPK=initial_BHPK)
     if x_BSHP.dtype == torch.float32:
         # Triton would round factors to TF32; torch does so only on request. Three TF32 products in
         # place of one are as precise as fp32; without tensor cores ("ieee") the kernels take

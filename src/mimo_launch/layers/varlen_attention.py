@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -105,7 +105,7 @@ def inside_documents(
     if cp.size == 1:
         documents = packed(lengths, device)
         k, v = (x.flatten(0, 1) for x in (k_BSgK, v_BSgK))
-        return _attend(q, k, v, documents, documents, window, scale, sinks_h)
+        return _attend(q, k, v, _Lists(documents, documents, window, scale), sinks_h)
     parts = parts_of_documents(lengths, q_BshK.shape[0], cp.size, cp.index)
     # Unbound, because the backward of a slice makes a tensor as large as the whole.
     k, v = (
@@ -113,7 +113,7 @@ def inside_documents(
         for rows in (k_BSgK.unbind(), v_BSgK.unbind())
     )
     queries, keys = (packed(each, device) for each in (parts.queries, parts.keys))
-    return _attend(q, k, v, queries, keys, window, scale, sinks_h)
+    return _attend(q, k, v, _Lists(queries, keys, window, scale), sinks_h)
 
 
 def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageContext) -> Tensor:
@@ -123,7 +123,8 @@ def inside_images(q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, images: ImageCont
     all tokens of its images.
     """
     window = CAUSAL if images.is_causal else WHOLE
-    return _attend(*packed_images(q_NhK, k_MgK, v_MgK, images), window)
+    q, k, v, queries, keys = packed_images(q_NhK, k_MgK, v_MgK, images)
+    return _attend(q, k, v, _Lists(queries, keys, window))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +160,17 @@ def parts_of_documents(
     return DocumentParts(tuple(queries), tuple(keys), tuple(spans))
 
 
+class _Lists(NamedTuple):
+    """Packed queries and keys, the tokens that each sees before and after itself, and the scale."""
+
+    queries: Packed
+    keys: Packed
+    window: tuple[int, int]
+    scale: float | None = None
+
+
 def _attend(
-    q_NhK: Tensor,
-    k_MgK: Tensor,
-    v_MgK: Tensor,
-    queries: Packed,
-    keys: Packed,
-    window: tuple[int, int],
-    scale: float | None = None,
-    sinks_h: Tensor | None = None,
+    q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, lists: _Lists, sinks_h: Tensor | None = None
 ) -> Tensor:
     """Return attention inside each sequence, [N, h, K]; the lists contain no other tokens.
 
@@ -176,23 +179,23 @@ def _attend(
     size = v_MgK.shape[2]
     if size < q_NhK.shape[2]:
         v_MgK = F.pad(v_MgK, (0, q_NhK.shape[2] - size))
-        wide = _attend(q_NhK, k_MgK, v_MgK, queries, keys, window, scale, sinks_h)
+        wide = _attend(q_NhK, k_MgK, v_MgK, lists, sinks_h)
         return wide[..., :size]
     if sinks_h is not None:
         return cast(
             "Tensor",
-            _WithSinks.apply(q_NhK, k_MgK, v_MgK, sinks_h, queries, keys, window, scale),  # type: ignore[no-untyped-call]
+            _WithSinks.apply(q_NhK, k_MgK, v_MgK, sinks_h, lists),  # type: ignore[no-untyped-call]
         )
     out = varlen_attn(
         q_NhK,
         k_MgK,
         v_MgK,
-        queries.bounds,
-        keys.bounds,
-        queries.longest,
-        keys.longest,
-        scale=scale,
-        window_size=window,
+        lists.queries.bounds,
+        lists.keys.bounds,
+        lists.queries.longest,
+        lists.keys.longest,
+        scale=lists.scale,
+        window_size=lists.window,
         **_GROUPED,
     )
     return cast("Tensor", out)
@@ -214,22 +217,19 @@ class _WithSinks(torch.autograd.Function):
         k_MgK: Tensor,
         v_MgK: Tensor,
         sinks_h: Tensor,
-        queries: Packed,
-        keys: Packed,
-        window: tuple[int, int],
-        scale: float | None,
+        lists: _Lists,
     ) -> Tensor:
         out_NhK, lse_hN = varlen_attn(
             q_NhK,
             k_MgK,
             v_MgK,
-            queries.bounds,
-            keys.bounds,
-            queries.longest,
-            keys.longest,
+            lists.queries.bounds,
+            lists.keys.bounds,
+            lists.queries.longest,
+            lists.keys.longest,
             return_aux=AuxRequest(lse=True),
-            scale=scale,
-            window_size=window,
+            scale=lists.scale,
+            window_size=lists.window,
             **_GROUPED,
         )
         wide_h1 = sinks_h.to(lse_hN.dtype)[:, None]
@@ -237,7 +237,7 @@ class _WithSinks(torch.autograd.Function):
         out_NhK = (out_NhK * share_hN.t().unsqueeze(-1)).to(q_NhK.dtype)
         lse_hN = torch.logaddexp(lse_hN, wide_h1)
         ctx.save_for_backward(q_NhK, k_MgK, v_MgK, sinks_h, out_NhK, lse_hN)
-        ctx.lists = queries, keys, window, scale
+        ctx.lists = lists
         return out_NhK
 
     @staticmethod
@@ -258,4 +258,4 @@ class _WithSinks(torch.autograd.Function):
         weight_hN = torch.exp(sinks_h.to(wide)[:, None] - lse_hN)
         of_output_hN = (grad_NhK.to(wide) * out_NhK.to(wide)).sum(dim=-1).t()
         of_sinks = -(weight_hN * of_output_hN).sum(dim=1)
-        return *grads, of_sinks.to(sinks_h.dtype), None, None, None, None
+        return *grads, of_sinks.to(sinks_h.dtype), None
