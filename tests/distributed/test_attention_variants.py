@@ -21,7 +21,7 @@ from tests.support.planted_latent import EXPERTS as LATENT_EXPERTS
 from tests.support.planted_latent import MLA, latent
 from tests.support.planted_nope import MODEL as NOPE_MODEL
 from tests.support.planted_nope import unturned
-from tests.support.planted_norms import normed_after
+from tests.support.planted_norms import beside, normed_after
 from tests.support.planted_sinks import EXPERTS, sunk
 from tests.support.planted_sliding import sliding
 from tests.support.proof import failures, verdicts
@@ -196,6 +196,21 @@ NORMS: Layouts = {
         "cp": 2, "model": {"gated_attention": True, "logit_softcap": 3.0},
     },
 }  # fmt: skip
+BESIDE: Layouts = {
+    **BEHIND_VISION,
+    "parts computed again, sequence parallel": {
+        "tp": 2, "sequence_parallel": True, "recompute": ["attention"],
+    },
+    "norms computed again, experts": {
+        "dp": 2, "experts": {"ep": 2}, "recompute": ["norms", "mlp"],
+        "model": {"moe": {"experts": 4, "top_k": 2, "width": 32, "every": 2}},
+    },
+    "biases of norms, after layers too, tp 4": {
+        "tp": 4, "model": {"norm": "layer", "post_norms": True, "qk_norm": True},
+    },
+    "further tokens, tp 2": {"tp": 2, "model": {"mtp": {"depth": 1}}},
+    "one after the other, pp 2": {"pp": 2, "model": {"norm": "layer", "parallel": False}},
+}  # fmt: skip
 VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
     "caps": (capped, CAPS, {DOCUMENTS}, None),
     # Scores of so few queries at once that every chunk of a sequence has several blocks.
@@ -240,6 +255,12 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
         normed_after,
         NORMS,
         {"tp 4, heads shared", DOCUMENTS, "experts, tp 2"},
+        None,
+    ),
+    "layers beside each other": (
+        beside,
+        BESIDE,
+        {DOCUMENTS, "biases of norms, after layers too, tp 4"},
         None,
     ),
     "growing queries": (grown, GROWTH, {DOCUMENTS, "windows with their own base"}, None),

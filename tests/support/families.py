@@ -80,7 +80,7 @@ _OFTEN = ("llama", "qwen2", "qwen3", "mistral")
 _UNTOUCHED = (
     "gemma", "phi3", "seed_oss", "olmo2", "olmo3", "exaone4", "granite", "ernie4_5", "helium",
     "cwm", "ministral", "youtu", "ministral3", "internlm3", "iquestcoder", "vaultgemma",
-    "hyperclovax",
+    "hyperclovax", "cohere", "cohere2", "stablelm",
     "smollm3", "exaone",
 )  # fmt: skip
 _DECODERS = {

@@ -125,6 +125,8 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
         found |= {"norms on both sides"} if model.post_norms and model.pre_norms else set()
         found |= set() if model.pre_norms else {"norms after layers alone"}
         found |= {"norms of all heads together"} if model.wide_qk_norm else set()
+        found |= {"layers in parallel"} if model.parallel else set()
+        found |= {f"{model.norm} norms in language"} if model.norm != "rms" else set()
         found |= {"factors on layers"} if model.residual_scale else set()
         found |= {"factors on logits"} if model.logit_scale else set()
         found |= {"latent attention"} if model.mla else set()

@@ -250,7 +250,7 @@ FORMS: dict[str, Config] = {
         f"{kind}, bare": {"model_type": kind}
         for kind in (
             "gemma2", "glm4", "ministral3", "smollm3", "gpt_oss", "radio", "dinov3_vit",
-            "clip_vision_model", "siglip_vision_model",
+            "clip_vision_model", "siglip_vision_model", "cohere", "cohere2", "stablelm",
         )
     },
     **{
@@ -391,6 +391,13 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "query_scaling": {"beta": 0.1, "length": 16384}, "sliding_window": None,
         },
     },
+    "cohere2, bare": {
+        "decoder": {
+            "nope.layers": tuple(range(3, 40, 4)), "sliding_window.size": 4096,
+            "logit_scale": 0.0625, "norm": "layer_without_bias", "tied": True,
+        },
+    },
+    "stablelm, bare": {"decoder": {"rotary_factor": 0.25, "norm": "layer", "head_dim": 80}},
     "GLM-4.1V of version 5": {
         "vit": {
             "image": (24, 24), "mlp": 4096, "projector_mlp": 13696, "qkv_bias": False,
@@ -530,6 +537,9 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("SmolLM3 with windows", "decoder", ""): [
         {"attention_bias": True}, {"mlp_bias": True}, _layers("chunked_attention"), AWQ,
     ],
+    ("cohere, bare", "decoder", ""): [{"use_qk_norm": True}, {"hidden_act": "gelu"}],
+    ("cohere2, bare", "decoder", ""): [_layers("chunked_attention", 39)],
+    ("stablelm, bare", "decoder", ""): [{"qk_layernorm": True}, {"hidden_dropout": 0.1}],
     ("Ministral 3, text", "decoder", ""): [
         {"attention_bias": True}, {"hidden_act": "gelu"}, _layers("sliding_attention", 33),
         ({"rope_parameters": {**GROWING, "rope_type": "dynamic"}}, _UNBOUNDED),

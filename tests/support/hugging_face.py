@@ -275,6 +275,44 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "logits_scaling": 0.25,
         },
     ),
+    "stablelm": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "norm": "layer", "qkv_bias": True,
+            "rotary_factor": 0.5, "rope_theta": 500.0,
+        },
+        {
+            "layer_norm_eps": 1e-3, "use_qkv_bias": True, "eos_token_id": 1, "bos_token_id": 2,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    # Command R; in the newer one the second layer has neither windows nor rotary positions.
+    **{
+        kind: (
+            {
+                "norm_eps": 1e-3, "head_dim": None, "tied": True, "rotary_interleaved": True,
+                "rope_theta": 500.0, "logit_scale": 0.25, "parallel": True,
+                "norm": "layer_without_bias", **ours,
+            },
+            {
+                "layer_norm_eps": 1e-3, "logit_scale": 0.25, "pad_token_id": None,
+                "eos_token_id": 1,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, **its,
+            },
+        )
+        for kind, ours, its in (
+            ("cohere", {"qkv_bias": True, "output_bias": True}, {"attention_bias": True}),
+            (
+                "cohere2",
+                {"sliding_window": {"size": 5, "full": [1]}, "nope": {"layers": [1]}},
+                {
+                    "sliding_window": 5,
+                    "layer_types": ["sliding_attention", "full_attention"],
+                },
+            ),
+        )
+    },
     # The same.
     "gemma3_text": (
         {
@@ -645,6 +683,10 @@ def widen(model: nn.Module) -> None:
     def offset(self: Any, x: Tensor) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * (1 + self.weight)
 
+    def centred(self: Any, x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True)
+        return norm(self, x)
+
     def angles(
         self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -655,7 +697,9 @@ def widen(model: nn.Module) -> None:
         scaling = None if known["rope_type"] in ("default", "dynamic") else RopeScaling(**known)
         turns = torch.tensor(frequencies(size, rope["rope_theta"], scaling), dtype=torch.float64)
         turn = position_ids[..., None] * turns
-        if not type(self).__name__.startswith("GptOss"):
+        if type(self).__name__.startswith("Cohere"):
+            turn = turn.repeat_interleave(2, dim=2)
+        elif not type(self).__name__.startswith("GptOss"):
             turn = turn.repeat(1, 1, 2)
         return turn.cos() * attention_factor(scaling), turn.sin() * attention_factor(scaling)
 
@@ -684,6 +728,8 @@ def widen(model: nn.Module) -> None:
             module.forward = MethodType(offset, module)  # type: ignore[method-assign]
         elif type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(norm, module)  # type: ignore[method-assign]
+        elif type(module).__name__.startswith("Cohere") and hasattr(module, "variance_epsilon"):
+            module.forward = MethodType(centred, module)  # type: ignore[method-assign]
         if type(module).__name__ == "PixtralVisionRotaryEmbedding":
             module.forward = MethodType(places, module)  # type: ignore[method-assign]
         elif type(module).__name__.endswith("RotaryEmbedding"):

@@ -18,10 +18,21 @@ MODEL: dict[str, Any] = {
     "logit_scale": 0.25,
 }  # fmt: skip
 
+# Layers as in Command R.
+BESIDE: dict[str, Any] = {
+    "layers": 3, "heads": 4, "kv_heads": 2, "rotary_interleaved": True, "parallel": True,
+    "norm": "layer_without_bias", "logit_scale": 0.25,
+}  # fmt: skip
+
 
 def normed_after(data: dict[str, Any] | None = None, **language: Any) -> Spec:
     """Language with such norms and factors after vision, on ranks of its own."""
     return behind_vision(MODEL, data, **language)
+
+
+def beside(data: dict[str, Any] | None = None, **language: Any) -> Spec:
+    """Language with attention and MLP beside each other, as in Command R, after vision."""
+    return behind_vision(BESIDE, data, **language)
 
 
 def shared_heads_count_often() -> None:
@@ -74,7 +85,24 @@ def norms_of_heads_exchanged() -> None:
     attention.placed_heads = exchanged
 
 
+def mlp_after_attention() -> None:
+    """In layers in parallel the MLP reads the stream after attention."""
+    correct = Block._of_stream
+
+    def later(self: Any, x_nD: Any, context: Any) -> Any:
+        return correct(self, x_nD + self._attended(x_nD, context), context)
+
+    Block._of_stream = later  # type: ignore[method-assign]
+
+
+def means_kept() -> None:
+    """LayerNorms leave the mean of the stream in it."""
+    norms.layer_norm = lambda x, weight, bias, eps: norms.rms_norm(x, weight, eps)
+
+
 NORM_BUGS = {
+    "MLP after attention": (mlp_after_attention, beside(tp=2)),
+    "means kept": (means_kept, beside(pp=2)),
     "norms of heads exchanged": (
         norms_of_heads_exchanged,
         behind_vision({"layers": 2, "heads": 4, "head_dim": 8, "qk_norm": True}, tp=2),

@@ -19,6 +19,7 @@ def block_shape(
     bias: bool = False,
     pre_norms: bool = True,
     post_norms: bool = False,
+    parallel: bool = False,
     layer_scale: float | None = None,
     residual_scale: float | None = None,
     of_mlp: dict[str, Any] | None = None,
@@ -47,6 +48,7 @@ def block_shape(
         ),
         pre_norms=pre_norms,
         post_norms=post_norms,
+        parallel=parallel,
         layer_scale=layer_scale,
         residual_scale=residual_scale,
     )

@@ -637,6 +637,8 @@ def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
         "sliding_window": window,
         "activation": draw(st.sampled_from(["silu", "gelu_tanh", "clamped_silu"])),
         **draw(st.sampled_from(_NORMS)),
+        "norm": draw(st.sampled_from(["rms", "rms", "layer", "layer_without_bias"])),
+        "parallel": draw(st.sampled_from([False, False, True])),
         "residual_scale": draw(st.sampled_from([None, 0.5])),
         "logit_scale": draw(st.sampled_from([None, 0.25])),
         "norm_offset": draw(st.booleans()),

@@ -214,6 +214,15 @@ KEPT = {
     "with factors on what layers add": Row(
         "language", {"residual_scale": 0.22}, {"residual_scale": 0.22}
     ),
+    "with LayerNorms": Row("language", {"norm": "layer"}, {"norm": "layer"}),
+    "with layers in parallel, as in Command R": Row(
+        "language",
+        {"norm": "layer_without_bias", "parallel": True},
+        {"norm": "layer_without_bias", "parallel": True},
+    ),
+    "with layers in parallel after RMSNorms": Row(
+        "language", {"parallel": True, "post_norms": True}, {"parallel": True, "post_norms": True}
+    ),
     "with capped scores": Row("language", {"attention_softcap": 50.0}, {"score_cap": 50.0}),
     "with the GELU of tanh": Row(
         "vision", {"activation": "gelu_tanh"}, {"of_mlp": {"activation": "gelu_tanh"}}

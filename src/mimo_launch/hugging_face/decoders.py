@@ -185,7 +185,7 @@ def decoder(
         **block,
         "tied": ("tie_word_embeddings", False),
         **{key: entries.pop(key, Fixed(False)) for key in ("qkv_bias", "output_bias", "qk_norm")},
-        "norm_eps": ("rms_norm_eps", NORM_EPS),
+        "norm_eps": entries.pop("norm_eps", ("rms_norm_eps", NORM_EPS)),
         **rope(),
         "sliding_window": windows,
         "bidirectional_images": Fixed(False),

@@ -343,7 +343,8 @@ class BlockShape(LayerShape):
     """Attention, then an MLP or experts, each after a norm like `norm` if it has `pre_norms`.
 
     `post_norms` follow both. `layer_scale` is the initial value of factors on what both add to the
-    stream, and `residual_scale` a constant one.
+    stream, and `residual_scale` a constant one. If they are `parallel`, both read the same stream,
+    by one norm.
     """
 
     layer = "mimo_launch.models.transformer_block:Block"
@@ -353,6 +354,7 @@ class BlockShape(LayerShape):
     mlp: MlpShape | MoeShape
     pre_norms: bool = True
     post_norms: bool = False
+    parallel: bool = False
     layer_scale: float | None = None
     residual_scale: float | None = None
 
@@ -369,7 +371,7 @@ class BlockShape(LayerShape):
         return {
             "attention_norm": pre_norm,
             "attention": self.attention,
-            "mlp_norm": pre_norm,
+            "mlp_norm": None if self.parallel else pre_norm,
             "post_attention_norm": post_norm,
             "post_mlp_norm": post_norm,
             "attention_scale": scale,

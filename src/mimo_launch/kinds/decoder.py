@@ -26,6 +26,7 @@ from mimo_launch.kinds.saved_activations import (
     Saved,
     Temporary,
 )
+from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import DecoderBlocks, GateActivation
 from mimo_launch.spec.layers import QueryScaling, SlidingWindow
@@ -64,6 +65,8 @@ TORCH_ONLY = (
     "nope",
     "bidirectional_images",
     "activation",
+    "norm",
+    "parallel",
     "pre_norms",
     "post_norms",
     "wide_qk_norm",
@@ -131,7 +134,7 @@ class DecoderBlocksKind(CausalKind):
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
-        return (SILU, *passes.of_stream("rms", *BLOCK_PARTS), *attention)
+        return (SILU, *passes.of_stream(self.norm().kind, *BLOCK_PARTS), *attention)
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block."""
@@ -187,6 +190,11 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         plain = type(self.model).model_fields
         return (key for key in TORCH_ONLY if getattr(self.model, key) != plain[key].default)
 
+    def norm(self) -> NormShape:
+        """Return the norm before every mixer, and after the last layer."""
+        kind, offset = self.model.norm, float(self.model.norm_offset)
+        return replace(LanguageKind.norm(self), kind=kind, offset=offset * (kind == "rms"))
+
     def attention(self, number: int, *, out_scale: float) -> AttentionShape:
         """Return the attention of a block."""
         model = self.model
@@ -213,6 +221,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
             DecoderBlocksKind.block(self, number),
             pre_norms=self.model.pre_norms,
             post_norms=self.model.post_norms,
+            parallel=self.model.parallel,
             residual_scale=self.model.residual_scale,
         )
         if not self.has_experts(number):
@@ -279,6 +288,9 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
                 block = (*block, LATENT_IN_ORDER)
         if self.model.attention_softcap is not None:
             block = tuple(each for each in block if each != SUMS)
+        if self.model.parallel and (passes.are_compiled or passes.wide == 1):
+            # Both norms read the block's input; otherwise each keeps a copy of it.
+            block = tuple(each for each in block if each != STREAMS[1])
         if not self.model.pre_norms:
             # Products read the stream itself, which stays.
             block = tuple(
@@ -295,7 +307,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         block = DecoderBlocksKind._saved_besides(self, number, passes)
         if self.model.post_norms and self.model.pre_norms:
-            block = (*block, *passes.of_stream("rms", *BLOCK_PARTS))
+            block = (*block, *passes.of_stream(self.norm().kind, *BLOCK_PARTS))
         if self.model.wide_qk_norm:
             heads = passes.of_head_norms()
             block = (*(each for each in block if each != heads), passes.of_wide_norm())

@@ -294,7 +294,7 @@ class LanguageKind(CausalKind):
         if self.logit_cap is not None:
             # A compiled cap keeps what it reads, otherwise it keeps a result in at least 4 bytes.
             words += words * (1 if held.passes.are_compiled else held.passes.wide)
-        norm = self.model.hidden * held.passes.of_norm("rms")
+        norm = self.model.hidden * held.passes.of_norm(self.norm().kind)
         total += held.stream_tokens * norm
         return total + held.tokens * self._heads * (normed + words)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mimo_launch.spec.language_models import NormKind
 from mimo_launch.spec.layers import Moe
 
 # The most scores of a head, one per pair of query and key, that exist together if they are capped.
@@ -102,7 +103,7 @@ class Passes:
         """How many numbers are as large as one of at least 4 bytes."""
         return max(4, self.bytes) // self.bytes
 
-    def of_norm(self, kind: Literal["rms", "layer"], *, input_stays: bool = False) -> int:
+    def of_norm(self, kind: NormKind, *, input_stays: bool = False) -> int:
         """Return how many more numbers a norm keeps of each that it reads if it is not compiled.
 
         A compiled norm keeps its input. Otherwise it keeps a copy in at least 4 bytes; the input
@@ -113,7 +114,7 @@ class Passes:
         copies = self.wide - 1 + (input_stays and self.wide > 1)
         return copies + self.wide * (kind == "rms" and self.weights_train)
 
-    def of_stream(self, kind: Literal["rms", "layer"], *parts: Part | None) -> tuple[Saved, ...]:
+    def of_stream(self, kind: NormKind, *parts: Part | None) -> tuple[Saved, ...]:
         """Return what norms of the stream, each of a part, keep besides their inputs."""
         name, kept = "inputs of norms in fp32, and results", self.of_norm(kind)
         return tuple(Saved(name=name, stream=kept, shared=True, part=part) for part in parts)

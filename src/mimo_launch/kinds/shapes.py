@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from mimo_launch.kinds.adapters import AdapterShape, column_adapter, row_adapter, whole_adapter
 from mimo_launch.kinds.weights import Adapter, Init, LayerShape, Parameters, Terms, Weight
+from mimo_launch.spec.language_models import NormKind
 
 # The epsilon of norms in models without a key for it.
 EPSILON = 1e-5
@@ -49,7 +50,7 @@ class NormShape(LayerShape):
     layer = f"{NORMS}:Norm"
 
     width: int
-    kind: Literal["rms", "layer"]
+    kind: NormKind
     eps: float = EPSILON
     inside: bool = False
     offset: float = 0.0

@@ -55,14 +55,14 @@ class Norm(ShapedLayer[NormShape]):
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalised over its last dimension."""
         fused, eps, offset = self.context.fused, self.shape.eps, self.shape.offset
-        if self.bias is None:
+        if self.shape.kind == "rms":
             return fused(rms_norm, x, self.weight, eps, offset)
         return fused(layer_norm, x, self.weight, self.bias, eps)
 
     def after(self, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
         """Return x plus `change`, and the norm of the sum."""
         fused, eps, offset = self.context.fused, self.shape.eps, self.shape.offset
-        if self.bias is None:
+        if self.shape.kind == "rms":
             return fused(add_rms_norm, x, change, self.weight, eps, offset)
         return fused(add_layer_norm, x, change, self.weight, self.bias, eps)
 

@@ -38,10 +38,10 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float = EPSILON, offset: float = 
     return F.rms_norm(wide, (x.shape[-1],), weight, eps).to(x.dtype)
 
 
-def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float = EPSILON) -> Tensor:
-    """Return x with mean 0 and variance 1 (arXiv:1607.06450), times the weight, plus the bias."""
+def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float = EPSILON) -> Tensor:
+    """Return x with mean 0 and variance 1 (arXiv:1607.06450), times the weight, plus any bias."""
     wide = widened(x)
-    weight, bias = weight_D.to(wide.dtype), bias_D.to(wide.dtype)
+    weight, bias = weight_D.to(wide.dtype), None if bias_D is None else bias_D.to(wide.dtype)
     return F.layer_norm(wide, (x.shape[-1],), weight, bias, eps).to(x.dtype)
 
 
@@ -54,7 +54,7 @@ def add_rms_norm(
 
 
 def add_layer_norm(
-    x: Tensor, change: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float = EPSILON
+    x: Tensor, change: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float = EPSILON
 ) -> tuple[Tensor, Tensor]:
     """Return x plus `change`, and the LayerNorm of the sum."""
     total = x + change

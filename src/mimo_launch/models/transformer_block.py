@@ -66,7 +66,10 @@ class Layer(ShapedLayer[S]):
 
 
 class Block(Layer[BlockShape]):
-    """Transformer block; norms come before its layers, or act on what these add to the stream."""
+    """Transformer block; norms come before its layers, or act on what these add to the stream.
+
+    Its layers follow each other, or both read the block's input.
+    """
 
     attention_norm: Norm | None
     attention: Attention
@@ -84,6 +87,9 @@ class Block(Layer[BlockShape]):
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         attended = self._part("attention", self._attended, x_nD, attention_context)
+        if self.shape.parallel:
+            change = self._part("mlp", self._of_stream, x_nD, attention_context)
+            return x_nD + attended + change
         if "mlp" in self.recompute:
             x_nD = x_nD + attended
             return x_nD + self._part("mlp", self._of_stream, x_nD, attention_context)
@@ -110,9 +116,16 @@ class Block(Layer[BlockShape]):
         return self._added(attended, self.drop_attention, attention_context.draws)
 
     def _of_stream(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        """Return what the MLP adds to the stream, from the stream."""
-        normed = x_nD if self.mlp_norm is None else self.mlp_norm(x_nD)
-        return self._changed(normed, attention_context, None)
+        """Return what the MLP adds to the stream, from the stream.
+
+        A norm that attention reads, too, is made anew, so that either part can be made again alone.
+        """
+        normed, again = x_nD, None
+        norm = self.attention_norm if self.shape.parallel else self.mlp_norm
+        if norm is not None:
+            normed = norm(x_nD)
+            again = self._again("mlp", norm, x_nD)
+        return self._changed(normed, attention_context, again)
 
     def _changed(
         self, normed_nD: Tensor, attention_context: AttentionContext, again: Remake | None

@@ -186,6 +186,7 @@ class DecoderBlocks(CausalModel):
 
 
 GateActivation = Literal["silu", "gelu_tanh", "clamped_silu"]
+NormKind = Literal["rms", "layer", "layer_without_bias"]
 
 
 class DecoderModel(DecoderBlocks, LanguageModel):
@@ -221,13 +222,23 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         "by tanh (Gemma), or x sigmoid(1.702 x) of numbers clamped at 7, times 1 more than what "
         "it gates (GPT-OSS).",
     )
+    norm: NormKind = Field(
+        "rms",
+        description="Every norm but those of heads: RMSNorm, LayerNorm, or LayerNorm without bias, "
+        "as in Command R.",
+    )
+    parallel: bool = Field(
+        False,
+        description="Attention and MLP of a layer read the same stream, by one norm, as in "
+        "Command R.",
+    )
     post_norms: bool = Field(
         False,
-        description="RMSNorms also on what attention and MLPs add to the stream, as in Gemma 3.",
+        description="Norms also on what attention and MLPs add to the stream, as in Gemma 3.",
     )
     pre_norms: bool = Field(
         True,
-        description="RMSNorms before attention and MLPs; without them only `post_norms` normalise, "
+        description="Norms before attention and MLPs; without them only `post_norms` normalise, "
         "as in OLMo 2.",
     )
     wide_qk_norm: bool = Field(

@@ -32,7 +32,7 @@ from mimo_launch.spec.spec import DecoderModel, HybridModel, LanguageModel, Rope
 from mimo_launch.verify.oracle_blocks import Load, RecordText, moved_biases
 from mimo_launch.verify.oracle_encoders import connect, encode
 from mimo_launch.verify.oracle_generators import Draw, generator_of
-from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers, streams_ahead
+from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers, norm_of, streams_ahead
 from mimo_launch.verify.oracle_layers import (
     axis_angles,
     axis_ids,
@@ -40,7 +40,6 @@ from mimo_launch.verify.oracle_layers import (
     frequencies,
     image_numbers,
     linear,
-    rms_norm,
     text_angles,
 )
 from mimo_launch.verify.oracle_parts import parts_of
@@ -273,8 +272,7 @@ class Oracle:
             x_SD = decoder_layers(self.weights, x_SD, model, text, deep)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
-        offset = model.norm_offset
-        return rms_norm(self.weights, x_SD, "language.norm", model.norm_eps, offset=offset)
+        return norm_of(self.weights, model)(x_SD, "language.norm")
 
     def _text(self, split: Split, index: int, load: Load) -> RecordText:
         """Return the inputs of language layers for a record, besides the stream."""

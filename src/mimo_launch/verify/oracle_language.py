@@ -26,6 +26,7 @@ from mimo_launch.verify.oracle_layers import (
     attend,
     attention_factor,
     hidden_from,
+    layer_norm,
     linear,
     query_growth,
     rms_norm,
@@ -64,7 +65,7 @@ def decoder_block(
 ) -> Tensor:
     """Return the stream after a block like layer `number`, with weights under the name `layer`."""
     kind, more = kind_of(model), model if isinstance(model, DecoderModel) else None
-    norm = _norm_of(weights, model)
+    norm = norm_of(weights, model)
     gate = GATES[more.activation if more else "silu"]
     has_norms = more is None or more.pre_norms
     factor = (more and more.residual_scale) or 1.0
@@ -72,8 +73,11 @@ def decoder_block(
     change = _attention(weights, y, f"{layer}.attention", model, text, number)
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_attention_norm")
+    read_SD, norm_name = x_SD, f"{layer}.attention_norm"
     x_SD = x_SD + factor * weights.added(change, f"{layer}.drop_attention")
-    y = norm(x_SD, f"{layer}.mlp_norm") if has_norms else x_SD
+    if more is None or not more.parallel:
+        read_SD, norm_name = x_SD, f"{layer}.mlp_norm"
+    y = norm(read_SD, norm_name) if has_norms else read_SD
     if kind.moe is not None and kind.has_experts(number):
         change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, gate)
     else:
@@ -83,8 +87,15 @@ def decoder_block(
     return x_SD + factor * weights.added(change, f"{layer}.drop_mlp")
 
 
-def _norm_of(weights: Weights, model: CausalModel) -> Norm:
+def norm_of(weights: Weights, model: CausalModel) -> Norm:
     """Return the norm of a model's layers; it takes numbers and the name of its weight."""
+    if isinstance(model, DecoderModel) and model.norm != "rms":
+        return partial(layer_norm, weights, eps=model.norm_eps)
+    return _rms_of(weights, model)
+
+
+def _rms_of(weights: Weights, model: CausalModel) -> Norm:
+    """Return the norm of queries and keys, and of most models' layers."""
     offset = isinstance(model, LanguageModel) and model.norm_offset
     return partial(rms_norm, weights, eps=model.norm_eps, offset=offset)
 
@@ -140,7 +151,7 @@ def hybrid_layers(
     deep: Mapping[int, Tensor],
 ) -> Tensor:
     """Return the stream after the last layer, [S, D]; `deep` is added after layers."""
-    norm, eps, documents = _norm_of(weights, model), model.norm_eps, text.documents
+    norm, eps, documents = norm_of(weights, model), model.norm_eps, text.documents
     gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
     for number, letter in enumerate(model.pattern):
         layer = f"language.layers.{number}"
@@ -165,7 +176,7 @@ def hybrid_block(
     weights: Weights, x_SD: Tensor, model: HybridModel, text: RecordText, name: str
 ) -> Tensor:
     """Return the stream after attention and experts or an MLP, a block for further tokens."""
-    norm = _norm_of(weights, model)
+    norm = norm_of(weights, model)
     gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
     y = norm(x_SD, f"{name}.attention_norm")
     change = _attention(weights, y, f"{name}.attention", model, text)
@@ -191,7 +202,7 @@ def _attention(
     A query head's features may be a query followed by a gate. In multi-head latent attention, see
     `latent_heads`.
     """
-    heads, kv_heads, norm = model.heads, model.num_kv_heads, _norm_of(weights, model)
+    heads, kv_heads, norm = model.heads, model.num_kv_heads, _rms_of(weights, model)
     angles, factor, window, size, cap, sinks = text.angles, 1.0, None, None, None, None
     growth: Tensor | None = None
     chunked = False
@@ -250,7 +261,7 @@ def streams_ahead(
     each token reads, [S], and whether there is one: if not, any is read, and there is no loss here
     or later in the document. `x_SD` is the stream after the last norm of language.
     """
-    norm = _norm_of(weights, model)
+    norm = norm_of(weights, model)
     for depth in range(1, 1 + (model.mtp.depth if model.mtp else 0)):
         name, places = f"language.mtp.{depth - 1}", torch.arange(len(tokens))
         ahead = (places + depth).clamp(max=len(tokens) - 1)

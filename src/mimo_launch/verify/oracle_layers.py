@@ -30,10 +30,10 @@ def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
 
 
 def layer_norm(weights: Weights, x: Tensor, name: str, eps: float) -> Tensor:
-    """Return x with mean 0 and variance 1, times the weight, plus the bias."""
+    """Return x with mean 0 and variance 1, times the weight, plus any bias."""
     centred = x - x.mean(dim=-1, keepdim=True)
     scaled = centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt()
-    return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+    return scaled * weights[f"{name}.weight"] + weights.get(f"{name}.bias", torch.zeros(()))
 
 
 def rms_norm(weights: Weights, x: Tensor, name: str, eps: float, *, offset: bool = False) -> Tensor:

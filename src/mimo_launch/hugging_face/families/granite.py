@@ -20,7 +20,7 @@ _BIAS = "attention_bias"
 _SCORES, _LOGITS = "attention_multiplier", "logits_scaling"
 
 
-def _factor(ours: str, key: str) -> dict[str, Computed]:
+def factor(ours: str, key: str) -> dict[str, Computed]:
     """Return the entry of a factor that is none if it is 1."""
     return {
         ours: Computed(
@@ -50,8 +50,8 @@ def _scores(model: Any) -> Config:
 _PARTS: dict[str, Any] = {
     "qkv_bias": (_BIAS, False),
     "output_bias": Computed(lambda config: bool(config.get(_BIAS)), words=f"`{_BIAS}`; false"),
-    **_factor("residual_scale", "residual_multiplier"),
-    **_factor("embedding_scale", "embedding_multiplier"),
+    **factor("residual_scale", "residual_multiplier"),
+    **factor("embedding_scale", "embedding_multiplier"),
     "query_pre_attn_scalar": Computed(_scalar, _scores, f"`{_SCORES}` to the power of -2"),
 }
 GRANITE = Family(
@@ -148,7 +148,7 @@ HYPERCLOVAX = replace(
         **_PARTS,
         post_norms=(_POST_NORMS, True),
         # It multiplies, unlike that of a Granite.
-        **_factor("logit_scale", _LOGITS),
+        **factor("logit_scale", _LOGITS),
     ),
     tensors=decoders.TENSORS
     | in_layers(LAYERS, {"post_attention_norm": "post_norm1", "post_mlp_norm": "post_norm2"}),
