@@ -119,6 +119,7 @@ _MOE_LAYOUTS: dict[str, tuple[dict[str, dict[str, Any]], set[str]]] = {
     "mellum": ({"cp2": EP2, "tp2": {}}, {"cp2"}),
     "exaone_moe": ({"tp2 pp2": EP2_SP, "one rank": {}}, {"tp2 pp2"}),
     "solar_open": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
+    "mistral4": ({"tp2 pp2": EP2_SP, "cp2": EP2, "one rank": {}}, {"tp2 pp2"}),
     "sarvam_mla": ({"tp2": EP2, "cp2": {}}, {"tp2"}),
     "sarvam_moe": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
     "granitemoe": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
@@ -147,7 +148,7 @@ _EXPERTS = {
         step_settings={"model": {"moe": {**hugging_face.model_keys(kind)["moe"], "aux_loss": 0.0}}},
         undecided="(correction|expert)_bias$",
         untouched=EP2,
-        auto="AutoModelForCausalLM",
+        auto=f"AutoModelFor{'ImageTextToText' if kind == 'mistral4' else 'CausalLM'}",
     )
     for kind, (layouts, often) in _MOE_LAYOUTS.items()
 }
@@ -241,6 +242,7 @@ _SEEING = {
     f"{kind}, seeing": TinyModel(
         tiny=partial(seeing.tiny, kind),
         made=partial(seeing.made, kind),
+        saved=partial(seeing.save, kind),
         logits_of=seeing.logits_of,
         layouts=plain(llava.LAYOUTS) | _of_sizes(kind),
         often=(
@@ -249,7 +251,7 @@ _SEEING = {
         ),
         # Images of another size than the table's, but for towers of one size.
         exact={} if kind in _ONE_SIZE else {"side": 6},
-        exact_often=kind not in ("idefics3", "ministral3", "pixtral"),
+        exact_often=kind not in ("idefics3", "ministral3", "mistral4", "pixtral"),
         steps=steps(*_SEEING_OFTEN.get(kind, ("", ""))[1:]),
         undecided=r"k_proj\.bias$",
         sections=("vision_config", "text_config"),
@@ -258,6 +260,13 @@ _SEEING = {
     )
     for kind in seeing.KINDS
 }
+_SEEING["mistral4, seeing"] = replace(
+    _SEEING["mistral4, seeing"], widen=exact_experts, undecided=r"k_proj\.bias$|\.experts\."
+)
+# A Gemma 3 under another name.
+_SEEING["shieldgemma2, seeing"] = replace(
+    _SEEING["gemma3, seeing"], saved=seeing.save_shieldgemma2, layouts={}, exact=None, steps={}
+)
 _QWEN_OFTEN: dict[str, tuple[Any, str]] = {
     "qwen2_vl": (qwen_vl.LAYOUTS.keys() - {"tp4", "unequal, apart"}, ""),
     "qwen2_5_vl": ({"one rank", "cp2, apart"}, "sgd"),

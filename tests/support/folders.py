@@ -263,6 +263,15 @@ FORMS: dict[str, Config] = {
     "deepseek_v3, bare": {
         "model_type": "deepseek_v3", "rope_scaling": _DEEPSEEK["rope_scaling"],
     },
+    "mistral4, bare": {"model_type": "mistral4"},
+    "Mistral Small 4": {
+        "model_type": "mistral3", "text_config": {"model_type": "mistral4"}, **_PIXTRAL,
+    },
+    "Qianfan-OCR": {
+        "model_type": "qianfan_ocr", "text_config": qwen3(36, 2560, 32, 8, 9728, 153678),
+        "vision_config": {**INTERN, "model_type": "qianfan_ocr_vision", "drop_path_rate": 0.0},
+    },
+    "ShieldGemma 2": PUBLISHED["gemma-3-4b"] | {"model_type": "shieldgemma2"},
     "qwen3_next, bare": {"model_type": "qwen3_next", "rope_theta": 1e7},
     **{
         f"{kind} around bare parts": {
@@ -593,6 +602,13 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"hidden_dropout_prob": 0.1}, {"use_absolute_position_embeddings": False},
         ({"layer_norm_eps": 1e-5}, "layer_norm_eps: 1e-05 with use_qk_norm: true"),
         ({"use_mean_pooling": False}, "use_mean_pooling: false with norm_type: rms_norm"),
+    ],
+    ("Qianfan-OCR", "vit", "vision_config"): [{"drop_path_rate": 0.1}],
+    ("mistral4, bare", "decoder", ""): [
+        {"attention_bias": True}, {"num_key_value_heads": 8}, (
+            {"rope_parameters": {**GROWING, "partial_rotary_factor": 0.25}},
+            "partial_rotary_factor: 0.25",
+        ),
     ],
     ("InternVL3.5-8B", "vit", ""): [
         {"downsample_ratio": 0.4}, {"vision_feature_select_strategy": "full"},

@@ -531,6 +531,30 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    "mistral4": (
+        {
+            "norm_eps": 1e-2, "rope_theta": 500.0, "head_dim": 10, "kv_heads": 4,
+            "rope_scaling": {**GROWN, "original_max_position_embeddings": 6},
+            "query_pre_attn_scalar": 10 / (1 + 0.05 * math.log(4.0)) ** 4,
+            "query_scaling": {"beta": 0.5, "length": 6},
+            "mla": {"kv_rank": 12, "q_rank": 14, "rope_head_dim": 4, "v_head_dim": 6},
+            "moe": {
+                "experts": 8, "top_k": 3, "width": 20, "scale": 1.5, "shared": 40, "groups": 4,
+                "top_groups": 2, "first_dense": 1, "aux_loss": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "rope_parameters": {
+                **GROWN, "original_max_position_embeddings": 6, "rope_theta": 500.0,
+                "llama_4_scaling_beta": 0.5, "beta_slow": 1.0,
+            },
+            "num_key_value_heads": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+            "v_head_dim": 6, "kv_lora_rank": 12, "q_lora_rank": 14, "moe_intermediate_size": 20,
+            "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "n_group": 4,
+            "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+            "pad_token_id": None,
+        },
+    ),
     "sarvam_mla": (
         {
             "norm_eps": 1e-2, "rope_theta": 500.0, "head_dim": 10, "kv_heads": 4,
@@ -660,7 +684,9 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     """Return a model in which no weight is a constant, as `randomise` does to ours."""
     transformers = theirs()
     config = transformers.CONFIG_MAPPING[kind]
-    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    auto = transformers.models.auto.modeling_auto
+    # A Mistral 4 is listed among models that see.
+    names = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     made = getattr(transformers, names[kind])(
         config(**(SIZES | (KINDS | MOE_KINDS)[kind][1] | settings))
     )
@@ -715,7 +741,7 @@ def widen(model: nn.Module) -> None:
         return given, {**named, "position_ids": named["position_ids"].double()}
 
     for module in model.modules():
-        if type(module).__name__ == "Ministral3Attention":
+        if type(module).__name__ in ("Ministral3Attention", "Mistral4Attention"):
             # Its factors of queries.
             module.register_forward_pre_hook(exact, with_kwargs=True)
         if type(module).__name__ in (

@@ -1,12 +1,16 @@
 """Tiny models of `transformers` that see, InternVL to Pixtral, and specs for them."""
 
+import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.support.hugging_face import ALIKE, ids_of, tokens_of
+from safetensors.torch import load_file, save_file
+from tests.support import hugging_face
+from tests.support.hugging_face import ALIKE, MOE_KINDS, ids_of, tokens_of
 from tests.support.llava import GRID, LAYOUTS, PATCH, TEXT, VISION, VOCAB, images_of
 from tests.support.random_models import of_norm, shaken, theirs
 from tests.support.specs import box, spec
@@ -53,7 +57,8 @@ _TEXT_KEYS = {
 class Kind:
     """A family: its name in classes, its parts, and what they are in a spec.
 
-    `whole` are settings of its own, `parts` where `transformers` has its tower and its decoder.
+    `whole` are settings of its own; `names` are patterns of names that `transformers` writes unlike
+    published folders, and what these have.
     """
 
     name: str
@@ -62,6 +67,7 @@ class Kind:
     text_keys: dict[str, Any]
     vision: dict[str, Any] = field(default_factory=dict)
     whole: dict[str, Any] = field(default_factory=dict)
+    names: tuple[tuple[str, str], ...] = ()
 
 
 KINDS = {
@@ -85,6 +91,14 @@ KINDS = {
         {"head_dim": 8, "qk_norm": True, "rope_theta": 500.0},
         {"attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm"},
         {"tie_word_embeddings": False},
+    ),
+    "qianfan_ocr": Kind(
+        "QianfanOCR",
+        {**_KEYS, **_INTERNVL, "final_norm": False},
+        {"model_type": "qwen3", "head_dim": 8},
+        {"head_dim": 8, "qk_norm": True},
+        {"layer_norm_eps": 1e-6, "drop_path_rate": 0.0},
+        names=((r"(language_model\.model\.)encoder\.", r"\1"),),
     ),
     "gemma3": Kind(
         "Gemma3",
@@ -149,6 +163,14 @@ KINDS = {
         {"model_type": "pixtral", "hidden_act": "silu"},
         {"tie_word_embeddings": False},
     ),
+    "mistral4": Kind(
+        "Mistral3",
+        {**_PIXTRAL, **_MERGER},
+        {"model_type": "mistral4", **MOE_KINDS["mistral4"][1], "rms_norm_eps": 1e-4},
+        {**MOE_KINDS["mistral4"][0], "norm_eps": 1e-4},
+        {"model_type": "pixtral", "hidden_act": "silu"},
+        {"tie_word_embeddings": False},
+    ),
     "pixtral": Kind(
         "Llava",
         _PIXTRAL,
@@ -185,6 +207,32 @@ def tiny(
     )
     made = getattr(transformers, f"{family.name}ForConditionalGeneration")(config)
     return shaken(made, dtype, lambda name: 0.5 if "lambda" in name else of_norm(name))
+
+
+def save(kind: str, model: Any, folder: Path) -> None:
+    """Save a model with the names of published folders."""
+    hugging_face.save(model, folder)
+    if patterns := KINDS[kind].names:
+        file = folder / "model.safetensors"
+        held = load_file(file)
+        for pattern, name in patterns:
+            held = {re.sub(pattern, name, key): tensor for key, tensor in held.items()}
+        save_file(held, file, {"format": "pt"})
+
+
+def save_shieldgemma2(model: Any, folder: Path) -> None:
+    """Save a Gemma 3 as a ShieldGemma 2 with names that both classes of `transformers` read."""
+    hugging_face.save(model, folder)
+    file, text = folder / "model.safetensors", folder / "config.json"
+    named = {
+        f"model.{name.replace('language_model.model.', 'language_model.')}": tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(named, file, {"format": "pt"})
+    config = json.loads(text.read_text()) | {
+        "model_type": "shieldgemma2", "architectures": ["ShieldGemma2ForImageClassification"],
+    }  # fmt: skip
+    text.write_text(json.dumps(config))
 
 
 def made(
@@ -243,7 +291,8 @@ def logits_of(model: Any, made: Spec) -> Tensor:
         if not len(pixels):
             rows.append(model(input_ids=tokens[None]).logits)
             continue
-        several = pixels if name.startswith(("InternVL", "Gemma3", "Deepseek")) else pixels[None]
+        flat = ("InternVL", "Gemma3", "Deepseek", "Qianfan")
+        several = pixels if name.startswith(flat) else pixels[None]
         more = _mask(model, tokens, len(pixels)) if name.startswith("Gemma3") else {}
         rows.append(model(input_ids=tokens[None], pixel_values=several, **more).logits)
     return torch.cat(rows)

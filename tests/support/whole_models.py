@@ -201,7 +201,7 @@ class TinyModel:
                 patched.setattr(torch.Tensor, "float", torch.Tensor.double)
                 self.loss_of(model, asked).backward()
         moved_by_torch(model, optimizer)
-        save(model, run / "wanted")
+        self.saved(model, run / "wanted")
         wanted, start = tensors(run / "wanted"), tensors(run / "model")
         assert found.keys() == wanted.keys()
         for name, tensor in wanted.items():

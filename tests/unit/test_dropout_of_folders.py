@@ -47,6 +47,9 @@ SIZES = {
     # Of which the places of patches are stretched at random by default.
     "dinov3_vit": ({**VISION, "pos_embed_rescale": None}, PICTURE),
     "internvl_vision": ({**VISION, "image_size": [8, 8], "patch_size": [4, 4]}, PICTURE),
+    "qianfan_ocr_vision": (
+        {**VISION, "image_size": [8, 8], "patch_size": [4, 4], "drop_path_rate": 0.0}, PICTURE,
+    ),
     "radio": (
         {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
          "max_img_size": 8},

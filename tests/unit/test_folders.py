@@ -105,8 +105,11 @@ def test_what_is_read_is_written(name: str) -> None:
     kind = CLASSES.get(config["model_type"], config["model_type"])
     classes = [
         getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").get(kind)
-        for task in ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM")
-    ]
+        for task in (
+            "CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM",
+            "IMAGE_CLASSIFICATION",
+        )
+    ]  # fmt: skip
     assert found.name in classes
 
 

@@ -155,8 +155,8 @@ def _within(config: Config) -> Within:
 
 
 def _nearest(config: Config) -> Cut | None:
-    """Return the rule of InternVL; its processor requests tiles, whatever the file says."""
-    asks = processor_class(config[_FOLDER]) == "InternVL"
+    """Return the rule of InternVL; some processors request tiles, whatever the file says."""
+    asks = processor_class(config[_FOLDER]) in ("InternVL", "QianfanOCR")
     return nearest_of({**config, "crop_to_patches": True} if asks else config)
 
 

@@ -23,12 +23,12 @@ from mimo_launch.spec.layers import Mla
 from mimo_launch.spec.spec import RopeScaling
 
 _HEADS, _KV_HEADS, _Q_RANK = "num_attention_heads", "num_key_value_heads", "q_lora_rank"
-_STILL, _TURNING = "qk_nope_head_dim", "qk_rope_head_dim"
+_STILL, TURNING = "qk_nope_head_dim", "qk_rope_head_dim"
 _DEFAULTS: Config = {
     "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
     "moe_intermediate_size": 2048, "num_hidden_layers": 61, _HEADS: 128,
     "n_shared_experts": 1, "n_routed_experts": 256, "routed_scaling_factor": 2.5,
-    "kv_lora_rank": 512, _TURNING: 64, "v_head_dim": 128, _STILL: 128,
+    "kv_lora_rank": 512, TURNING: 64, "v_head_dim": 128, _STILL: 128,
     "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
 }  # fmt: skip
 DEPTHS = DepthsAfterLayers(
@@ -42,7 +42,7 @@ DEPTHS = DepthsAfterLayers(
 WRITTEN_DEPTHS = {DEPTHS.key: lambda model: kind_of(model).depths}
 
 
-def _with(defaults: Config) -> Callable[[Config], Config]:
+def with_defaults(defaults: Config) -> Callable[[Config], Config]:
     """Return what adds defaults; null means a default, except for the narrow width of queries."""
     return lambda config: (
         defaults | {key: x for key, x in config.items() if x is not None or key == _Q_RANK}
@@ -54,8 +54,9 @@ def _q_rank(config: Config) -> float | None:
     return None if config.get(_Q_RANK, 0) is None else number(config, _Q_RANK, 1536)
 
 
-def _head_dim(config: Config) -> float:
-    return number(config, _STILL) + number(config, _TURNING)
+def head_dim_of(config: Config) -> float:
+    """Return the size of a query head. Raises: ConfigError."""
+    return number(config, _STILL) + number(config, TURNING)
 
 
 def _scalar(config: Config) -> float | None:
@@ -64,7 +65,7 @@ def _scalar(config: Config) -> float | None:
         return None
     # Scores also grow with the factor that scales all numbers of a head.
     stretch: float = RopeScaling(**scaling).stretch_by(scaling["mscale_all_dim"])
-    return _head_dim(config) / stretch**4
+    return head_dim_of(config) / stretch**4
 
 
 def _still(model: Any) -> Config:
@@ -82,13 +83,13 @@ _MLA = Settings(
     {
         "kv_rank": "kv_lora_rank",
         "q_rank": Computed(_q_rank, lambda mla: {_Q_RANK: mla.q_rank}, f"`{_Q_RANK}`; 1536"),
-        "rope_head_dim": _TURNING,
+        "rope_head_dim": TURNING,
         "v_head_dim": "v_head_dim",
         "interleaved": ("rope_interleave", True),
     },
     rest={"norm_eps": Mla.model_fields["norm_eps"].default},
 )
-_LATENT = in_layers(
+LATENT = in_layers(
     f"{LAYERS}self_attn.",
     {
         "q_down.weight": "q_a_proj.weight",
@@ -112,7 +113,7 @@ DEEPSEEK_V3 = Family(
                 lambda model: {_KV_HEADS: model.heads},
                 f"`{_HEADS}`",
             ),
-            "head_dim": Computed(_head_dim, _still, f"`{_STILL}` + `{_TURNING}`"),
+            "head_dim": Computed(head_dim_of, _still, f"`{_STILL}` + `{TURNING}`"),
         },
         mla=InnerSettings(_MLA),
         query_pre_attn_scalar=Computed(
@@ -120,10 +121,10 @@ DEEPSEEK_V3 = Family(
         ),
         moe=decoders.GROUPED,
     ).but({}, WRITTEN_DEPTHS),
-    tensors=decoders.GROUPED_TENSORS | _LATENT,
+    tensors=decoders.GROUPED_TENSORS | LATENT,
     depths=DEPTHS,
     defaults=_DEFAULTS,
-    prepared=_with(_DEFAULTS),
+    prepared=with_defaults(_DEFAULTS),
     refused=decoders.not_computed()
     + refusals(
         where(
@@ -168,7 +169,7 @@ KIMI_K2 = replace(
 )
 _YOUTU: Config = {
     "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 6144,
-    "num_hidden_layers": 32, _HEADS: 16, "kv_lora_rank": 512, _TURNING: 64, "v_head_dim": 128,
+    "num_hidden_layers": 32, _HEADS: 16, "kv_lora_rank": 512, TURNING: 64, "v_head_dim": 128,
     _STILL: 128, "tie_word_embeddings": True,
 }  # fmt: skip
 _SARVAM: Config = _DEFAULTS | {
@@ -182,7 +183,7 @@ SARVAM_MLA = replace(
     architecture="DeepseekV3ForCausalLM",
     published=(),
     defaults=_SARVAM,
-    prepared=_with(_SARVAM),
+    prepared=with_defaults(_SARVAM),
     rank=2,
     notes="A DeepSeek-V3 with queries of whole width.",
 )
@@ -192,10 +193,10 @@ YOUTU = replace(
     architecture="YoutuForCausalLM",
     published=("tencent/Youtu-LLM-2B",),
     settings=replace(DEEPSEEK_V3.settings.but({"moe": None}), written={}),
-    tensors=decoders.TENSORS | _LATENT,
+    tensors=decoders.TENSORS | LATENT,
     depths=None,
     defaults=_YOUTU,
-    prepared=_with(_YOUTU),
+    prepared=with_defaults(_YOUTU),
     rank=2,
     notes="A DeepSeek-V3 without experts.",
 )
@@ -203,7 +204,7 @@ _LITE: Config = {
     "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240,
     "moe_intermediate_size": 1536, "num_hidden_layers": 47, _HEADS: 20, "n_shared_experts": 1,
     "n_routed_experts": 64, "routed_scaling_factor": 1.8, "kv_lora_rank": 512, _Q_RANK: 768,
-    _TURNING: 64, "v_head_dim": 256, _STILL: 192, "n_group": 1, "topk_group": 1,
+    TURNING: 64, "v_head_dim": 256, _STILL: 192, "n_group": 1, "topk_group": 1,
     "num_experts_per_tok": 4, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 
@@ -216,7 +217,7 @@ GLM4_MOE_LITE = replace(
     settings=DEEPSEEK_V3.settings.but(decoders.DENSE_LIST),
     refused=DEEPSEEK_V3.refused + refusals(decoders.DENSE_LATER),
     defaults=_LITE,
-    prepared=lambda config: decoders.with_dense_first(_with(_LITE)(config), 1),
+    prepared=lambda config: decoders.with_dense_first(with_defaults(_LITE)(config), 1),
     rank=2,
     notes="A DeepSeek-V3 with another list of layers. With `mtp` in `model`, the layers that "
     "[predict further tokens](further-tokens.md#folders) are read and written, too.",

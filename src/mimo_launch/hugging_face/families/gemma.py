@@ -312,3 +312,27 @@ GEMMA3 = TowerAndDecoder(
     "(`bidirectional_images`), as `transformers` does with `token_type_ids`. Crops of large "
     "images (`do_pan_and_scan`) are refused.",
 )
+_IN_FILES = ("model.", "", "model.model.")
+_TIE = "tie_word_embeddings"
+SHIELDGEMMA2 = replace(
+    GEMMA3,
+    model_type="shieldgemma2",
+    architecture="ShieldGemma2ForImageClassification",
+    published=("google/shieldgemma-2-4b-it",),
+    # The first names are those of a Gemma 3, which both classes of `transformers` read.
+    tower_names=tuple(
+        (f"{before}{theirs}", ours)
+        for before in _IN_FILES
+        for theirs, ours in llava.VISION_NAMES
+        if not theirs.startswith("model.")
+    ),
+    text_names=(
+        ("model.language_model.", "model."),
+        ("model.model.language_model.", "model."),
+        *((f"{before}language_model.model.", "model.") for before in _IN_FILES),
+        ("lm_head.", "lm_head."),
+    ),
+    tied=lambda config, text: bool(config.get(_TIE) or text.get(_TIE, True)),
+    rank=1,
+    notes="A Gemma 3; the answer `Yes` or `No` is its next word.",
+)

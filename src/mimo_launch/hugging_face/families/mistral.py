@@ -5,6 +5,7 @@ models/ministral3;
 arXiv:2401.04088.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from mimo_launch.hugging_face import decoders, rotary
@@ -105,6 +106,16 @@ def _as_written(model: Any) -> Config:
     return {_BETA: 0.0, _LENGTH: rotary.rope_of(model).get(_LENGTH, _ROPE[_LENGTH])}
 
 
+def growing(also: Callable[[Any], Config] = lambda _: {}) -> dict[str, Any]:
+    """Return the entries of queries that grow, and of rotary positions; `also` is as in `rope`."""
+    return {
+        **rotary.rope(lambda model: {**_as_written(model), **also(model)}),
+        "query_scaling": Computed(
+            _growth, words=f"`{_BETA}` and `{_LENGTH}` of `rope_parameters`; 0.1, 16384"
+        ),
+    }
+
+
 MINISTRAL3 = Family(
     model_type="ministral3",
     kind="decoder",
@@ -112,10 +123,7 @@ MINISTRAL3 = Family(
     settings=decoders.decoder(
         decoders.sizes(kv_heads=8, head_size=128),
         _NO_SIZE,
-        **rotary.rope(_as_written),
-        query_scaling=Computed(
-            _growth, words=f"`{_BETA}` and `{_LENGTH}` of `rope_parameters`; 0.1, 16384"
-        ),
+        **growing(),
     ),
     tensors=decoders.TENSORS,
     refused=decoders.not_computed(_NO_SIZE),

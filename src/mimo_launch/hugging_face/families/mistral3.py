@@ -6,7 +6,7 @@ Sources: `transformers` 5.23, models/mistral3; 5.24, models/lighton_ocr.
 from dataclasses import replace
 
 from mimo_launch.hugging_face.decoders import NORM_EPS
-from mimo_launch.hugging_face.families import llava, mistral, pixtral, qwen
+from mimo_launch.hugging_face.families import llava, mistral, mistral4, pixtral, qwen
 from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.refusals import refusals, where
 from mimo_launch.hugging_face.tensors import Place, layers_at
@@ -18,7 +18,7 @@ from mimo_launch.hugging_face.towers import (
 from mimo_launch.hugging_face.wholes import ONE_LAYER, TowerAndDecoder, tied_by_default
 
 _PROJECTOR, _BIAS = "multi_modal_projector.", "multimodal_projector_bias"
-_TEXT = (mistral.MISTRAL, mistral.MINISTRAL3)
+_TEXT = (mistral.MISTRAL, mistral.MINISTRAL3, mistral4.MISTRAL4)
 _MERGE = "spatial_merge_size"
 
 
