@@ -220,11 +220,16 @@ _LLAVAS = {
 }
 _SEEING_OFTEN = {
     "gemma3": ("cp2", "adamw"), "internvl": ("apart", "adamw"), "internvl_large": ("tp2", ""),
+    "video_llama_3": ("apart", "adamw"), "janus": ("", "adamw"), "video_llava": ("", "sgd"),
     "mistral3": ("apart", "sgd"), "smolvlm": ("cp2", "sgd"), "ministral3": ("cp2", "adamw"),
 }  # fmt: skip
 
 # Their towers take images of one size.
-_ONE_SIZE = ("gemma3", "deepseek_vl")
+_ONE_SIZE = ("gemma3", "deepseek_vl", "janus", "video_llava")
+# Parts that are left out.
+_STAYS = {
+    "janus": r"vqmodel|generation_", "video_llava": r"post_layernorm|layers\.2\.|video_tower",
+}  # fmt: skip
 
 
 def _of_sizes(kind: str) -> dict[str, dict[str, Any]]:
@@ -232,7 +237,7 @@ def _of_sizes(kind: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     if kind not in _ONE_SIZE:
         found |= {f"tp2; images of {side}": {"side": side} for side in (2, 6, 10)}
-    if kind in ("lighton_ocr", "ministral3", "mistral3", "pixtral"):
+    if kind in ("lighton_ocr", "ministral3", "mistral3", "pixtral", "video_llama_3"):
         layout = "tp2" if kind == "mistral3" else "one rank"
         found[f"{layout}; images of any size"] = {"side": None}
     return found
@@ -244,6 +249,7 @@ _SEEING = {
         made=partial(seeing.made, kind),
         saved=partial(seeing.save, kind),
         logits_of=seeing.logits_of,
+        widen=seeing.exact,
         layouts=plain(llava.LAYOUTS) | _of_sizes(kind),
         often=(
             *_SEEING_OFTEN.get(kind, ("",))[:1],
@@ -253,6 +259,7 @@ _SEEING = {
         exact={} if kind in _ONE_SIZE else {"side": 6},
         exact_often=kind not in ("idefics3", "ministral3", "mistral4", "pixtral"),
         steps=steps(*_SEEING_OFTEN.get(kind, ("", ""))[1:]),
+        stays=_STAYS.get(kind, "$^"),
         undecided=r"k_proj\.bias$",
         sections=("vision_config", "text_config"),
         derived=frozenset({"layer_types"}),
@@ -404,6 +411,21 @@ _ONEVISION = TinyModel(
     sections=("vision_config", "text_config"),
     token=(("image_token_index",), llava_onevision.TOKEN),
 )
+_NEXT = {
+    kind: replace(
+        _ONEVISION,
+        tiny=partial(llava_onevision.tiny_next, name),
+        made=partial(llava_onevision.made, keys=llava_onevision.EACH),
+        often=often,
+        steps=steps(step),
+        # The last layer of the tower is not used.
+        stays=r"post_layernorm|vision.*layers\.2\.",
+    )
+    for kind, name, often, step in (
+        ("llava_next", "LlavaNext", ("cp2",), "adamw"),
+        ("llava_next_video", "LlavaNextVideo", (), ""),
+    )
+}
 
 # Hybrids.
 
@@ -495,7 +517,7 @@ _HYBRIDS = {
 }
 FAMILIES: Mapping[str, TinyModel] = {
     **_DECODERS, **_EXPERTS, "kimi_k2": _KIMI, **_LLAVAS, **_SEEING, **_QWENS, **_HEARING,
-    "llava_onevision": _ONEVISION, **_OMNIS, **_HYBRIDS,
+    "llava_onevision": _ONEVISION, **_NEXT, **_OMNIS, **_HYBRIDS,
 }  # fmt: skip
 # Settings that are wrong in our module, or in the model of transformers: each moves the logits.
 WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
@@ -565,5 +587,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
 ROWS: dict[str, Any] = {
     "voxtral": lambda model: model.model.multi_modal_projector.linear_2.weight[3],
     "qwen2_audio": lambda model: model.model.multi_modal_projector.linear.weight[3],
-    "llava_onevision": lambda model: model.model.image_newline[3:4],
+    **dict.fromkeys(
+        ("llava_onevision", "llava_next"), lambda model: model.model.image_newline[3:4]
+    ),
 }

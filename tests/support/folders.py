@@ -200,6 +200,15 @@ FORMS: dict[str, Config] = {
         "vision_config": SIGLIP | {"model_type": "idefics3", "image_size": 364},
     },
     "LLaVA, small": _LLAVA,
+    "LLaVA-NeXT-Video, small": {
+        **_LLAVA, "model_type": "llava_next_video", "image_grid_pinpoints": [[17, 34], [34, 17]],
+        "text_config": _LLAMA | {"tie_word_embeddings": True},
+    },
+    "Video-LLaVA, small": {**_LLAVA, "model_type": "video_llava"},
+    "VideoLLaMA 3, small": {
+        "model_type": "video_llama_3", "image_token_id": 49, "vision_config": {},
+        "text_config": {**_LLAMA, "model_type": "qwen2", "tie_word_embeddings": True},
+    },
     "Qwen2-Audio, bare": {"model_type": "qwen2_audio", "audio_token_index": 151646, **_BARE},
     "Qwen2-Audio, said to be tied": {
         "model_type": "qwen2_audio", "audio_token_index": 151646, "tie_word_embeddings": True,
@@ -499,6 +508,28 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "tiles.grids": tuple((down, right) for down in range(1, 7) for right in range(1, 7)),
         },
     },
+    "llava-v1.6-mistral-7b": {
+        "vit": {
+            "layers": 23, "image": (24, 24), "final_norm": False, "class_token": True,
+            "tiles": {"most": None, "each": True, "side": None},
+            "tiles.grids": ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3)),
+        },
+        "decoder": {"kv_heads": 8, "rope_theta": 1e6},
+    },
+    "LLaVA-NeXT-Video, small": {
+        "vit": {"layers": 2, "tiles.each": True}, "decoder": {"tied": True},
+    },
+    "Video-LLaVA, small": {"vit": {"layers": 2, "class_token": True}},
+    "VideoLLaMA 3, small": {
+        "vit": {"positions": "rope2d", "final_norm": True, "shuffle": 1, "mlp": 3072},
+        "decoder": {"tied": True},
+    },
+    "Janus-Pro-1B": {
+        "vit": {
+            "image": (24, 24), "mlp": 4096, "final_norm": True, "projector_activation": "gelu",
+        },
+        "decoder": {"tied": False, "heads": 16},
+    },
     "radio, bare": {"vit": {"registers": 10, "image": (128, 128), "mlp": 5120}},
     "dinov3_vit, bare": {"dinov3": {"registers": 0, "class_token": True, "mlp": 1536}},
     "dinov3-vit7b16": {
@@ -641,6 +672,21 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"vision_aspect_ratio": "pad"}, {"vision_aspect_ratio": "anyres_max_0"},
         {"vision_feature_layer": [-2, -1]}, {"vision_feature_select_strategy": "default"},
         {"multimodal_projector_bias": False},
+    ],
+    ("llava-v1.6-mistral-7b", "vit", ""): [
+        {"image_grid_pinpoints": [[336, 400]]}, {"vision_feature_layer": [-2, -1]},
+        {"vision_feature_select_strategy": "full"}, {"multimodal_projector_bias": False},
+    ],
+    ("Video-LLaVA, small", "vit", ""): [
+        {"vision_feature_layer": 0}, {"vision_feature_select_strategy": "full"},
+    ],
+    ("VideoLLaMA 3, small", "vit", "vision_config"): [
+        {"hidden_act": "relu"}, {"attention_dropout": 0.1},
+        ({"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}}, "rope_theta: 100.0"),
+    ],
+    ("Janus-Pro-1B", "vit", "vision_config"): [
+        {"use_qk_norm": True}, {"depth": 3}, {"projection_dim": 1024}, {"hidden_act": "relu"},
+        {"hidden_dropout_rate": 0.1}, {"projection_dropout": 0.1},
     ],
     ("Voxtral, bare", "audio", ""): [{"projector_hidden_act": "relu"}],
     ("Voxtral, bare", "audio", "audio_config"): [

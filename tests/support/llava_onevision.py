@@ -1,4 +1,4 @@
-"""A tiny LLaVA-OneVision of `transformers` with random weights, and specs for it."""
+"""Tiny models of `transformers` that read tiles, LLaVA-OneVision first, and specs for them."""
 
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,11 @@ KEYS: dict[str, Any] = {
     "positions": "learned", "image": [4, 4], "activation": "gelu_tanh", "norm_eps": 1e-6,
     "final_norm": False, "tiles": {"grids": GRIDS, "most": 2, "side": SIDE},
 }  # fmt: skip
+# The others cut each image, and have a CLIP.
+EACH: dict[str, Any] = KEYS | {
+    "activation": "quick_gelu", "norm_eps": 1e-5, "class_token": True, "pre_norm": True,
+    "patch_bias": False, "tiles": {"grids": GRIDS, "each": True, "side": SIDE},
+}  # fmt: skip
 TEXT_KEYS: dict[str, Any] = {
     "layers": 2, "hidden": 24, "heads": 4, "kv_heads": 2, "head_dim": None, "mlp": 40,
     "vocab": VOCAB, "vocab_multiple": 16, "norm_eps": 1e-6, "qkv_bias": True,
@@ -45,6 +50,18 @@ def tiny(dtype: torch.dtype = torch.float32, vocab: int = VOCAB) -> Any:
         vision_aspect_ratio="anyres_max_2",
     )
     return shaken(transformers.LlavaOnevisionForConditionalGeneration(config), dtype)
+
+
+def tiny_next(name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a model that cuts each image, whose tower has a layer that is not used."""
+    transformers = theirs()
+    config = getattr(transformers, f"{name}Config")(
+        vision_config={**VISION, "model_type": "clip_vision_model", "num_hidden_layers": 3},
+        text_config=TEXT | {"model_type": "qwen2", "rms_norm_eps": 1e-6, "vocab_size": VOCAB},
+        image_token_index=TOKEN,
+        image_grid_pinpoints=[[down * SIDE, right * SIDE] for down, right in GRIDS],
+    )
+    return shaken(getattr(transformers, f"{name}ForConditionalGeneration")(config), dtype)
 
 
 def made(
@@ -67,7 +84,7 @@ def made(
     }
     data = data or {"kind": "synthetic", "max_images": 2, "text_only": 0.3}
     train = {"steps": 1, "precision": precision, "seed": seed}
-    found = spec(modules, microbatches=2, mbs=2, seq=160, data=data, train=train)
+    found = spec(modules, microbatches=2, mbs=2, seq=184, data=data, train=train)
     assert not [item for item in check(found) if item.is_error]
     return found
 
@@ -107,11 +124,14 @@ def logits_of(model: Any, made: Spec) -> Tensor:
                 continue
             alone = span.shown is not None
             size = size_of(span.shown) if span.shown else (SIDE, SIDE)
+            more = {
+                "vision_aspect_ratio": "anyres_max_2",
+                "batch_num_images": torch.tensor([1 if alone else 2]),
+            }
             found = model.model.get_image_features(
                 pixels.to(model.dtype)[None],
                 torch.tensor([size]),
-                vision_aspect_ratio="anyres_max_2",
-                batch_num_images=torch.tensor([1 if alone else 2]),
+                **(more if type(model).__name__.startswith("LlavaOnevision") else {}),
             ).pooler_output[0]
             assert len(found) == span.rows, (span, len(found))
             features.append(found)

@@ -364,6 +364,34 @@ MODELS: dict[str, tuple[Config, int]] = {
         },
         16,
     ),
+    "llava-v1.6-mistral-7b": (
+        {
+            "model_type": "llava_next", "image_token_index": 32000, "projector_hidden_act": "gelu",
+            "vision_feature_layer": -2, "vision_feature_select_strategy": "default",
+            "image_grid_pinpoints": [
+                [336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008],
+            ],
+            "tie_word_embeddings": False, "vision_config": CLIP, "text_config": {
+                "model_type": "mistral", "intermediate_size": 14336, "vocab_size": 32064,
+                "max_position_embeddings": 32768, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+                "rope_theta": 1000000.0, "sliding_window": None,
+            },
+        },
+        16,
+    ),
+    "Janus-Pro-1B": (
+        {
+            "model_type": "janus", "image_token_id": 100581, "tie_word_embeddings": False,
+            "text_config": dense("llama", 24, 2048, 16, 16, 5632, 102400, rms_norm_eps=1e-6),
+            "vision_config": {
+                "model_type": "janus_vision_model", "hidden_size": 1024, "num_hidden_layers": 24,
+                "num_attention_heads": 16, "image_size": 384, "patch_size": 16, "mlp_ratio": 4.0,
+                "projection_dim": 2048, "depth": 2, "hidden_act": "gelu", "use_qk_norm": False,
+            },
+            "vq_config": {"model_type": "janus_vqgan"},
+        },
+        8,
+    ),
     "Mistral-Small-3.1-24B": (
         {
             "model_type": "mistral3", "image_token_index": 10, "multimodal_projector_bias": False,

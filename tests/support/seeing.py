@@ -4,13 +4,15 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tests.support import hugging_face
-from tests.support.hugging_face import ALIKE, MOE_KINDS, ids_of, tokens_of
+from tests.support.hugging_face import ALIKE, MOE_KINDS, ids_of, tokens_of, widen
 from tests.support.llava import GRID, LAYOUTS, PATCH, TEXT, VISION, VOCAB, images_of
 from tests.support.random_models import of_norm, shaken, theirs
 from tests.support.specs import box, spec
@@ -45,6 +47,18 @@ _PIXTRAL = {
 _MERGER = {
     "shuffle": 2, "pooling": "linear", "projector_norm_eps": 1e-4, "projector_norm": "rms",
     "projector_bias": False,
+}  # fmt: skip
+_SIGLIP = {key: each for key, each in _KEYS.items() if key != "shuffle"} | {
+    "activation": "gelu_tanh", "final_norm": True,
+}  # fmt: skip
+_CLIP = _SIGLIP | {
+    "layers": 2, "activation": "quick_gelu", "norm_eps": 1e-5, "class_token": True,
+    "pre_norm": True, "patch_bias": False, "final_norm": False,
+}  # fmt: skip
+# So small that it is quickly made.
+_VQ = {
+    "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "num_embeddings": 16,
+    "latent_channels": 32, "projection_dim": 24, "image_token_embed_dim": 24,
 }  # fmt: skip
 _YARN = {**ALIKE, "original_max_position_embeddings": 6}
 _TEXT_KEYS = {
@@ -123,12 +137,30 @@ KINDS = {
     ),
     "deepseek_vl": Kind(
         "DeepseekVL",
-        {key: each for key, each in _KEYS.items() if key != "shuffle"}
-        | {"activation": "gelu_tanh", "final_norm": True},
+        _SIGLIP,
         {"model_type": "llama", "tie_word_embeddings": False},
         {},
         {"model_type": "siglip_vision_model", "vision_use_head": False},
         {"tie_word_embeddings": False},
+    ),
+    "janus": Kind(
+        "Janus",
+        _SIGLIP | {"activation": "gelu", "projector_activation": "gelu", "qkv_bias": False},
+        {"model_type": "llama", "tie_word_embeddings": True},
+        {"tied": True},
+        {
+            "mlp_ratio": 1.5, "projection_dim": 24, "attention_bias": False,
+        },
+        {"vq_config": _VQ},
+    ),
+    "video_llava": Kind(
+        "VideoLlava", _CLIP, {"model_type": "llama"}, {}, {"model_type": "clip_vision_model"}
+    ),
+    "video_llama_3": Kind(
+        "VideoLlama3",
+        {key: each for key, each in _SIGLIP.items() if key != "image"} | {"positions": "rope2d"},
+        {"model_type": "qwen2", "tie_word_embeddings": True},
+        {"qkv_bias": True, "tied": True},
     ),
     "smolvlm": Kind(
         "SmolVLM", {**_KEYS, **_IDEFICS}, {"model_type": "llama"}, {}, {}, {"scale_factor": 2}
@@ -276,11 +308,18 @@ def boxes(
     }
 
 
+# Classes that take the images of a sample, not of several samples.
+_SEVERAL = ("InternVL", "Gemma3", "Deepseek", "Qianfan", "Janus", "VideoLlava")
+
+
 def logits_of(model: Any, made: Spec) -> Tensor:
     """Return the logits of each sample of the first step by itself, [samples, S, words]."""
     rows = []
     for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
         name = type(model).__name__
+        if name.startswith("VideoLlama3"):
+            rows.append(model(input_ids=tokens[None], **_in_patches(model, made, sample)).logits)
+            continue
         if name.startswith(("Mistral3", "Llava", "LightOn")):
             rows.append(model(input_ids=tokens[None], **_of_any_size(model, made, sample)).logits)
             continue
@@ -291,8 +330,7 @@ def logits_of(model: Any, made: Spec) -> Tensor:
         if not len(pixels):
             rows.append(model(input_ids=tokens[None]).logits)
             continue
-        flat = ("InternVL", "Gemma3", "Deepseek", "Qianfan")
-        several = pixels if name.startswith(flat) else pixels[None]
+        several = pixels if name.startswith(_SEVERAL) else pixels[None]
         more = _mask(model, tokens, len(pixels)) if name.startswith("Gemma3") else {}
         rows.append(model(input_ids=tokens[None], pixel_values=several, **more).logits)
     return torch.cat(rows)
@@ -313,6 +351,38 @@ def _of_any_size(model: Any, made: Spec, sample: int) -> dict[str, Any]:
         "pixel_values": torch.stack(padded).to(model.dtype),
         "image_sizes": torch.tensor(sizes),
     }
+
+
+def _in_patches(model: Any, made: Spec, sample: int) -> dict[str, Any]:
+    """Return the patches of the images of a sample, line by line, with their numbers."""
+    found = build_dataset(made).images("train", sample, "vision")
+    if not found:
+        return {}
+    patches = [
+        torch.from_numpy(image).unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH) for image in found
+    ]
+    return {
+        "pixel_values": torch.cat(
+            [each.permute(1, 2, 0, 3, 4).reshape(-1, 3 * PATCH**2) for each in patches]
+        ).to(model.dtype),
+        "image_grid_thw": torch.tensor([[1, *each.shape[1:3]] for each in patches]),
+        "image_merge_sizes": torch.ones(len(found), dtype=torch.long),
+    }
+
+
+def exact(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in float64 what `transformers` computes in float32."""
+    widen(model)
+    for name, module in model.named_modules():
+        if name.endswith("rotary_pos_emb"):
+            monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+            monkeypatch.setattr(module, "forward", MethodType(_angles, module))
+
+
+def _angles(_self: Any, _x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of rows and columns of patches, for heads of 8."""
+    angle = (places[..., None] * 10000.0 ** -torch.tensor([0, 0.5]).double()).flatten(1)
+    return angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
 
 
 def _mask(model: Any, tokens: Tensor, images: int) -> dict[str, Any]:

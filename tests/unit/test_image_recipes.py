@@ -30,6 +30,14 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "CLIPImageProcessorPil",
         {"size": {"shortest_edge": 21}, "crop_size": {"height": 32, "width": 33}},
     ),
+    "video-llava": (
+        "video_llava",
+        "VideoLlavaImageProcessor",
+        {
+            "size": {"shortest_edge": 28},
+            "crop_size": {"height": 28, "width": 28},
+        },
+    ),
     "llava": (
         "llava",
         "LlavaImageProcessorPil",
@@ -48,6 +56,11 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "qwen2_vl",
         "Qwen2VLImageProcessorPil",
         {"patch_size": 4, "merge_size": 2, "min_pixels": 16 * 16, "max_pixels": 48 * 40},
+    ),
+    "video-llama-3": (
+        "video_llama_3",
+        "VideoLlama3ImageProcessorPil",
+        {"patch_size": 4, "size": {"shortest_edge": 16 * 16, "longest_edge": 48 * 40}},
     ),
     "glm4v": (
         "glm4v",
@@ -87,8 +100,9 @@ def saved(folder: Path, name: str) -> Any:
     module, cls, settings = PROCESSORS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        pil = "pil_" * cls.endswith("Pil")
         loaded = __import__(
-            f"transformers.models.{module}.image_processing_pil_{module}", fromlist=[cls]
+            f"transformers.models.{module}.image_processing_{pil}{module}", fromlist=[cls]
         )
         processor = getattr(loaded, cls)(**settings)
         processor.save_pretrained(folder)
@@ -140,12 +154,13 @@ def reference(processor: Any, path: Path) -> np.ndarray:
         opened = ImageOps.exif_transpose(file)
     image = opened if opened.has_transparency_data else load_image(str(path))
     made = processor(image, return_tensors="np")
-    pixels = made["pixel_values"]
+    # A Video-LLaVA has its own name for them.
+    pixels = made.get("pixel_values", made.get("pixel_values_images"))
     if "image_grid_thw" not in made:
         return pixels[0]
     _, rows, columns = made["image_grid_thw"][0]
-    p, m = processor.patch_size, processor.merge_size
-    patches = pixels.reshape(rows // m, columns // m, m, m, 3, 2, p, p)[:, :, :, :, :, 0]
+    p, m, t = processor.patch_size, processor.merge_size, processor.temporal_patch_size
+    patches = pixels.reshape(rows // m, columns // m, m, m, 3, t, p, p)[:, :, :, :, :, 0]
     return patches.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * p, columns * p)
 
 

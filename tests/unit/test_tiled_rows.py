@@ -12,7 +12,7 @@ from mimo_launch.models.tiled_rows import NEWLINE, row_patches
 @pytest.mark.parametrize("size", [(4, 4), (3, 5), (27, 27), (1, 2)])
 def test_rows_of_a_frame_are_those_of_torch(size: tuple[int, int]) -> None:
     """Half of the lines and columns, rounded up; the learned row is behind the last frame."""
-    rule = TileRule(*size, None, 2, ((1, 2),))
+    rule = TileRule(*size, None, False, 2, ((1, 2),))
     patches = np.random.default_rng(0).normal(size=(size[0] * size[1], 3))
     half = -(-size[0] // 2), -(-size[1] // 2)
     grid = torch.from_numpy(patches).T.view(1, 3, *size)

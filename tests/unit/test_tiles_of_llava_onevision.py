@@ -1,4 +1,7 @@
-"""Images and conversations become what the processor of a LLaVA-OneVision makes of them."""
+"""Images and conversations become what processors of models with tiles make of them.
+
+These are a LLaVA-OneVision and a LLaVA-NeXT, which cuts each of several images of a sample.
+"""
 
 import io
 import json
@@ -13,6 +16,10 @@ from tests.support.specs import box
 from tests.support.videos import frames, zipped
 from tests.unit.test_shard_samples import opened, shard_spec
 from transformers import AutoTokenizer
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
+from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 from transformers.models.llava_onevision import processing_llava_onevision as theirs
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
     LlavaOnevisionImageProcessorPil,
@@ -52,6 +59,16 @@ def settings() -> dict[str, Any]:
     }
 
 
+def settings_of_next() -> dict[str, Any]:
+    return settings() | {
+        "image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": SIDE},
+        "crop_size": {"height": SIDE, "width": SIDE},
+    }  # fmt: skip
+
+
+NEXT = MODEL | {"tiles": {"grids": GRIDS, "each": True, "side": SIDE}}
+
+
 def conversation(number: int) -> list[dict[str, Any]]:
     asked = [{"type": "image"}] * number
     return [
@@ -71,12 +88,32 @@ def counted(tokens: int, sizes: list[tuple[int, int]], image: int) -> int:
     return len(processor.replace_image_token(inputs, image))
 
 
-def test_pixels_and_tokens_are_those_of_the_processor(tmp_path: Path) -> None:
+def counted_by_next(tokens: int, sizes: list[tuple[int, int]], image: int) -> int:
+    """Return the tokens of an image as the processor of a LLaVA-NeXT counts them."""
+    del tokens
+    processor = object.__new__(LlavaNextProcessor)
+    processor.image_processor = LlavaNextImageProcessorPil(**settings_of_next())
+    processor.patch_size, processor.num_additional_image_tokens = PATCH, 1
+    processor.vision_feature_select_strategy, processor.image_token = "default", "x"
+    inputs = {"image_sizes": sizes, "pixel_values": np.zeros((1, 1, 3, SIDE, SIDE))}
+    return len(processor.replace_image_token(inputs, image))
+
+
+@pytest.mark.parametrize(
+    ("said", "made_by", "model", "counted_by"),
+    [
+        (settings, LlavaOnevisionImageProcessorPil, MODEL, counted),
+        (settings_of_next, LlavaNextImageProcessorPil, NEXT, counted_by_next),
+    ],
+)
+def test_pixels_and_tokens_are_those_of_the_processor(
+    said: Any, made_by: Any, model: dict[str, Any], counted_by: Any, tmp_path: Path
+) -> None:
     """Pixels within 1e-6; of a tile of 29 pixels, four patches of 7 see 28."""
     folder = tokenizer_folder(tmp_path / "words", TEMPLATE, specials=("<image>",))
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings()))
+    (folder / "preprocessor_config.json").write_text(json.dumps(said()))
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    processor = LlavaOnevisionImageProcessorPil(**settings())
+    processor = made_by(**said())
     records, images = [], []
     for number, sizes in enumerate(SEEN):
         data = [image_bytes(*size, seed=10 * number + i) for i, size in enumerate(sizes)]
@@ -86,14 +123,14 @@ def test_pixels_and_tokens_are_those_of_the_processor(tmp_path: Path) -> None:
         records.append((f"{number:02d}", {**members, "json": json_}))
     write_shard(tmp_path / "a.tar", records)
     placeholder = tokenizer.convert_tokens_to_ids("<image>")
-    modules = {"eye": box(model=MODEL, placeholder=placeholder)}
+    modules = {"eye": box(model=model, placeholder=placeholder)}
     given = {"tokenizer": str(folder), "processors": {"eye": str(folder)}}
     data = opened(shard_spec(tmp_path, modules, template="chat", seq=1024, **given))
     assert [each["why"] for each in data.splits["train"].index.bad()] == []
     for number, sizes in enumerate(SEEN):
         found = data.describe("train", number)
         spans = found.spans.get("eye", ())
-        rows = [counted(16, sizes, i) for i in range(len(sizes))]
+        rows = [counted_by(16, sizes, i) for i in range(len(sizes))]
         assert [span.rows for span in spans] == rows, sizes
         text = tokenizer.apply_chat_template(conversation(len(sizes)), tokenize=False)
         for each in rows:
@@ -104,7 +141,9 @@ def test_pixels_and_tokens_are_those_of_the_processor(tmp_path: Path) -> None:
             made = processor([images[number]], return_tensors="np")["pixel_values"]
             pairs = zip(data.images("train", number, "eye"), made, strict=True)
             for array, tiles in pairs:
-                assert np.abs(np.asarray(array) - tiles[..., :28, :28]).max() <= 1e-6
+                # It adds tiles of zeros to those of the smaller of several images.
+                wanted = tiles[: len(array), :, :28, :28]
+                assert np.abs(np.asarray(array) - wanted).max() <= 1e-6
 
 
 @pytest.mark.parametrize(

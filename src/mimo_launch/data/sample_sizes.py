@@ -102,12 +102,13 @@ def sizes_drawn(spec: Spec, encoder: str) -> tuple[tuple[ImageSize, ImageSize], 
 def sizes_in_tiles(spec: Spec, encoder: str) -> list[ImageSize]:
     """Return the sizes of images in tiles that synthetic data draw, by increasing rows.
 
-    The smallest image is one tile. For each grid of tiles there is an image that fills it, and
-    images with padding beside or above them. Empty for encoders without tiles.
+    The smallest image is one tile, unless each image is cut. For each grid of tiles there is an
+    image that fills it, and images with padding beside or above them. Empty for encoders without
+    tiles.
     """
     if (rule := kind_of(spec.modules[encoder].model).tokens.tiles) is None:
         return []
-    found: list[Tiling | None] = [None]
+    found: list[Tiling | None] = [] if rule.each else [None]
     for tall, wide in rule.grids:
         height, width = tall * rule.height, wide * rule.width
         found += [

@@ -148,9 +148,10 @@ class TowerAndDecoder:
         token: int,
     ) -> Config:
         """Return the configuration of a whole model made of two of our modules and families."""
+        width = {} if tower.row_width is None else {tower.row_width: text.hidden}
         return {
             "model_type": self.model_type,
-            self.section: tower.config(encoder),
+            self.section: tower.config(encoder) | width,
             "text_config": words.config(text),
             self.token: token,
             **applied(self.settings, encoder),
@@ -186,6 +187,21 @@ def equal(
     """Return the first family that equals a model; `but` holds keys that the whole decides."""
     alike = (each for each in families if each.kind == model.kind)
     return next((each for each in alike if not list(each.differences(model, but))), None)
+
+
+def width_refused(tower: Family) -> Refusal:
+    """Return the rule for the setting of a tower that is the width of its rows."""
+    key = tower.row_width or ""
+
+    def found(config: Config) -> Iterator[str]:
+        text = section(config, "text_config") or config
+        usual = _DEFAULTS.get(str(text.get("model_type")), {})
+        width = {**usual, **text}.get("hidden_size")
+        rows = {**tower.defaults, **section(config, "vision_config")}.get(key, width)
+        if rows != width:
+            yield f"{key}: {short(rows)}"
+
+    return Refusal(f"`{key}` other than the width of language", found)
 
 
 def tied_by_default(default: bool) -> Callable[[Config, Config], bool]:
@@ -263,15 +279,7 @@ class VisionAndText:
     @property
     def refusals(self) -> Refusals:
         """Rows must be as wide as language."""
-        key = self.vision.row_width or ""
-        width = refusals(Refusal(f"`{key}` other than the width of language", self._width))
-        return width + self.refused
-
-    def _width(self, config: Config) -> Iterator[str]:
-        text, vision = section(config, "text_config") or config, section(config, "vision_config")
-        rows, width = self.vision.row_width or "", text.get("hidden_size")
-        if vision.get(rows, width) != width:
-            yield f"{rows}: {short(vision[rows])}"
+        return refusals(width_refused(self.vision)) + self.refused
 
     def part(self, config: Config, kind: str) -> Part:
         """Return the vision part with its merger, or the text part. Raises: NoSuchPart."""

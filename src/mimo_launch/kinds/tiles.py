@@ -43,13 +43,15 @@ Shown = Tiling | Frame | None
 class TileRule:
     """Height and width of a tile in patches, and how many tiles may keep all their rows.
 
-    `side` is the side of a tile in pixels, which may exceed its patches; `grids` are the grids of
-    tiles into which an image may be cut, by height and width. Neither affects the number of rows.
+    `each` of several images of a sample is cut, too. `side` is the side of a tile in pixels, which
+    may exceed its patches; `grids` are the grids of tiles into which an image may be cut, by height
+    and width. Neither of these two affects the number of rows.
     """
 
     height: int
     width: int
     most: int | None
+    each: bool
     side: int = field(repr=False)
     grids: tuple[tuple[int, int], ...] = field(repr=False)
 

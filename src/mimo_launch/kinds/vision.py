@@ -137,7 +137,8 @@ class ImageTokens(TokenFacts):
         model = self.model
         if model.tiles is None or model.image is None:
             return None
-        return TileRule(*model.image, model.tiles.most, model.image_side, model.tiles.grids)
+        tiles = model.tiles
+        return TileRule(*model.image, tiles.most, tiles.each, model.image_side, tiles.grids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,8 +47,9 @@ class ImageRecipe:
     """Steps from a decoded image to the array of an encoder, in this order.
 
     `resample` is the number of a Pillow filter; pixels are resized `as_floats`, or in 8 bits. If
-    there are `grids`, given by height and width in pixels, the only image of a sample is cut into
-    tiles on one of them. With `cut`, each image becomes several, and the other steps apply to each.
+    there are `grids`, given by height and width in pixels, the only image of a sample, or each, is
+    cut into tiles on one of them. With `cut`, each image becomes several, and the other steps apply
+    to each.
     """
 
     resize: Resize | None
@@ -217,6 +218,16 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
     "Glm4v": _GLM,
     "GotOcr2": _ImageProcessor(_OF_384, cut=_nearest),
     "Idefics3": _IDEFICS,
+    "LlavaNext": _ImageProcessor(
+        {
+            **_CLIP,
+            "image_grid_pinpoints": [
+                [336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008],
+            ],
+        },
+        fixed=_UNPADDED,
+        has_tiles=True,
+    ),
     "LlavaOnevision": _ImageProcessor(
         {
             **_OF_384,
@@ -251,6 +262,14 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
         resize=_smart,
     ),
     "SmolVLM": _IDEFICS,
+    "VideoLlama3": _ImageProcessor(
+        {
+            "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, "patch_size": 14,
+            "merge_size": 1, **_HALF_NORM,
+        },
+        resize=_smart,
+    ),
+    "VideoLlava": _ImageProcessor(_CLIP),
 }  # fmt: skip
 
 

@@ -171,6 +171,11 @@ class Tiles(Strict):
         description="Rows of more tiles than these are averaged, so that they are about as many.",
         examples=[9],
     )
+    each: bool = Field(
+        False,
+        description="Every image is cut, as in LLaVA-NeXT; otherwise the only image of a sample "
+        "is, and each of several is one tile, as in LLaVA-OneVision.",
+    )
     side: Count | None = Field(
         None,
         description="Side of a tile in pixels, if that is not one of whole patches: what is left "

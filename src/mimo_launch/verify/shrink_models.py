@@ -266,7 +266,7 @@ def shrink_vit(model: VitModel, module: ModuleSpec, layers: int) -> VitModel:
     if model.tiles is not None:
         # If grids were averaged before, one grid is.
         most = None if model.tiles.most is None else 2
-        update["tiles"] = Tiles(grids=((1, 2), (2, 2)), most=most)
+        update["tiles"] = Tiles(grids=((1, 2), (2, 2)), most=most, each=model.tiles.each)
     if model.windows is not None:
         # A small image has several windows; a window of one patch has nothing to attend to.
         side = 2 if model.shuffle == 1 else min(2, model.windows.side)

@@ -1,8 +1,8 @@
 """The inputs of each module from samples of shards: clips, codes, images, cut images, tiles.
 
 Decides: the reader of each module; the value `told` of an image that becomes several, from which
-the text around it is written; that a single image of a sample is cut into tiles, while each of
-several images and each frame of a video is one tile, as in the processors of LLaVA-OneVision.
+the text around it is written; that each frame of a video is one tile, and each of several images
+as well where the rule of tiles says so, as in the processors of LLaVA-OneVision.
 Relies on: `member_readers` for media that are not cut; `processors.cut_rules` for sizes,
 `decode_media` for pixels; `checks`, which ensures that all image encoders cut images alike.
 Leaves: the text around images to `media_text`, the places of rows in a sample to `media_rows`.
@@ -106,10 +106,10 @@ class TileReader(ImageReader):
         return 1, self.rule.num_rows(None)
 
     def sized(self, size: MediumSize, *, alone: bool) -> ImageSize:
-        """Return the rows of an image, and its tiles if it is the only one. Raises: BadSample."""
+        """Return the rows of an image, and its tiles if it is cut. Raises: BadSample."""
         try:
             self.recipe.size(*size)
-            if not alone or not self.recipe.grids:
+            if not (alone or self.rule.each) or not self.recipe.grids:
                 return ImageSize(*self.rows(size))
             found = tiling(*size, self.recipe.grid(*size), self.rule.side, self.rule)
         except ImageTooThin as error:

@@ -111,7 +111,7 @@ CLIP = Family(
     "as `interpolate_pos_encoding` does; a remainder of pixels at the lower and right edge is cut "
     "off.",
 )
-_TOWERS = {family.model_type: family for family in (SIGLIP, CLIP)}
+TOWERS = {family.model_type: family for family in (SIGLIP, CLIP)}
 
 
 _NO_TEXT = refusals(left_out("the text encoder"))
@@ -147,10 +147,10 @@ class TowerAndText:
         # Old folders of CLIP describe the tower twice; only the second description is complete.
         said = "vision_config_dict" if config.get("vision_config_dict") else "vision_config"
         inner = {"model_type": self.tower.model_type, **section(config, said)}
-        if kind != "vit" or inner["model_type"] not in _TOWERS:
+        if kind != "vit" or inner["model_type"] not in TOWERS:
             raise NoSuchPart(f"model_type: {config['model_type']}")
         return Part(
-            family=_TOWERS[inner["model_type"]],
+            family=TOWERS[inner["model_type"]],
             config=inner,
             prefixes=self.names[0],
             elsewhere=_BESIDE,
@@ -163,4 +163,4 @@ SIGLIP_PAIR = TowerAndText(
 )
 CLIP_PAIR = TowerAndText(model_type="clip", tower=CLIP, published=("openai/clip-vit-base-patch32",))
 # Types of folders with a tower but no language model.
-ALONE = (*_TOWERS, SIGLIP_PAIR.model_type, CLIP_PAIR.model_type)
+ALONE = (*TOWERS, SIGLIP_PAIR.model_type, CLIP_PAIR.model_type)
