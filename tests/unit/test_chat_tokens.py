@@ -20,6 +20,7 @@ from tests.support.specs import box, spec
 from tokenizers import Tokenizer, models
 
 from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.samples import template_program
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.records import read_record
 from mimo_launch.data.samples.sample_encoder import SampleEncoder
@@ -115,6 +116,62 @@ def test_blocks_of_generation_are_learnt_as_transformers_masks_them(tmp_path: Pa
     encoded = write(folder, {"messages": CHAT}, template="chat")
     want = reference(folder).apply_chat_template(list(CHAT), return_assistant_tokens_mask=True)
     assert encoded.loss_mask.tolist() == [bool(each) for each in want["assistant_masks"]]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_only_the_last_answer_may_be_learnt(tmp_path: Path, name: str) -> None:
+    folder = tokenizer_folder(tmp_path, TEMPLATES[name])
+    every = text_in_loss(folder, write(folder, {"messages": CHAT}, template="chat"))
+    last = {"kind": "chat", "answers": "last"}
+    assert len(every) == 2
+    assert text_in_loss(folder, write(folder, {"messages": CHAT}, template=last)) == every[1:]
+
+
+def test_the_last_answer_is_that_of_the_whole_conversation(tmp_path: Path) -> None:
+    """One with `loss: false` leaves nothing to learn; an earlier answer does not take its place."""
+    folder = tokenizer_folder(tmp_path, CHATML)
+    record = {"messages": [*CHAT[:-1], {**CHAT[-1], "loss": False}]}
+    with pytest.raises(BadSample, match="no token to learn from"):
+        write(folder, record, template={"kind": "chat", "answers": "last"})
+
+
+@pytest.mark.parametrize(
+    ("rule", "learnt"),
+    [
+        ({"learn_not": r"small|\bis\b"}, ["A", " red house<|im_end|>", "4", "<|im_end|>"]),
+        (
+            {"learn_not": "(?s)<think>.*?</think>"},
+            ["A small red house<|im_end|>", "4 is<|im_end|>"],
+        ),
+        ({"learn_only": "red.*"}, [" red house<|im_end|>"]),
+        ({"learn_only": "r.*", "learn_not": "house"}, [" red", "<|im_end|>"]),
+        ({"learn_only": "^4"}, ["4"]),
+        ({"learn_only": "What"}, None),
+    ],
+)
+def test_a_regex_chooses_parts_of_answers(
+    tmp_path: Path, rule: dict[str, str], learnt: list[str] | None
+) -> None:
+    """It sees the text of an answer alone, with its end; a token is learnt as a whole or not."""
+    folder = tokenizer_folder(tmp_path, CHATML)
+    said = [CHAT[1], {"role": "assistant", "content": "A small red house"}, CHAT[3]]
+    record = {"messages": [*said, {"role": "assistant", "content": "4 is"}]}
+    template = {"kind": "chat", **rule}
+    if learnt is None:
+        with pytest.raises(BadSample, match="no token to learn from"):
+            write(folder, record, template=template)
+        return
+    assert text_in_loss(folder, write(folder, record, template=template)) == learnt
+
+
+def test_an_expression_that_takes_too_long_makes_a_sample_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_program, "SECONDS", 0.3)
+    folder = tokenizer_folder(tmp_path, CHATML)
+    said = [CHAT[1], {"role": "assistant", "content": "a" * 60}]
+    with pytest.raises(BadSample, match=r"with `learn_not` takes more than 0\.3 s"):
+        write(folder, {"messages": said}, template={"kind": "chat", "learn_not": "(a+)+c"})
 
 
 def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ Relies on: `base`.
 Leaves: generated data to `data`, what fits together to `checks`, samples to the room `data`.
 """
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from mimo_launch.spec.base import Count, CountFrom0, LocalPath, Strict
 from mimo_launch.spec.expect import ExpectedSamples
@@ -26,6 +27,17 @@ class Samples(Strict):
         description="Let records share a sequence: as many as fit in `batch.seq`, in the order of "
         "training. They do not attend to each other. `batch.global` then counts sequences.",
     )
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"not a regular expression of Python: {error}") from error
+    return text
+
+
+Regex = Annotated[str, Field(min_length=1, max_length=10_000), AfterValidator(_regex)]
 
 
 class CaptionTemplate(Strict):
@@ -48,6 +60,20 @@ class ChatTemplate(Strict):
         None,
         description="Key of a sample's JSON that holds the list of messages; default `messages` "
         "or `conversations`.",
+    )
+    answers: Literal["all", "last"] = Field(
+        "all", description="The answers that are learnt: all, or only the last of a conversation."
+    )
+    learn_only: Regex | None = Field(
+        None,
+        description="Regular expression: of each answer, only the parts that match it are learnt.",
+        examples=["(?s)Answer:.*"],
+    )
+    learn_not: Regex | None = Field(
+        None,
+        description="Regular expression: the parts of an answer that match it are read, but not "
+        "learnt.",
+        examples=["(?s)<think>.*?</think>"],
     )
     system: str | None = Field(None, description="System prompt of conversations that have none.")
     variables: dict[str, bool | int | float | str] = Field(

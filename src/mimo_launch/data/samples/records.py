@@ -8,7 +8,7 @@ Leaves: writing a conversation as tokens to `sample_encoder`.
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mimo_launch.data.dataset import BadSample
@@ -72,6 +72,9 @@ def read_record(
         raise BadSample(f"`{key}` of its JSON is {type_of(turns)}, not a list of messages")
     messages, ignored = read_messages(turns, markers)
     _add_system(messages, record.get("system"), template.system)
+    if template.answers == "last":
+        last = max((n for n, each in enumerate(messages) if each.role == "assistant"), default=0)
+        messages[:last] = (replace(each, in_loss=False) for each in messages[:last])
     if not any(m.role == "assistant" and m.says_something() for m in messages):
         raise BadSample("it has no answer of the assistant to learn from")
     tools, documents = (_objects(record, key) for key in ("tools", "documents"))

@@ -9,7 +9,7 @@ Leaves: the token that marks an image or a clip to `media_text`, rows to `media_
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -61,9 +61,13 @@ class SampleEncoder:
         self._template = data.template
         around = image_text(folder)
         says = inputs.says_time
+        self._learn: tuple[re.Pattern[str] | None, re.Pattern[str] | None] = (None, None)
         self._words = None if says is None else words_of(says, specials, around)
         self._chat: ChatFormats | None = None
         if isinstance(data.template, ChatTemplate):
+            chosen = data.template.learn_only, data.template.learn_not
+            only, never = (None if each is None else re.compile(each) for each in chosen)
+            self._learn = only, never
             sources = chat_sources(folder)
             if DEFAULT not in sources:
                 raise TemplateRefused(f"{folder} has no chat template")
@@ -229,6 +233,17 @@ class SampleEncoder:
             )
         return replace(encoded, ignored=ignored)
 
+    def _chosen(self, text: str, answers: Spans) -> Spans:
+        """Return the parts of answers that the expressions of the template choose."""
+        only, never = self._learn
+        if only is not None:
+            answers = [part for span in answers for part in _matches(only, text, span)]
+        if never is not None:
+            answers = [
+                left for span in answers for left in _without(span, _matches(never, text, span))
+            ]
+        return answers
+
     def _refuse_other_number(
         self, record: Record, members: Mapping[Marker, int], unread: Sequence[str]
     ) -> None:
@@ -272,9 +287,31 @@ class SampleEncoder:
         try:
             with bounds():
                 found = Conversation(chat, said, settings, self._ends, messages)
-                return found.text, found.answers(), tuple(found.ignored())
+                learn = self._chosen(found.text, found.answers())
+                return found.text, learn, tuple(found.ignored())
         except TooMuch as error:
-            raise BadSample(f"the chat template {error}") from error
+            named = ("the chat template", "`learn_only`", "`learn_not`")
+            used = [name for name, has in zip(named, (True, *self._learn), strict=True) if has]
+            raise BadSample(f"{' with '.join(used)} {error}") from error
+
+
+def _matches(regex: re.Pattern[str], text: str, span: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a span that match; the expression sees nothing outside of it."""
+    start, end = span
+    for found in regex.finditer(text[start:end]):
+        if found[0]:
+            yield start + found.start(), start + found.end()
+
+
+def _without(span: tuple[int, int], parts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield what is left of a span without some parts of it, which are in order."""
+    start, end = span
+    for first, last in parts:
+        if start < first:
+            yield start, first
+        start = max(start, last)
+    if start < end:
+        yield start, end
 
 
 def _unread(suffixes: Sequence[str], *media: Medium) -> str:
