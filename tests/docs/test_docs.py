@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.shards import tokenizer_folder
 
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.app import run
@@ -89,6 +90,8 @@ def test_a_spec_on_a_page_validates_and_plans(
 ) -> None:
     write_files(block.page, tmp_path)
     monkeypatch.chdir(tmp_path)
+    if "tokenizer: models/tokenizer" in block.text:
+        tokenizer_folder(tmp_path / "models" / "tokenizer")
     checked = check_text(block.text, str(block.page))
     if block.title.startswith("broken"):
         assert any(found.is_error for found in checked.diagnostics)

@@ -11,6 +11,7 @@ from torch import nn
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.diag.users_code import CustomClassError
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.launcher import forking
@@ -20,7 +21,7 @@ from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import adopt_parameters, declared_parameters
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.models.custom_encoder import CustomClassError, EncoderInput
+from mimo_launch.models.custom_encoder import EncoderInput
 from mimo_launch.models.custom_stages import (
     build_custom_stage,
     check_custom_classes,

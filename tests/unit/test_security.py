@@ -30,7 +30,7 @@ DANGEROUS = {
         "models/build.py",
         "optimizer/module_optimizers.py",
         # The class that a spec names: whoever starts a run of it runs that class.
-        "models/custom_stages.py",
+        "diag/users_code.py",
     ),
     # What a child of this process wrote.
     "loads of pickle": ("launcher/forking.py", "launcher/run_on_ranks.py"),

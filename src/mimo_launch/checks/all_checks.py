@@ -38,6 +38,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
+    CustomData,
     CustomModel,
     DecoderModel,
     DigitsData,
@@ -151,6 +152,8 @@ RULES: tuple[Rule, ...] = (
     SpecRule(vocabulary.vocab_holds_tokens),
     DataRule(UserData, packages.shard_packages_installed),
     DataRule(WebdatasetData, shards.shards_are_there, needs=_PACKAGES),
+    DataRule(CustomData, packages.data_class_is_there),
+    DataRule(CustomData, sources.heldout_is_there),
     DataRule(FilesData, sources.sources_are_there, needs=_PACKAGES),
     DataRule(FilesData, mixtures.weights_mix),
     DataRule(FilesData, sources.table_package_installed, needs=_SHARDS),

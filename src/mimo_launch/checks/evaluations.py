@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
-from mimo_launch.spec.spec import DigitsData, Spec, UserData, WebdatasetData
+from mimo_launch.spec.spec import CustomData, DigitsData, Spec, UserData, WebdatasetData
 
 _METRIC, _STOP, _BEST = ("eval", "metric"), ("eval", "stop_after"), ("checkpoint", "keep_best")
 
@@ -18,6 +18,7 @@ def eval_shards_used(spec: Spec) -> Findings:
     """Held-out shards are read by evaluations."""
     if isinstance(spec.data, UserData) and spec.data.heldout_names and spec.eval is None:
         key = "eval_shards" if isinstance(spec.data, WebdatasetData) else "eval_sources"
+        key = "eval_options" if isinstance(spec.data, CustomData) else key
         yield no_effect(
             ("data", key),
             f"`{key}` without an `eval` section does nothing",

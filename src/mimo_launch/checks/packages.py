@@ -11,9 +11,7 @@ Leaves: whether a package works to the run; importing a class, and whether it bu
 
 import ast
 import os
-import pkgutil
 import re
-import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -31,9 +29,10 @@ from mimo_launch.diag.installed import (
     WANDB,
     is_installed,
 )
+from mimo_launch.diag.users_code import find_module
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.near_words import did_you_mean
-from mimo_launch.spec.spec import CustomModel, Spec, UserData
+from mimo_launch.spec.spec import CustomData, CustomModel, Spec, UserData
 
 
 def log_packages_installed(spec: Spec) -> Findings:
@@ -110,16 +109,26 @@ def torchs_layers(spec: Spec, name: str) -> str:
 
 def class_is_there(spec: Spec, name: str, model: CustomModel) -> Findings:
     """The Python module of a class can be found, and defines the class."""
-    module, _, wanted = model.kind.partition(":")
+    yield from named_is_there(("modules", name, "model", "kind"), f"`{name}`: ", model.kind)
+
+
+def data_class_is_there(spec: Spec, data: CustomData) -> Findings:
+    """Do the same for the class of a data set."""
+    yield from named_is_there(("data", "kind"), "", data.kind)
+
+
+def named_is_there(at: YamlPath, whose: str, kind: str) -> Findings:
+    """Do the same for a class that any key names; `whose` begins the headline."""
+    module, _, wanted = kind.partition(":")
     parts = module.split(".")
     found: ModuleSpec | None = None
     for depth in range(1, len(parts) + 1):
         path = ".".join(parts[:depth])
-        found = _find(path, found)
+        found = find_module(path, found)
         if found is None:
             yield _not_found(
-                name,
-                f"there is no module `{path}`",
+                at,
+                f"{whose}there is no module `{path}`",
                 f"it was looked for in {os.getcwd()} and where this Python finds packages",
                 "run the command in the folder that holds it, or install the package",
             )
@@ -129,37 +138,11 @@ def class_is_there(spec: Spec, name: str, model: CustomModel) -> Findings:
         shown = sorted(each for each in names if not each.startswith("_"))
         listed = ", ".join(f"`{each}`" for each in shown[:8]) + (", ..." if len(shown) > 8 else "")
         yield _not_found(
-            name,
-            f"`{module}` defines no `{wanted}`",
+            at,
+            f"{whose}`{module}` defines no `{wanted}`",
             f"its source is {found.origin}",
             did_you_mean(wanted, names) or f"the names there are {listed}",
         )
-
-
-def _find(module: str, package: ModuleSpec | None) -> ModuleSpec | None:
-    """Return the location of a module, inside its package if it has one.
-
-    `importlib.util.find_spec` would import that package. A package later on the path is preferred
-    to a folder without `__init__.py`.
-    """
-    folders = [os.getcwd(), *sys.path] if package is None else package.submodule_search_locations
-    portions: list[str] = []
-    for importer in map(pkgutil.get_importer, folders or []):
-        found = importer.find_spec(module) if importer is not None else None
-        if found is not None and found.loader is not None:
-            return found
-        portions += found.submodule_search_locations or [] if found is not None else []
-    if package is None:
-        # Other finders know built-in modules, and packages installed in editable mode.
-        others = (finder.find_spec(module, None) for finder in sys.meta_path)
-        known = next((found for found in others if found is not None and found.loader), None)
-        if known is not None:
-            return known
-    if not portions:
-        return None
-    folder = ModuleSpec(module, None, is_package=True)
-    folder.submodule_search_locations = portions
-    return folder
 
 
 def _names(module: ModuleSpec) -> set[str] | None:
@@ -193,11 +176,11 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield node
 
 
-def _not_found(name: str, headline: str, why: str, help_: str) -> Diagnostic:
+def _not_found(path: YamlPath, headline: str, why: str, help_: str) -> Diagnostic:
     return Diagnostic(
         code="class-not-found",
-        headline=f"`{name}`: {headline}",
-        path=("modules", name, "model", "kind"),
+        headline=headline,
+        path=path,
         why=why,
         help=help_,
     )

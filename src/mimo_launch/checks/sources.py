@@ -8,7 +8,7 @@ Leaves: records to the index that `train` builds.
 from collections.abc import Iterator
 from pathlib import Path
 
-from mimo_launch.checks.packages import not_installed
+from mimo_launch.checks.packages import named_is_there, not_installed
 from mimo_launch.checks.rule import Findings
 from mimo_launch.checks.shard_formats import known_format
 from mimo_launch.checks.shards import MOST_OPENED, evaluates_nothing, files_of
@@ -23,7 +23,7 @@ from mimo_launch.data.sources.file_formats import (
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.diag.installed import PYARROW, is_installed
 from mimo_launch.spec.files_data import Source
-from mimo_launch.spec.spec import FilesData, Spec
+from mimo_launch.spec.spec import CustomData, FilesData, Spec
 from mimo_launch.spec.user_data import patterns_of
 
 
@@ -35,6 +35,12 @@ def sources_are_there(spec: Spec, data: FilesData) -> Findings:
         yield evaluates_nothing("files", "eval_sources: [PATH]")
 
 
+def heldout_is_there(spec: Spec, data: CustomData) -> Findings:
+    """An evaluation has samples of its own."""
+    if spec.eval is not None and data.eval_options is None:
+        yield evaluates_nothing("options", "eval_options: {...}")
+
+
 def _sources(data: FilesData) -> Iterator[tuple[YamlPath, Source]]:
     for number, source in enumerate(data.sources):
         yield ("data", "sources", number), source
@@ -44,8 +50,28 @@ def _sources(data: FilesData) -> Iterator[tuple[YamlPath, Source]]:
 
 
 def _source(path: YamlPath, source: Source) -> Findings:
+    yield from _class_or_files(path, source)
+    if source.path is not None:
+        yield from _files(path, source)
+
+
+def _class_or_files(path: YamlPath, source: Source) -> Findings:
+    both = source.kind is not None
+    if source.kind is not None:
+        yield from named_is_there((*path, "kind"), "", source.kind)
+    if both == (source.path is None):
+        return
+    yield _not_read(
+        path,
+        "a source has both `path` and `kind`" if both else "a source has no `path`",
+        "it is files, or a class of your own",
+        "delete `kind`, or delete `path`" if both else "write `path: FILE`, or `kind: MODULE:NAME`",
+    )
+
+
+def _files(path: YamlPath, source: Source) -> Findings:
     there = True
-    for key, given in (("path", source.path), ("media", source.media or ())):
+    for key, given in (("path", source.paths), ("media", source.media or ())):
         for pattern in patterns_of(given):
             found = yield from files_of((*path, key), pattern)
             there = there and bool(found)
@@ -59,7 +85,7 @@ def _source(path: YamlPath, source: Source) -> Findings:
                 )
     if not there:
         return
-    for pattern in patterns_of(source.path):
+    for pattern in source.paths:
         if splits := splits_in(Path(pattern)):
             names = ", ".join(splits)
             yield _not_read(
@@ -107,7 +133,14 @@ def table_package_installed(spec: Spec, data: FilesData) -> Findings:
     if is_installed("pyarrow"):
         return
     for path, source in _sources(data):
-        table = next((f.path for f in source_files(source)[:MOST_OPENED] if is_table(f.path)), None)
+        table = next(
+            (
+                f.path
+                for f in source_files(source)[:MOST_OPENED]
+                if not f.custom and is_table(f.path)
+            ),
+            None,
+        )
         if table is not None:
             yield not_installed(PYARROW, (*path, "path"), f"{table} is read with it")
             return

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO, TypeVar
 
 import mimo_launch
+from mimo_launch.data.sources.custom_records import check_custom_data, custom_sources
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.signals import Interrupted, StopRequest, leave_signals_to
 from mimo_launch.launcher.worker_processes import (
@@ -196,16 +197,18 @@ def custom_class_fault(spec: Spec, stop: StopRequest | None = None) -> str:
 
     Raises: Interrupted.
     """
-    if not any(kind_of(module.model).is_custom for module in spec.modules.values()):
+    has_models = any(kind_of(module.model).is_custom for module in spec.modules.values())
+    if not has_models and not any(custom_sources(spec.data)):
         return ""
     import_for_workers()  # Here, so that workers inherit torch, too, not only the child.
 
     def fault() -> str:
-        from mimo_launch.models.custom_encoder import CustomClassError
+        from mimo_launch.diag.users_code import CustomClassError
         from mimo_launch.models.custom_stages import check_custom_classes
 
         try:
             check_custom_classes(spec)
+            check_custom_data(spec.data)
         except CustomClassError as error:
             return str(error)
         return ""

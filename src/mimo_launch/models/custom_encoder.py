@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from mimo_launch.diag.users_code import CustomClassError
 from mimo_launch.layers.image_contexts import image_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.recompute import recomputed
@@ -25,12 +26,6 @@ from mimo_launch.models.patches import Patches, own_share, own_tokens, reader
 from mimo_launch.models.projector import owned
 from mimo_launch.models.stage_interface import ListForward, RowsInput
 from mimo_launch.spec.spec import CustomModel
-
-
-class CustomClassError(ValueError):
-    """A user's class cannot be imported, or does not build or return what it should."""
-
-    restartable = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,12 @@
 """Encoders and generators in a user's package: importing them, building and checking stages.
 
-Decides: that a class is imported as by `python -m`, from the current folder first; which networks
-are refused; the initial values of plain parameters.
-Relies on: `custom_encoder` for the protocol, `layers.parameter_segments` for plain parameters.
+Decides: which networks are refused; the initial values of plain parameters.
+Relies on: `diag.users_code` for importing, `custom_encoder` for the protocol,
+`layers.parameter_segments` for plain parameters.
 Leaves: reporting errors before workers start to `launcher.forking`.
 """
 
-import importlib
 import inspect
-import os
-import sys
-import traceback
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mimo_launch.comm.process_groups import Group
+from mimo_launch.diag.users_code import CustomClassError, failed, import_named
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import (
@@ -32,7 +29,7 @@ from mimo_launch.layers.parameter_segments import (
 )
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.custom_encoder import CustomClassError, EncoderInput
+from mimo_launch.models.custom_encoder import EncoderInput
 from mimo_launch.models.stage_interface import ListForward
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
@@ -130,15 +127,7 @@ def check_custom_classes(spec: Spec) -> None:
 def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
     """Import the class of a module, and call it."""
     module, where = spec.modules[stage.module], _where(spec, stage.module)
-    path, _, attribute = module.model.kind.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(path), attribute, None)
-    except Exception as error:
-        raise CustomClassError(f"{where} importing `{path}` {_failed(error)}") from error
-    if not callable(found):
-        raise CustomClassError(f"{where} `{path}` has no class or function `{attribute}`")
+    found = import_named(module.model.kind, where)
     given: dict[str, Any] = {"language_width": spec.row_width(stage.module)}
     if kind_of(module.model).computes_loss:
         sources = spec.sources_of(stage.module)
@@ -155,7 +144,7 @@ def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
     try:
         network = call()
     except Exception as error:
-        raise CustomClassError(f"{where} building stage {stage.index} {_failed(error)}") from error
+        raise CustomClassError(f"{where} building stage {stage.index} {failed(error)}") from error
     if not isinstance(network, nn.Module):
         raise CustomClassError(f"{where} it built no torch.nn.Module, but {type(network).__name__}")
     return network
@@ -228,18 +217,6 @@ def _trains(network: nn.Module) -> bool:
 
 def _where(spec: Spec, name: str) -> str:
     return f"modules.{name}.model.kind, `{spec.modules[name].model.kind}`:"
-
-
-def _failed(error: Exception) -> str:
-    """Return the error and its place, preferring a line of the user's code to library code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(("<", sys.prefix, sys.base_prefix))]
-    here = os.path.dirname(os.path.dirname(__file__))
-    own = [f for f in own if not f.filename.startswith(here)] or frames[-1:]
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError):
-        return f"failed: {text}"
-    return f"failed in {own[-1].filename}, line {own[-1].lineno}: {text}"
 
 
 def _listed(names: Collection[str]) -> str:

@@ -217,6 +217,9 @@ def _path(value: Any) -> Any:
 
 # The limits of Linux; beyond them the file system raises an error.
 _MAX_PATH, _MAX_NAME = 4095, 255
+CLASS_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+# A class or function in a user's package.
+ClassPath = Annotated[str, Field(pattern=CLASS_PATH)]
 LocalPath = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string"})]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import MAX_COUNT, Count
-from mimo_launch.spec.files_data import FilesData
+from mimo_launch.spec.files_data import CustomData, FilesData
 from mimo_launch.spec.user_data import Samples, WebdatasetData
 
 
@@ -83,6 +83,5 @@ class SyntheticData(Samples):
         return min(room, self.max_text or room)
 
 
-Data = Annotated[
-    DigitsData | SyntheticData | WebdatasetData | FilesData, Field(discriminator="kind")
-]
+_Kinds = DigitsData | SyntheticData | WebdatasetData | FilesData
+Data = Annotated[_Kinds, Field(discriminator="kind")] | CustomData

@@ -1,15 +1,15 @@
-"""Data of `kind: files`: sources of any format, and how they are mixed.
+"""Data of `kind: files`, sources of any format and how they are mixed; data sets of users' own.
 
 Decides: keys, defaults and limits of sources; their names.
 Relies on: `user_data` for the keys of every kind of users' files.
 Leaves: what fits together to `checks`, formats and orders to the room `data`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mimo_launch.spec.base import Count, LocalPath, Strict
+from mimo_launch.spec.base import ClassPath, Count, LocalPath, Strict
 from mimo_launch.spec.user_data import Paths, SetName, UserData, patterns_of
 
 Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
@@ -26,14 +26,30 @@ class WeightChange(Strict):
     )
 
 
-class Source(Strict):
-    """Files of one format, which is recognised by their content."""
+# `package.module:Name` of a data set, and the arguments that it is called with.
+_CLASS: dict[str, Any] = {
+    "examples": ["my_data:Pairs"],
+    "json_schema_extra": {"expected": "`package.module:Name`"},
+}
+Options = dict[str, Any]
 
-    path: LocalPath | Paths = Field(
+
+class Source(Strict):
+    """Files of one format, which is recognised by their content; or a data set of one's own."""
+
+    path: LocalPath | Paths | None = Field(
+        None,
         description="A file, a folder, a pattern with `*` or `{000..009}`, or a list of these: tar "
         "shards, JSON lines or lists, Parquet, Arrow. A file counts as often as it is written.",
         examples=["data/llava.jsonl"],
     )
+    kind: ClassPath | None = Field(
+        None,
+        description="In place of `path`, `package.module:Name` of a data set of your own "
+        "(docs/custom-data.md).",
+        **_CLASS,
+    )
+    options: Options = Field({}, description="Keyword arguments that `kind` is called with.")
     media: LocalPath | Paths | None = Field(
         None,
         description="Folder that the paths of images, clips and videos in records are relative to, "
@@ -55,6 +71,11 @@ class Source(Strict):
     epochs: Count = Field(
         1, description="Without weights: how often the source counts in an epoch of all sources."
     )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Its paths and patterns; none of a class."""
+        return patterns_of(self.path or ())
 
 
 # A source that has only a path may be written as that path.
@@ -101,7 +122,7 @@ class FilesData(UserData):
     @property
     def source_names(self) -> tuple[str, ...]:
         """The names of the sources: as given, or those of files; of equal ones, with a number."""
-        given = [each.name or _name_of(patterns_of(each.path)[0]) for each in self.sources]
+        given = [each.name or _name_of(each) for each in self.sources]
         return tuple(
             f"{name}-{number}" if (number := given[:place].count(name) + 1) > 1 else name
             for place, name in enumerate(given)
@@ -127,7 +148,48 @@ class FilesData(UserData):
         return tuple(self.heldout_sets)
 
 
-def _name_of(path: str) -> str:
-    """Return the last part of a path that is no pattern, without suffixes."""
+class CustomData(UserData):
+    """A data set of one's own: `kind` names its class (docs/custom-data.md)."""
+
+    kind: ClassPath = Field(
+        description="`package.module:Name` of the class, or function.", **_CLASS
+    )
+    options: Options = Field({}, description="Keyword arguments that it is called with.")
+    eval_options: Options | None = Field(
+        None,
+        description="Keyword arguments that it is called with for held-out samples, in place of "
+        "`options`; for `eval`.",
+        examples=[{"split": "held-out"}],
+    )
+    media: LocalPath | Paths | None = Field(
+        None,
+        description="Folder that paths in samples are relative to, by default that of the Python "
+        "file; or a list: paths are relative to the first, and files may lie in any.",
+        examples=["data/images"],
+    )
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Its class, as the only source."""
+        return (self._source(self.options),)
+
+    @property
+    def heldout_sets(self) -> dict[str, tuple[Source, ...]]:
+        """The only set of held-out samples, without a name, if there is any."""
+        asked = self.eval_options
+        return {} if asked is None else {"": (self._source(asked),)}
+
+    @property
+    def heldout_names(self) -> tuple[str, ...]:
+        """The names of the sets of held-out samples."""
+        return tuple(self.heldout_sets)
+
+    def _source(self, options: Options) -> Source:
+        return Source(path=None, kind=self.kind, options=options, media=self.media, name=None)
+
+
+def _name_of(source: Source) -> str:
+    """Return the last part of a path that is no pattern, without suffixes; of a class, its name."""
+    path = source.kind.replace(":", "/") if source.kind else next(iter(source.paths), "")
     parts = [each for each in path.split("/") if each and not set(each) & set("*?[{")]
     return parts[-1].partition(".")[0] if parts and parts[-1].partition(".")[0] else "source"

@@ -17,8 +17,10 @@ from pydantic import Field
 from mimo_launch.spec.adapters import AdapterSpec
 from mimo_launch.spec.aut import AutModel
 from mimo_launch.spec.base import (
+    CLASS_PATH,
     MAX_INTEGER,
     Axis,
+    ClassPath,
     Count,
     CountFrom0,
     ExpertGrid,
@@ -43,8 +45,6 @@ from mimo_launch.spec.sections import Fp8Spec
 from mimo_launch.spec.values import SHARDINGS, Sharding, ShardingName
 from mimo_launch.spec.vit import VitModel
 
-CLASS_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-
 
 class ImageInput(Images):
     """Images of any size, cut into square patches."""
@@ -61,7 +61,7 @@ class AudioInput(Clips):
 class CustomModel(EncoderModel):
     """A custom encoder or generator: `kind` names its class (docs/custom-encoders.md)."""
 
-    kind: Annotated[str, Field(pattern=CLASS_PATH)] = Field(
+    kind: ClassPath = Field(
         description="`package.module:Name` of the class, or function.",
         examples=["my_encoders.mixer:Mixer"],
         json_schema_extra={"expected": "`package.module:Name`"},

@@ -18,7 +18,17 @@ from pydantic.fields import FieldInfo
 
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec import findings
-from mimo_launch.spec.base import AXES, LANGUAGE, OPEN_DP, Grid, Places, Ranks, Strict, rank_range
+from mimo_launch.spec.base import (
+    AXES,
+    CLASS_PATH,
+    LANGUAGE,
+    OPEN_DP,
+    Grid,
+    Places,
+    Ranks,
+    Strict,
+    rank_range,
+)
 from mimo_launch.spec.fields import (
     field_schema,
     is_word,
@@ -33,7 +43,6 @@ from mimo_launch.spec.fields import (
     words_in,
 )
 from mimo_launch.spec.foreign_words import synonym
-from mimo_launch.spec.module import CLASS_PATH
 from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.renaming import Renamed, rename_help
 from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
@@ -227,7 +236,7 @@ class _Reader:
         if kind is not UNREADABLE:
             at = (*path, "kind")
             known = [str(each) for each, cls in kinds.items() if _may_stand(cls, path)]
-            own = of_own is not None and path[-2] != LANGUAGE
+            own = of_own is not None and path[-2:-1] != (LANGUAGE,)
             self._report(findings.unknown_kind(at, kind, known, own=own))
         return UNREADABLE
 

@@ -29,7 +29,7 @@ from mimo_launch.spec.encoders import (
     AudioModel,
     TalkerModel,
 )
-from mimo_launch.spec.files_data import FilesData
+from mimo_launch.spec.files_data import CustomData, FilesData
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel, LanguageModel
 from mimo_launch.spec.layers import RopeScaling
@@ -61,6 +61,7 @@ __all__ = [
     "ChatTemplate",
     "Clips",
     "Codes",
+    "CustomData",
     "CustomModel",
     "Data",
     "DecoderModel",

@@ -220,6 +220,8 @@ def read_part(
 # With fewer bytes of shards, one process finishes before others have started. Most bytes of tar
 # files are pixels, which are not read; a byte of text takes as long as `_TEXT` bytes of tar.
 SMALL, _TEXT = 32 << 20, 16
+# A sample of a user's data set takes as long as this many.
+_CALL = 16 << 10
 # The indexer of a worker process: made once, because a tokenizer loads slowly.
 _INDEXERS: list[SampleIndexer] = []
 
@@ -269,9 +271,10 @@ def tasks_of(shards: Sequence[NamedShard]) -> list[Task]:
 
 def is_small(tasks: Sequence[Task]) -> bool:
     """Return whether files are so small that one process reads them in no time."""
-    paths = {each.shard.path for each in tasks}
+    paths = {each.shard.path for each in tasks if each.shard.custom is None}
     works = (path.stat().st_size * (1 if path.name.endswith(".tar") else _TEXT) for path in paths)
-    return sum(works) < SMALL
+    called = sum(each.part.end - each.part.first for each in tasks if each.shard.custom is not None)
+    return sum(works) + _CALL * called < SMALL
 
 
 def indexed_parts(indexer: SampleIndexer, tasks: Sequence[Task]) -> Iterator[ShardIndex]:

@@ -36,10 +36,11 @@ from mimo_launch.data.index.indexer import SampleIndexer, Task, indexed_parts, i
 from mimo_launch.data.index.kept_parts import KeptParts
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.media_rows import ShardInputs
+from mimo_launch.data.sources.custom_records import CustomSet
 from mimo_launch.data.sources.fetching import NotFetched
 from mimo_launch.data.sources.file_formats import split_files
 from mimo_launch.data.sources.kept_files import kept_folders, locked, writable
-from mimo_launch.data.sources.remote_files import DataPath, RemotePath, ask_for_states
+from mimo_launch.data.sources.remote_files import RemotePath, ask_for_states
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.processors.files import TOKENIZER
@@ -131,6 +132,7 @@ def _identity(
     tokenizer.update(json.dumps([*texts, *(image_text(folder) or ())]).encode())
     is_here = any(isinstance(each.path, Path) for each in shards)
     media = [[str(folder) for folder in each.media] for each in shards]
+    customs = [each.custom and [each.custom.kind, each.custom.options] for each in shards]
     identity = {
         "names": [str(each.path.absolute()) for each in shards],
         "settings": {
@@ -144,19 +146,26 @@ def _identity(
             "max_image_pixels": data.max_image_pixels,
             "max_characters": data.max_characters,
             **({"media": media} if any(media) else {}),
+            **({"custom": customs} if any(customs) else {}),
         },
-        "shards": [_state(each.path) for each in shards],
+        "shards": [_state(each) for each in shards],
         "tokenizer": tokenizer.hexdigest(),
     }
     found: dict[str, Any] = json.loads(json.dumps(identity))  # As it will be read back.
     return found
 
 
-def _state(path: DataPath) -> list[int] | None:
-    """Return size and time of a file; None if they are unknown, and no network may be used."""
+def _state(shard: NamedShard) -> list[int | str] | None:
+    """Return size and time of a file, and of a user's data set its length and version, too.
+
+    None if they are unknown, and no network may be used and no class called.
+    """
     with suppress(NotFetched):
-        found = path.stat()
-        return [found.st_size, found.st_mtime_ns]
+        found, more = shard.path.stat(), list[int | str]()
+        if shard.custom is not None:
+            made = CustomSet(shard.custom)
+            more = [made.samples, made.version]
+        return [found.st_size, found.st_mtime_ns, *more]
     return None
 
 

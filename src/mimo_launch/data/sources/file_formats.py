@@ -15,15 +15,17 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mimo_launch.data.sources.custom_records import CustomRecords
 from mimo_launch.data.sources.fetching import Fetching, fetching_of
 from mimo_launch.data.sources.json_files import JsonLines, JsonList
 from mimo_launch.data.sources.kept_files import kept_folders
 from mimo_launch.data.sources.remote_files import DataPath
-from mimo_launch.data.sources.shard_names import NamedShard, named_shards
+from mimo_launch.data.sources.shard_names import CustomSource, NamedShard, named_shards
 from mimo_launch.data.sources.source_file import KEPT, Recent, SourceFile
 from mimo_launch.data.sources.tables import ArrowTable, ParquetTable
 from mimo_launch.data.sources.tar_files import TarFile
-from mimo_launch.spec.files_data import Source
+from mimo_launch.diag.users_code import file_of
+from mimo_launch.spec.files_data import CustomData, Source
 from mimo_launch.spec.spec import FilesData, UserData, WebdatasetData
 from mimo_launch.spec.user_data import patterns_of
 
@@ -57,14 +59,16 @@ def split_files(data: UserData, split: "Split", *, fetches: bool = False) -> lis
     if isinstance(data, WebdatasetData):
         sets = {"": patterns_of(data.shards)} if split == "train" else data.heldout_sets
         return named_shards(chain.from_iterable(sets.values()), fetching)
-    if isinstance(data, FilesData):
+    if isinstance(data, FilesData | CustomData):
         sources = data.sources if split == "train" else chain(*data.heldout_sets.values())
         found = [
             each
             for n, source in enumerate(sources)
-            for each in source_files(source, n, fetching=fetching)
+            for each in source_files(source, n, fetching=fetching, runs=fetches)
         ]
         for shard in found if fetches else ():
+            if shard.custom is not None:
+                continue
             is_here = isinstance(shard.path, Path)
             cache = (fetching.cache.folder,)
             shard.kept = kept_folders(data.index, shard.path) if is_here else cache
@@ -73,10 +77,17 @@ def split_files(data: UserData, split: "Split", *, fetches: bool = False) -> lis
 
 
 def source_files(
-    source: Source, number: int = 0, *, fetching: Fetching | None = None
+    source: Source, number: int = 0, *, fetching: Fetching | None = None, runs: bool = False
 ) -> list[NamedShard]:
-    """Return the files of a source with this number. Raises: PatternError."""
+    """Return the files of a source with this number, or its class, which is called if it `runs`.
+
+    Raises: PatternError.
+    """
     media = tuple(map(Path, patterns_of(source.media or ())))
+    if source.kind is not None:
+        custom = CustomSource(source.kind, source.options, runs)
+        path, times = file_of(source.kind), source.epochs
+        return [NamedShard(path, times, media=media, source=number, is_tar=False, custom=custom)]
     return [
         replace(
             each,
@@ -86,7 +97,7 @@ def source_files(
             source=number,
             is_tar=False,
         )
-        for each in named_shards(patterns_of(source.path), fetching)
+        for each in named_shards(source.paths, fetching)
         for path in _files(each.path)
     ]
 
@@ -143,16 +154,21 @@ def in_set(data: UserData, name: str, shards: Sequence[NamedShard]) -> list[bool
         found = named_shards(data.heldout_sets[name], fetching_of(data, is_on=True))
         named = {each for shard in found for each in (shard.path, *shard.others)}
         return [not named.isdisjoint((each.path, *each.others)) for each in shards]
-    if isinstance(data, FilesData):
+    if isinstance(data, FilesData | CustomData):
         names = [own for own, sources in data.heldout_sets.items() for _ in sources]
         return [names[each.source] == name for each in shards]
     return []
 
 
 def open_file(shard: NamedShard, recent: Recent | None = None) -> SourceFile:
-    """Open a file, which keeps its last records in `recent`. Raises: OSError, NoFormat."""
+    """Open a file, which keeps its last records in `recent`.
+
+    Raises: OSError, NoFormat; CustomClassError for a user's class that cannot be used.
+    """
     if shard.is_tar:
         return TarFile(shard.path)
+    if shard.custom is not None:
+        return CustomRecords(shard, shard.custom, recent or Recent(KEPT))
     return format_of(shard.path)(shard, recent or Recent(KEPT))
 
 

@@ -9,7 +9,7 @@ Leaves: which keys name files to `record_shapes`.
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 from mimo_launch.data.sources.record_shapes import BadRecord, Medium, ShapedRecord
@@ -91,12 +91,19 @@ class ShapedRecords:
     """The records of one file and their media; those that were read last are in `recent`."""
 
     def __init__(
-        self, shard: NamedShard, make: Callable[[MemberPlace], ShapedRecord], recent: Recent
+        self,
+        shard: NamedShard,
+        make: Callable[[MemberPlace], ShapedRecord],
+        recent: Recent,
+        key: Hashable = (),
     ) -> None:
-        """Read records with `make`, and what they name in folders."""
+        """Read records with `make`, and what they name in folders.
+
+        A `key` tells apart several sets of records with the same path.
+        """
         beside = (shard.path.parent,) if isinstance(shard.path, Path) else ()
         self._folders = MediaFolders(shard.media or beside)
-        self._path, self._make, self._recent = shard.path, make, recent
+        self._of, self._make, self._recent = (shard.path, key), make, recent
 
     def member(self, key: str, place: MemberPlace, read: Callable[[], ShapedRecord]) -> Member:
         """Return a record as a sample of the file; its fault if it is bad, or a file it names."""
@@ -107,14 +114,14 @@ class ShapedRecords:
                 places[suffix] = MemberPlace(0, self._folders.size(medium))
         except BadRecord as error:
             return Member(key, fault=str(error))
-        self._recent.keep((self._path, place), record, record.size)
+        self._recent.keep((self._of, place), record, record.size)
         return Member(key, places)
 
     def read(self, places: Places, suffix: str, limit: int | None) -> bytes:
         """Return the text of a record, or a medium. Raises: OSError, EOFError, BadRecord."""
         place = places["json"]
         record = self._recent.get(
-            (self._path, place), lambda: self._make(place), lambda made: made.size
+            (self._of, place), lambda: self._make(place), lambda made: made.size
         )
         if suffix == "json":
             return record.text

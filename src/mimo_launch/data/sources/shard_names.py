@@ -10,11 +10,12 @@ Leaves: the contents of files to `file_formats`.
 import os
 import re
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
+from typing import Any
 
 from mimo_launch.data.sources.fetching import Fetching, is_address
 from mimo_launch.data.sources.remote_files import DataPath, RemotePath, remote_names
@@ -111,13 +112,23 @@ def _inside(text: str) -> int:
 MAX_FILES = 200_000
 
 
+@dataclass(frozen=True, slots=True)
+class CustomSource:
+    """A data set of a user's own, as a source names it; it is not called if not `runs`."""
+
+    kind: str
+    options: Mapping[str, Any]
+    runs: bool
+
+
 @dataclass(slots=True)
 class NamedShard:
     """A file by the first name in the spec, its other names, and how often it counts.
 
     `media` are the folders that its records may name files in, `source` is the number of its source
     in the spec, and `is_tar` says that the spec asks for a tar file, whatever it is. `kept` are the
-    folders in which copies of its rows may be kept, none if none are made.
+    folders in which copies of its rows may be kept, none if none are made. `custom` is a user's
+    class in place of a file; then `path` is the file that defines it.
     """
 
     path: DataPath
@@ -127,6 +138,7 @@ class NamedShard:
     source: int = 0
     is_tar: bool = True
     kept: tuple[Path, ...] = ()
+    custom: CustomSource | None = None
 
 
 def named_shards(
