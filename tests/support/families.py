@@ -221,14 +221,18 @@ _LLAVAS = {
 _SEEING_OFTEN = {
     "gemma3": ("cp2", "adamw"), "internvl": ("apart", "adamw"), "internvl_large": ("tp2", ""),
     "video_llama_3": ("apart", "adamw"), "janus": ("", "adamw"), "video_llava": ("", "sgd"),
+    "cohere2_vision": ("apart", "sgd"), "aya_vision": ("cp2", ""),
     "mistral3": ("apart", "sgd"), "smolvlm": ("cp2", "sgd"), "ministral3": ("cp2", "adamw"),
 }  # fmt: skip
 
 # Their towers take images of one size.
-_ONE_SIZE = ("gemma3", "deepseek_vl", "janus", "video_llava")
+_ONE_SIZE = (
+    "gemma3", "deepseek_vl", "janus", "video_llava", "cohere2_vision", "aya_vision",
+)  # fmt: skip
 # Parts that are left out.
 _STAYS = {
     "janus": r"vqmodel|generation_", "video_llava": r"post_layernorm|layers\.2\.|video_tower",
+    "aya_vision": "post_layernorm",
 }  # fmt: skip
 
 

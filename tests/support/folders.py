@@ -302,6 +302,13 @@ FORMS: dict[str, Config] = {
         for kind in ("glm4v", "glm4v_moe")
     },
     **{
+        f"{kind} around a bare cohere2": {
+            "model_type": kind, "text_config": {"model_type": "cohere2"},
+            "vision_config": {**SIGLIP, "image_size": 364},
+        }
+        for kind in ("aya_vision", "cohere2_vision")
+    },
+    **{
         f"{kind} around a bare {text}": {
             "model_type": kind, "text_config": {"model_type": text}, **more,
         }
@@ -408,6 +415,13 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         "decoder": {
             "query_scaling": {"beta": 0.1, "length": 16384}, "sliding_window": None,
         },
+    },
+    "cohere2_vision around a bare cohere2": {
+        "vit": {"projector_mlp": 18432, "projector": "swiglu", "shuffle": 2, "final_norm": True},
+        "decoder": {"logit_scale": None},
+    },
+    "aya_vision around a bare cohere2": {
+        "vit": {"projector_mlp": 4096, "projector_norm_eps": 1e-6, "final_norm": False},
     },
     "cohere2, bare": {
         "decoder": {
@@ -687,6 +701,9 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("Janus-Pro-1B", "vit", "vision_config"): [
         {"use_qk_norm": True}, {"depth": 3}, {"projection_dim": 1024}, {"hidden_act": "relu"},
         {"hidden_dropout_rate": 0.1}, {"projection_dropout": 0.1},
+    ],
+    ("aya_vision around a bare cohere2", "vit", ""): [
+        {"vision_feature_layer": [-2, -1]}, {"vision_feature_select_strategy": "default"},
     ],
     ("Voxtral, bare", "audio", ""): [{"projector_hidden_act": "relu"}],
     ("Voxtral, bare", "audio", "audio_config"): [

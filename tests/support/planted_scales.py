@@ -8,6 +8,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.kinds.shapes import OneShape, WholeShape
 from mimo_launch.layers import norms
+from mimo_launch.layers.pointwise import swiglu
 from mimo_launch.models import projector, vision_encoder
 from mimo_launch.models.vision_encoder import VisionStage
 from mimo_launch.spec.spec import Spec
@@ -42,6 +43,12 @@ GATED: dict[str, Any] = {
     "layers": 2, "positions": "learned+rope2d", "image": [3, 4], "patch_norm": True, "norm": "rms",
     "activation": "swiglu", "qkv_bias": False, "block_bias": False, "projector": "gated",
     "projector_mlp": 20, "shuffle": 2,
+}  # fmt: skip
+
+# As an Aya Vision.
+ALIGNED: dict[str, Any] = {
+    "layers": 2, "positions": "learned", "image": [4, 4], "projector": "swiglu",
+    "projector_mlp": 12, "projector_norm_eps": 1e-3, "shuffle": 2, "final_norm": False,
 }  # fmt: skip
 
 
@@ -122,12 +129,25 @@ def patches_normed_behind_positions() -> None:
     VisionStage.embed = behind
 
 
+def gate_taken_for_up() -> None:
+    """The projector gates by what its gate should be multiplied by."""
+    correct = projector.projector
+
+    def exchanged(*given: Any) -> Any:
+        made = correct(*given)
+        made.between = lambda both: swiglu(both.roll(both.shape[1] // 2, dims=1))
+        return made
+
+    projector.projector = exchanged
+
+
 def merge_taken_for_complete() -> None:
     """Under sequence parallelism a tp rank keeps the gradient of its own rows."""
     plant(WholeShape, terms="complete")
 
 
 SCALE_BUGS = {
+    "gate taken for up": (gate_taken_for_up, scaled({"tp": 2}, ALIGNED)),
     "patches merged in another order": (merged_patch_after_patch, scaled({}, MERGED)),
     "patches convolved in another order": (convolved_patch_after_patch, scaled({}, GATED)),
     "norm behind positions": (patches_normed_behind_positions, scaled({}, GATED)),

@@ -162,6 +162,35 @@ KINDS = {
         {"model_type": "qwen2", "tie_word_embeddings": True},
         {"qkv_bias": True, "tied": True},
     ),
+    **{
+        kind: Kind(
+            name,
+            {
+                **_KEYS, "activation": "gelu_tanh", "projector": "swiglu", "projector_mlp": 14,
+                **keys,
+            },
+            {
+                "model_type": "cohere2", "sliding_window": 5, "layer_norm_eps": 1e-3,
+                "layer_types": ["sliding_attention", "full_attention"], "logit_scale": 0.25,
+                "pad_token_id": None, "eos_token_id": 1, "num_hidden_layers": 2,
+            },
+            {
+                "sliding_window": {"size": 5, "full": [1]}, "nope": {"layers": [1]}, "tied": True,
+                "parallel": True, "norm": "layer_without_bias", "norm_eps": 1e-3,
+                "rotary_interleaved": True,
+            },
+            {"model_type": "siglip_vision_model", "vision_use_head": False},
+            {"alignment_intermediate_size": 28, "downsample_factor": 2, **whole},
+        )
+        for kind, name, keys, whole in (
+            ("cohere2_vision", "Cohere2Vision", {"final_norm": True}, {}),
+            (
+                "aya_vision", "AyaVision",
+                {"final_norm": False, "projector_norm_eps": 1e-4, "projector_norm": "layer"},
+                {"adapter_layer_norm_eps": 1e-4},
+            ),
+        )
+    },
     "smolvlm": Kind(
         "SmolVLM", {**_KEYS, **_IDEFICS}, {"model_type": "llama"}, {}, {}, {"scale_factor": 2}
     ),
@@ -309,7 +338,7 @@ def boxes(
 
 
 # Classes that take the images of a sample, not of several samples.
-_SEVERAL = ("InternVL", "Gemma3", "Deepseek", "Qianfan", "Janus", "VideoLlava")
+_SEVERAL = ("InternVL", "Gemma3", "Deepseek", "Qianfan", "Janus", "VideoLlava", "Cohere2V", "Aya")
 
 
 def logits_of(model: Any, made: Spec) -> Tensor:
@@ -374,6 +403,8 @@ def exact(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute in float64 what `transformers` computes in float32."""
     widen(model)
     for name, module in model.named_modules():
+        if type(module).__name__ == "Cohere2RotaryEmbedding":
+            monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
         if name.endswith("rotary_pos_emb"):
             monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
             monkeypatch.setattr(module, "forward", MethodType(_angles, module))

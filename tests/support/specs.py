@@ -545,7 +545,7 @@ def one_module(
     else:
         model |= {
             "channels": draw(st.integers(1, 2)),
-            "projector": draw(st.sampled_from(["mlp", "linear", "merger", "gated"])),
+            "projector": draw(st.sampled_from(["mlp", "linear", "merger", "gated", "swiglu"])),
             "shuffle": draw(st.sampled_from([1, 2, 1])),
             "temporal_patch": draw(st.sampled_from([1, 2, 1])),
             **draw(_tower()),

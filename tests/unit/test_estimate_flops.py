@@ -229,7 +229,7 @@ def test_a_hybrid_model_costs_what_torch_counts() -> None:
     assert back["bmm"] == 2 * (backward.attention - 2 * states) + 2 * states
 
 
-@pytest.mark.parametrize("projector", ["mlp", "linear", "merger", "gated"])
+@pytest.mark.parametrize("projector", ["mlp", "linear", "merger", "gated", "swiglu"])
 @pytest.mark.parametrize(
     ("frames", "deepstack", "pooling"),
     [(1, [], None), (2, [], None), (1, [0, 1], None), (1, [], "linear"), (1, [0], "linear")],

@@ -412,7 +412,8 @@ def test_a_forward_that_keeps_nothing_needs_a_block_at_a_time(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "activation"), [("gated", "gelu"), ("mlp", "squared_relu"), ("mlp", "gelu")]
+    ("kind", "activation"),
+    [("gated", "gelu"), ("mlp", "squared_relu"), ("mlp", "gelu"), ("swiglu", "gelu")],
 )
 def test_a_projector_with_a_width_keeps_what_the_table_says(kind: Any, activation: Any) -> None:
     """Of rows of four patches, not compiled."""

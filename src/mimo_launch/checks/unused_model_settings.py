@@ -46,11 +46,12 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
     ):
         if getattr(model, key) != VitModel.model_fields[key].default and not used:
             yield idle_key(name, key, why)
-    if model.projector not in ("gated", "mlp") and model.projector_mlp is not None:
+    if model.projector not in ("gated", "mlp", "swiglu") and model.projector_mlp is not None:
         why = f"`projector: {model.projector}` has no width of its own inside"
         yield idle_key(name, "projector_mlp", why)
-    if model.projector == "linear" and model.projector_activation != "gelu":
-        yield idle_key(name, "projector_activation", "`projector: linear` is one linear map")
+    idle = {"linear": "is one linear map", "swiglu": "has a gate instead"}.get(model.projector)
+    if idle is not None and model.projector_activation != "gelu":
+        yield idle_key(name, "projector_activation", f"`projector: {model.projector}` {idle}")
 
 
 def clip_settings_used(spec: Spec, name: str, model: AudioModel) -> Findings:

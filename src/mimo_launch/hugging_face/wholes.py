@@ -15,7 +15,7 @@ from mimo_launch.hugging_face.folder import Config, ConfigError, number, section
 from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.refusals import NOTHING, Refusal, Refusals, refusals, where
 from mimo_launch.hugging_face.settings import applied, value_of
-from mimo_launch.hugging_face.tensors import Place
+from mimo_launch.hugging_face.tensors import Place, Rows
 from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.spec import DecoderModel, HybridModel, LanguageModel, Model, VitModel
 
@@ -57,7 +57,7 @@ class TowerAndDecoder:
     text: tuple[Family, ...]
     tower_names: Prefixes
     text_names: Prefixes
-    projector: Mapping[str, Place]
+    projector: Mapping[str, Place | Rows]
     fixed: Mapping[str, Any]
     refusals: Refusals
     tied: Callable[[Config, Config], bool]
@@ -149,10 +149,12 @@ class TowerAndDecoder:
     ) -> Config:
         """Return the configuration of a whole model made of two of our modules and families."""
         width = {} if tower.row_width is None else {tower.row_width: text.hidden}
+        # A folder keeps what it says of keys that the whole decides anyway.
+        alone = replace(words, settings=words.settings.but(dict.fromkeys(self.text_fixed)))
         return {
             "model_type": self.model_type,
             self.section: tower.config(encoder) | width,
-            "text_config": words.config(text),
+            "text_config": alone.config(text),
             self.token: token,
             **applied(self.settings, encoder),
             "tie_word_embeddings": text.tied,

@@ -490,6 +490,7 @@ class ProjectorShape(LayerShape):
             width=self.width,
             inner=inner,
             out=self.out,
+            gate="silu" if self.kind == "swiglu" else None,
             activation=self.activation,
             bias=self.bias,
         )

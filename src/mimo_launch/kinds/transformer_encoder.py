@@ -214,6 +214,8 @@ class TransformerEncoderKind(BlocksKind):
             row, out = model.row_width, ends.row_width
             inner = model.projector_width(out)
             products = inner * (row + out) if inner else row * out
+            if model.projector == "swiglu":
+                products += inner * row
             if model.projector == "gated":
                 products = out * (row + out + 3 * inner)
             projector = 2.0 * self._projected(work) * products
@@ -245,6 +247,9 @@ class TransformerEncoderKind(BlocksKind):
             total += rows * (of_weights + inner // 2 + out // held.tp)
             if self.has_final_norm and held.through_layers:
                 total += held.patches * model.hidden * held.passes.of_norm(self.norm().kind)
+            if model.projector == "swiglu":
+                # Up, and the gate's SiLU if it is not compiled.
+                total += rows * inner // 2 * (2 - held.passes.are_compiled)
             if model.projector == "gated":
                 # After the first two maps, the norm and its activation; the gate's SiLU and its
                 # product.

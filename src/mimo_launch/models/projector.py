@@ -1,6 +1,6 @@
 """The end of every encoder: the projector, and the selection of the rows that this rank owns.
 
-Decides: the four projectors, and the projector of layers before the last.
+Decides: the projectors, and the projector of layers before the last.
 Relies on: `layout.row_owners.row_cut` for ownership of rows.
 Leaves: moving rows to the bridge.
 

@@ -17,7 +17,7 @@ from mimo_launch.spec.media import Clips, Codes, Images
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
 # One of these, or relu(x)^2 (arXiv:2109.08668).
 ProjectorActivation = Activation | Literal["squared_relu"]
-Projector = Literal["mlp", "linear", "merger", "gated"]
+Projector = Literal["mlp", "linear", "merger", "gated", "swiglu"]
 
 
 class EncoderModel(Strict):
@@ -61,13 +61,14 @@ class TransformerEncoder(EncoderBlocks):
         "mlp",
         description="Last layer of the encoder. `mlp`: two linear maps with an activation between "
         "them; `linear`: one; `merger`: as `mlp`, but as wide inside as the patches of a row, as "
-        "in Qwen2-VL; `gated`: two linear maps, the first of the patches of a row channel after "
+        "in Qwen2-VL; `swiglu`: as `mlp`, with a gate, silu(gate) * up, as in Aya Vision; "
+        "`gated`: two linear maps, the first of the patches of a row channel after "
         "channel, then LayerNorm, an activation and a gated MLP, as in GLM-4.1V.",
     )
     projector_mlp: Count | None = Field(
         None,
         description="Width inside the MLP of `projector: gated`, by default that of the blocks; or "
-        "between the two maps of `projector: mlp`, by default that of the rows.",
+        "between the two maps of `projector: mlp` or `swiglu`, by default that of the rows.",
         examples=[256],
     )
     projector_bias: bool = Field(
@@ -82,8 +83,9 @@ class TransformerEncoder(EncoderBlocks):
     def projector_width(self, out: int) -> int:
         """Return the width inside a projector to `out` numbers; 0 if it is one linear map."""
         given = self.projector_mlp_width
-        widths = {"mlp": given or out, "merger": self.row_width, "linear": 0, "gated": given or 0}
-        return widths[self.projector]
+        if self.projector in ("mlp", "swiglu"):
+            return given or out
+        return {"merger": self.row_width, "linear": 0, "gated": given or 0}[self.projector]
 
     @property
     def projector_mlp_width(self) -> int | None:
@@ -92,7 +94,8 @@ class TransformerEncoder(EncoderBlocks):
         Also None if the width between two maps is the default, the width of the rows.
         """
         default = self.mlp_width if self.projector == "gated" else None
-        return (self.projector_mlp or default) if self.projector in ("gated", "mlp") else None
+        has_one = self.projector in ("gated", "mlp", "swiglu")
+        return (self.projector_mlp or default) if has_one else None
 
 
 class ConnectorModel(TransformerEncoder):

@@ -240,7 +240,11 @@ def project(
         return linear(weights, x_ND, f"{encoder}.projector.linear")
     if model.projector == "gated":
         return _project_gated(weights, x_ND, f"{encoder}.projector", model.hidden, activation)
-    hidden = activated(linear(weights, x_ND, f"{encoder}.projector.up"), activation)
+    hidden = linear(weights, x_ND, f"{encoder}.projector.up")
+    if model.projector == "swiglu":
+        hidden = swiglu(linear(weights, x_ND, f"{encoder}.projector.gate"), hidden)
+    else:
+        hidden = activated(hidden, activation)
     return linear(weights, hidden, f"{encoder}.projector.down")
 
 
