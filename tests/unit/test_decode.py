@@ -18,8 +18,10 @@ from mimo_launch.data.samples.decode_media import (
     decode_clip,
     decode_image,
     image_size,
+    process,
 )
 from mimo_launch.data.sources.media_suffixes import AUDIO_SUFFIXES, IMAGE_FORMATS
+from mimo_launch.processors.images import ImageRecipe
 
 # A directory of five EXIF entries that ends inside the first one.
 BROKEN_EXIF = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01"
@@ -198,3 +200,17 @@ def test_pillow_does_not_warn_of_images_without_a_name(monkeypatch: pytest.Monke
         assert image_size("jpg", file.getvalue()) == (4, 8)
         assert decode_image("jpg", file.getvalue(), channels=3).size == (8, 4)
     assert [str(each.message) for each in said] == []
+
+
+def test_a_photograph_is_decoded_and_normalised_without_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A picture that stands upright, without alpha, is the decoded one; numbers stay the same."""
+    recipe = ImageRecipe(None, scale=1 / 255, mean=(0.5, 0.4, 0.3), std=(0.5, 0.6, 0.2))
+    data, copies = saved(picture(), "PNG"), list[Image.Image]()
+    monkeypatch.setattr(Image.Image, "copy", copies.append)
+    image = decode_image("png", data, channels=3)
+    assert not copies
+    whole = np.asarray(image).transpose(2, 0, 1) * np.float64(recipe.scale)
+    mean, std = (np.float32(each)[:, None, None] for each in (recipe.mean, recipe.std))
+    assert (process(image, recipe) == (whole.astype(np.float32) - mean) / std).all()
