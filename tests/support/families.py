@@ -81,6 +81,7 @@ _UNTOUCHED = (
     "gemma", "phi3", "seed_oss", "olmo2", "olmo3", "exaone4", "granite", "ernie4_5", "helium",
     "cwm", "ministral", "youtu", "ministral3", "internlm3", "iquestcoder", "vaultgemma",
     "hyperclovax", "cohere", "cohere2", "stablelm",
+    "cohere_compass_text",
     "smollm3", "exaone",
 )  # fmt: skip
 _DECODERS = {
@@ -283,6 +284,7 @@ _QWEN_OFTEN: dict[str, tuple[Any, str]] = {
     "qwen2_5_vl": ({"one rank", "cp2, apart"}, "sgd"),
     "qwen3_vl": ({"one rank", "pp2, apart"}, "adamw"),
     "qwen3_vl_moe": ({"tp2"}, ""),
+    "cohere_compass": ({"pp2, apart"}, "sgd"),
     "glm4v": ({"one rank", "unequal, apart"}, ""),
     "glm4v_moe": ({"tp2"}, ""),
     "glm46v": (set[str](), ""),

@@ -260,6 +260,7 @@ FORMS: dict[str, Config] = {
         for kind in (
             "gemma2", "glm4", "ministral3", "smollm3", "gpt_oss", "radio", "dinov3_vit",
             "clip_vision_model", "siglip_vision_model", "cohere", "cohere2", "stablelm",
+            "cohere_compass_text",
         )
     },
     **{
@@ -292,6 +293,7 @@ FORMS: dict[str, Config] = {
         }
         for kind, hidden in (
             ("qwen2_vl", 512), ("qwen2_5_vl", 512), ("qwen3_vl", 512), ("qwen3_5", 512),
+            ("cohere_compass", 512),
             ("qwen3_5_moe", 512),
         )
     },
@@ -334,6 +336,7 @@ SAME = [
 # How language gets the times of frames: `time` and `per_second`; None: its type reads no videos.
 VIDEOS = {
     "Qwen2-VL-7B": ("patches", None), "Qwen2.5-VL-7B": ("seconds", 4.0),
+    "cohere_compass around bare parts": ("text", None),
     "Qwen3-VL-4B": ("text", None), "GLM-4.1V-9B": ("text_after", None), "GLM-4.6V-Flash": None,
 }  # fmt: skip
 # Whether a tensor in files is left out, by our kind of module.
@@ -593,6 +596,10 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ],
     ("cohere, bare", "decoder", ""): [{"use_qk_norm": True}, {"hidden_act": "gelu"}],
     ("cohere2, bare", "decoder", ""): [_layers("chunked_attention", 39)],
+    ("cohere_compass_text, bare", "decoder", ""): [
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
+         "rope_type: yarn of full_attention"),
+    ],
     ("stablelm, bare", "decoder", ""): [{"qk_layernorm": True}, {"hidden_dropout": 0.1}],
     ("Ministral 3, text", "decoder", ""): [
         {"attention_bias": True}, {"hidden_act": "gelu"}, _layers("sliding_attention", 33),

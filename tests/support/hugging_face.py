@@ -275,6 +275,22 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "logits_scaling": 0.25,
         },
     ),
+    # Layers with windows have another base.
+    "cohere_compass_text": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "tied": True, "parallel": True,
+            "norm": "layer_without_bias", "mrope": [2, 1, 1], "mrope_interleaved": True,
+            "rope_theta": 500.0, "sliding_window": {"size": 5, "full": [1], "rope_theta": 20.0},
+        },
+        {
+            "layer_norm_eps": 1e-3, "sliding_window": 5, "pad_token_id": None, "eos_token_id": 1,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": theta, "mrope_section": [2, 1, 1]}
+                for kind, theta in (("full_attention", 500.0), ("sliding_attention", 20.0))
+            },
+        },
+    ),
     "stablelm": (
         {
             "norm_eps": 1e-3, "head_dim": None, "norm": "layer", "qkv_bias": True,
@@ -723,7 +739,10 @@ def widen(model: nn.Module) -> None:
         scaling = None if known["rope_type"] in ("default", "dynamic") else RopeScaling(**known)
         turns = torch.tensor(frequencies(size, rope["rope_theta"], scaling), dtype=torch.float64)
         turn = position_ids[..., None] * turns
-        if type(self).__name__.startswith("Cohere"):
+        if "CohereCompass" in type(self).__name__:
+            # Text is at the same place on all three axes.
+            turn = turn[0].repeat(1, 1, 2)
+        elif type(self).__name__.startswith("Cohere"):
             turn = turn.repeat_interleave(2, dim=2)
         elif not type(self).__name__.startswith("GptOss"):
             turn = turn.repeat(1, 1, 2)

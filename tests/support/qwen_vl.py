@@ -116,6 +116,28 @@ KINDS["qwen3_vl_moe"] = replace(
         "moe": {"experts": 4, "top_k": 2, "width": 20, "first_dense": 1, "aux_loss": 0.0},
     },
 )  # fmt: skip
+# The second layer of language has neither windows nor positions.
+KINDS["cohere_compass"] = Kind(
+    "CohereCompass",
+    _QWEN3.vision,
+    _QWEN3.keys,
+    {
+        "num_hidden_layers": 4, "layer_norm_eps": 1e-3, "logit_scale": 0.25, "sliding_window": 9,
+        "pad_token_id": None,
+        "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 2],
+        "rope_parameters": {
+            "sliding_attention": {
+                "rope_type": "default", "rope_theta": 50.0, "mrope_section": [2, 1, 1],
+            },
+            "full_attention": None,
+        },
+    },
+    {
+        "layers": 4, "mrope": [2, 1, 1], "mrope_interleaved": True, "qkv_bias": False,
+        "parallel": True, "norm": "layer_without_bias", "logit_scale": 0.25,
+        "sliding_window": {"size": 9, "full": [1]}, "nope": {"layers": [1]},
+    },
+)  # fmt: skip
 # Three of four numbers of a head rotate.
 KINDS["glm4v"] = Kind(
     "Glm4v",
@@ -313,11 +335,16 @@ def _patches(image: np.ndarray) -> Tensor:
     return torch.from_numpy(cut)
 
 
-def axes(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+def axes(
+    self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the angles of positions on three axes, in float64."""
-    rope = self.config.rope_parameters
-    angle = _angles(position_ids, rope["rope_theta"], 2 * len(self.inv_freq))
-    cos, sin = (self.recomposition_frequencies(each) for each in (angle.cos(), angle.sin()))
+    rope, kind = self.config.rope_parameters, [] if layer_type is None else [layer_type]
+    rope = rope if layer_type is None else rope[layer_type]
+    turns = getattr(self, "_".join([*kind, "inv_freq"]))
+    angle = _angles(position_ids.expand(3, -1, -1), rope["rope_theta"], 2 * len(turns))
+    parts = (angle.cos(), angle.sin())
+    cos, sin = (self.recomposition_frequencies(each, *kind) for each in parts)
     return cos, sin
 
 

@@ -15,15 +15,15 @@ from mimo_launch.hugging_face.settings import Computed, defaults_of
 from mimo_launch.hugging_face.tensors import Tensors
 from mimo_launch.spec.layers import Nope
 
-_BIAS, _WINDOWS = "attention_bias", WindowKeys(by_layer=True)
+BIAS, _WINDOWS = "attention_bias", WindowKeys(by_layer=True)
 # One norm for both layers.
 TENSORS = Tensors(
     {ours: at for ours, at in decoders.TENSORS.table.items() if not ours.endswith("mlp_norm")},
     decoders.TENSORS.dropped,
 )
 PARTS: dict[str, Any] = {
-    "qkv_bias": (_BIAS, False),
-    "output_bias": Computed(lambda config: bool(config.get(_BIAS)), words=f"`{_BIAS}`; false"),
+    "qkv_bias": (BIAS, False),
+    "output_bias": Computed(lambda config: bool(config.get(BIAS)), words=f"`{BIAS}`; false"),
     "norm_eps": ("layer_norm_eps", 1e-5),
     "norm": "layer_without_bias",
     "parallel": True,
@@ -33,7 +33,7 @@ SIZES: Config = {
     "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528,
     "num_hidden_layers": 40, "num_attention_heads": 64, "tie_word_embeddings": True,
 }  # fmt: skip
-BIASES = refusals(one_of(_BIAS, (True, False), False))
+BIASES = refusals(one_of(BIAS, (True, False), False))
 COHERE = Family(
     model_type="cohere",
     kind="decoder",
@@ -41,7 +41,7 @@ COHERE = Family(
     published=("CohereLabs/c4ai-command-r-v01", "CohereLabs/aya-expanse-8b"),
     settings=decoders.decoder(decoders.sizes(), rotary_interleaved=True, **PARTS),
     tensors=TENSORS,
-    refused=BIASES + refusals(only("use_qk_norm", False)) + decoders.not_computed(but=(_BIAS,)),
+    refused=BIASES + refusals(only("use_qk_norm", False)) + decoders.not_computed(but=(BIAS,)),
     defaults={**SIZES, "rope_theta": 5e5, "logit_scale": 0.0625},
     notes="Attention and MLP read one stream (`parallel`). Norms of heads (`use_qk_norm`, "
     "Command R+) have other weights for each head, and are refused.",
@@ -67,7 +67,7 @@ COHERE2 = Family(
         **PARTS,
     ),
     tensors=TENSORS,
-    refused=BIASES + decoders.not_computed(_WINDOWS, but=(_BIAS,)),
+    refused=BIASES + decoders.not_computed(_WINDOWS, but=(BIAS,)),
     defaults={**SIZES, "logit_scale": 0.0625},
     prepared=lambda config: in_turn(config, max(1, int(number(config, _EVERY, 4)))),
     rank=1,
