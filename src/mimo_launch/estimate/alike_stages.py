@@ -34,7 +34,7 @@ def key_of_module(spec: Spec, layout: Layout, module: ModuleLayout) -> Hashable:
 
 def key_of_stage(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage) -> Hashable:
     """Return what the costs of a stage depend on besides its module."""
-    alike, first = _alike(spec.modules[module.name].model), stage.first_layer
+    alike, first = alike_layers(spec.modules[module.name].model), stage.first_layer
     path = backward_path(spec, layout, module, stage)
     return (
         alike[first : first + stage.num_layers],
@@ -48,7 +48,7 @@ def key_of_stage(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage)
 
 
 @lru_cache(maxsize=64)
-def _alike(model: Model) -> tuple[int, ...]:
+def alike_layers(model: Model) -> tuple[int, ...]:
     """Return a number for each layer of a model, the same for layers of the same sizes."""
     kind, numbers = kind_of(model), dict[Hashable, int]()
     return tuple(

@@ -8,10 +8,12 @@ Leaves: their sum during a step to `memory_peak`. A few kilobytes per rank that 
 checkpoint add are not counted.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
+from mimo_launch.estimate.alike_stages import alike_layers
 from mimo_launch.estimate.parameters import adds_in_products, stage_weights
 from mimo_launch.estimate.workload import backward_path, gathered_patches
 from mimo_launch.kinds.adapters import adapter_of
@@ -38,6 +40,7 @@ from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
+from mimo_launch.spec.module import ModuleSpec
 from mimo_launch.spec.optimizers import UpdateRule, rule_for
 from mimo_launch.spec.sections import CheckpointSpec
 from mimo_launch.spec.spec import Grid, Spec
@@ -80,6 +83,35 @@ def stage_memory(
     spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
 ) -> StageMemory:
     """Return the memory of a stage on the ranks at tp index `tp`."""
+    alone = weight_memory(spec, module, stage, tp, several=work.forwards > 1)
+    return with_activations(alone, spec, layout, module, stage, work, tp)
+
+
+def with_activations(
+    alone: StageMemory,
+    spec: Spec,
+    layout: Layout,
+    module: ModuleLayout,
+    stage: Stage,
+    work: Workload,
+    tp: int,
+) -> StageMemory:
+    """Return the memory of a stage from that of its weights alone."""
+    activations = Activations(spec, layout, module, stage, work, tp)
+    return replace(
+        alone,
+        kept=activations.kept(),
+        forward_extra=activations.forward(alone.forward_extra),
+        backward_extra=activations.backward() + alone.backward_extra,
+        end_extra=activations.backward_of_end(),
+        edge=activations.edge,
+    )
+
+
+def weight_memory(
+    spec: Spec, module: ModuleLayout, stage: Stage, tp: int, *, several: bool
+) -> StageMemory:
+    """Return the memory of a stage without activations, with one forward a step or `several`."""
     weights = stage_weights(spec, stage, tp)
     shards = module.num_shards
     of_experts = module.experts.size(Axis.EXPERT_DP) if module.experts else 1
@@ -111,14 +143,13 @@ def stage_memory(
         # Units differ in size: in the worst case the two largest are adjacent.
         blocks.sort(key=lambda unit: -sum(each.numel for each in unit))
     two_blocks, ends = sum(map(gathered, blocks[:2])), gathered(root)
-    accumulates = bool(own) and not full and work.forwards > 1
+    accumulates = bool(own) and not full and several
     unit = [weight for weights in blocks[:1] for weight in weights if weight.trains]
     rest = [weight for weight in root if weight.trains]
     # A gradient that a matrix product accumulates exists only as the sum.
     in_products = accumulates and adds_in_products(spec, module.name)
     beside = [each for each in (*unit, *rest) if not (in_products and each.in_product)]
     block, last = (sum(each.numel for each in some) for some in (unit, rest))
-    activations = Activations(spec, layout, module, stage, work, tp)
     moments, host = _moments(spec, module, [(each, sharded((each,))) for each in trained])
     return StageMemory(
         weights=shard,
@@ -137,11 +168,11 @@ def stage_memory(
         reduce_buffer=((2 * block + block // shards * full) or last) * stored,
         # Alone, FSDP2 divides by 1 into a copy.
         last_buffer=(1 + (shards == 1)) * last * stored,
-        kept=activations.kept(),
-        forward_extra=activations.forward(unpacked),
-        backward_extra=activations.backward() + unpacked,
-        end_extra=activations.backward_of_end(),
-        edge=activations.edge,
+        kept=0,
+        forward_extra=unpacked,
+        backward_extra=unpacked,
+        end_extra=0,
+        edge=0,
     )
 
 
@@ -183,6 +214,7 @@ class Activations:
         self.kind, self.tp = kind_of(own.model), module.grid.size(Axis.TP)
         numbers = self.kind.numbers(stage.layers, is_last=stage.is_last)
         self.layers = {number: self.kind.layer_widths(number) for number in numbers}
+        self.first = _first_alike(own, numbers)
         self.adapter, self.projector_trains = adapter_of(own), own.projector_trains
         self.ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
         self.width, self.bytes = own.model.hidden, spec.train.numbers.computed.bytes
@@ -239,7 +271,8 @@ class Activations:
 
     def saved_by_layers(self) -> int:
         """Return the part of the kept bytes that layers keep."""
-        saved = sum(self._sum(self._of_layer(each), each) for each in self.path.layers)
+        alike = Counter(self.first[each] for each in self.path.layers)
+        saved = sum(n * self._sum(self._of_layer(each), each) for each, n in alike.items())
         if self.recomputes:
             return saved
         return saved + sum(map(self._narrow, self.path.layers)) - self._constant_input()
@@ -255,7 +288,7 @@ class Activations:
 
     def _narrow(self, number: int) -> int:
         """Return the bytes that the updates of a layer keep between their two products."""
-        if self.kind.is_depth(number):
+        if self.adapter is None or self.kind.is_depth(number):
             return 0
         moe, experts = self.kind.moe, self.module.experts
         split = 1 if experts is None else experts.size(Axis.EXPERT_TP)
@@ -267,7 +300,7 @@ class Activations:
     def forward(self, unpacked: int) -> int:
         """Return the temporary bytes of a forward at its peak, `unpacked` for dequantized maps."""
         ends = self.loss_forward() + self.tiles()
-        alone = self.layers.keys() - set(self.path.layers)
+        alone = {self.first[each] for each in self.layers.keys() - set(self.path.layers)}
         layers = ((self._temporary(each).forward, each) for each in alone)
         alive = max((self._sum(tensors, each) for tensors, each in layers), default=0)
         return max(ends, alive + unpacked)
@@ -287,7 +320,8 @@ class Activations:
 
     def backward(self) -> int:
         """Return the temporary bytes of a backward through the layers at its peak."""
-        return max(map(self._layer_backward, self.path.layers), default=0)
+        alike = {self.first[each] for each in self.path.layers}
+        return max(map(self._layer_backward, alike), default=0)
 
     def backward_of_end(self) -> int:
         """Return the temporary bytes of a backward before it reaches the layers."""
@@ -408,6 +442,14 @@ class Activations:
             gathered=self.tp > 1 and not self.module.sequence_parallel,
         )
         return self.kind.saved_at_ends(self.ends, held) * self.bytes
+
+
+def _first_alike(own: ModuleSpec, numbers: Iterable[int]) -> dict[int, int]:
+    """Return for each layer the first one that keeps the same tensors."""
+    alike, found = alike_layers(own.model), dict[Hashable, int]()
+    # Depths come after all layers.
+    keys = {n: alike[n] if n < len(alike) else n for n in numbers}
+    return {n: found.setdefault((key, n in own.frozen_layers), n) for n, key in keys.items()}
 
 
 def _packed_keys(work: Workload, cp: int, seq: int) -> float | None:

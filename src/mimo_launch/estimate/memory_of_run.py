@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.memory import StageMemory, row_bytes, stage_memory
+from mimo_launch.estimate.memory import StageMemory, row_bytes, weight_memory, with_activations
 from mimo_launch.estimate.memory_peak import peak_memory
 from mimo_launch.estimate.rank_classes import RankClass
 from mimo_launch.estimate.rows import MemoryRow
@@ -41,6 +41,9 @@ class MemoryOfRun:
     constants: Calibration
     steps: tuple[StepWork, ...]
     _stages: dict[tuple[str, int, int, int], StageMemory] = field(default_factory=dict, init=False)
+    _weights: dict[tuple[str, int, int, bool], StageMemory] = field(
+        default_factory=dict, init=False
+    )
 
     def peak(self, alike: RankClass, *, communicators: int) -> MemoryPeak:
         """Return the largest memory of a class, whose ranks open so many communicators."""
@@ -71,8 +74,13 @@ class MemoryOfRun:
         tp = module.grid.index(Axis.TP, rank)
         key = name, stage, tp, id(work)
         if key not in self._stages:
-            held = module.stages[stage]
-            self._stages[key] = stage_memory(self.spec, self.layout, module, held, work, tp)
+            held, several = module.stages[stage], work.forwards > 1
+            alone = self._weights.get((name, stage, tp, several))
+            if alone is None:
+                alone = weight_memory(self.spec, module, held, tp, several=several)
+                self._weights[name, stage, tp, several] = alone
+            made = with_activations(alone, self.spec, self.layout, module, held, work, tp)
+            self._stages[key] = made
         return self._stages[key]
 
     def _row_bytes(self, step: StepWork, bridge: str, rank: int) -> list[tuple[int, int]]:
