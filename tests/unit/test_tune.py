@@ -16,11 +16,13 @@ from tests.support.specs import box, spec
 from mimo_launch.checks.all_checks import check
 from mimo_launch.cli.tune_screen import explained
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.rows import Estimates
 from mimo_launch.estimate.traffic import traffic_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import Point
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.fewer_gpus import counts, smallest, speeds
+from mimo_launch.search.judge import Judge, Judgement
 from mimo_launch.search.layout_rows import layout_rows, terms_between
 from mimo_launch.search.pins import CannotPin, Pins
 from mimo_launch.search.team import Team
@@ -109,6 +111,25 @@ def test_two_processes_find_what_one_finds() -> None:
     assert [each.change.settings for each, _ in one.found] == [
         each.change.settings for each, _ in two.found
     ]
+
+
+def test_estimates_over_the_run_are_a_part_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent, plan_of, whole = list[float](), Judge.plan_of, Judge.whole
+
+    def counted_plan(judge: Judge, made: Spec, most_cost: float = float("inf")) -> Judgement:
+        found = plan_of(judge, made, most_cost)
+        spent.append(found.cost)
+        return found
+
+    def counted_whole(judge: Judge, made: Spec) -> Estimates | None:
+        # It has one step at least.
+        spent.append(1)
+        return whole(judge, made)
+
+    monkeypatch.setattr(Judge, "plan_of", counted_plan)
+    monkeypatch.setattr(Judge, "whole", counted_whole)
+    assert found_for(OF_8, 8, plans=40).found
+    assert sum(spent) <= 1.1 * 40
 
 
 class _Doubler:

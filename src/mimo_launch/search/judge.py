@@ -13,7 +13,7 @@ from mimo_launch.checks.all_checks import is_legal_layout
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.memory import StageMemory
 from mimo_launch.estimate.rows import Estimates
-from mimo_launch.layout.layout import Layout
+from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.orders import ORDERS
 from mimo_launch.search.bounds import least_bytes, least_seconds
@@ -24,8 +24,8 @@ from mimo_launch.spec.spec import Spec
 
 # Stages of a pipeline, computes of a program and ranks of a job that take as long as a small plan.
 _STAGES_PER_PLAN, _COMPUTES_PER_PLAN, _RANKS_PER_PLAN = 8, 256, 1024
-# What of a plan is spent if memory alone is estimated, and what a bound costs.
-_OF_MEMORY, _OF_BOUND = 0.5, 0.05
+# What of a plan is spent if memory alone is estimated, for each further step, and for a bound.
+_OF_MEMORY, _OF_STEP, _OF_BOUND = 0.5, 0.35, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,15 @@ class Judgement:
 
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """Judges changes of the spec of `base`; a rank may hold `limit` bytes."""
+    """Judges changes of the spec of `base`; a rank may hold `limit` bytes.
+
+    So many different `steps` stand for the whole run.
+    """
 
     base: Estimator
     limit: int
     pins: Pins = field(default_factory=Pins)
+    steps: int = 1
     _held: dict[Hashable, StageMemory] = field(default_factory=dict)
 
     def _job(self, spec: Spec) -> Estimator:
@@ -108,6 +112,10 @@ class Judge:
         """Plan a legal change that costs at most so many small plans."""
         change = changed(self.base.spec, "", settings)
         return Judgement(0.0) if change is None else self.plan_of(change.spec, most_cost)
+
+    def cost_of_whole(self, spec: Spec) -> float:
+        """Return what estimates over the whole run take, in small plans."""
+        return cost_of(build_layout(spec)) * (1 + _OF_STEP * (self.steps - 1))
 
     def whole(self, spec: Spec) -> Estimates | None:
         """Return the estimates over the whole run, not of one step; None if it does not fit."""

@@ -67,6 +67,7 @@ class Search:
     found: list[Planned] = field(default_factory=list)
     seen: dict[str, Planned | None] = field(default_factory=dict)
     tried: Counter[str] = field(default_factory=Counter)
+    _most_cost: float = 1.0
     _least_of: dict[str, float] = field(default_factory=dict)
     _queue: list[tuple[float, int, _Seen]] = field(default_factory=list)
     _settings: set[str] = field(default_factory=set)
@@ -135,7 +136,7 @@ class Search:
         """
         least = self.least
         while self.left > reserve:
-            some = list(islice(self._next(least), self.width))
+            some = list(islice(self._next(least), self._at_once(reserve)))
             if not some:
                 break
             for each, planned in zip(some, self._planned(some), strict=True):
@@ -151,8 +152,12 @@ class Search:
     def fill(self, is_enough: Callable[[], bool], reserve: float = 0.0) -> None:
         """Plan more queued layouts, the least bound first, though they are not the best."""
         while self.left > reserve and self._queue and not is_enough():
-            some = list(islice(self._next(INFINITE), self.width))
+            some = list(islice(self._next(INFINITE), self._at_once(reserve)))
             self._planned(some)
+
+    def _at_once(self, reserve: float) -> int:
+        """Return how many layouts may be planned at once: what is left pays for all of them."""
+        return max(1, min(self.width, int((self.left - reserve) / self._most_cost)))
 
     def _next(self, least: float) -> Iterator[_Seen]:
         """Yield queued layouts that may beat the best, or the best of their kind; drop others."""
@@ -183,6 +188,7 @@ class Search:
     def take(self, change: Change, judged: Judgement) -> Planned | None:
         """Note what a plan said of a change, and what it cost."""
         self.left -= judged.cost
+        self._most_cost = max(self._most_cost, judged.cost)
         if not judged.is_planned:
             return None
         if not change.kind:

@@ -10,6 +10,7 @@ change of the best layouts, then jumps from them and draws points at random, by 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -40,13 +41,12 @@ PLANS_PER_SECOND = 30
 _WIDTH, _BEAM = 8, 12
 # Jumps and random points that are looked at together, and how often without a better layout.
 _JUMPS, _MOST_FRUITLESS = 60, 12
-# Parts of all plans: what starting points may take, and what is kept to fill the list.
-_FOR_STARTS, _FOR_OTHERS = 0.5, 0.1
-# Of the best layouts, so many times as many as are listed, and so many at least, are estimated
-# over the whole run. One step tells less of uneven layouts, so some worse ones are planned, too.
+# Parts of all plans: what starting points may take, what is kept to fill the list, and at least and
+# at most to estimate the best layouts over the whole run.
+_FOR_STARTS, _FOR_OTHERS, _FOR_WHOLE = 0.5, 0.1, (0.1, 0.5)
+# So many times as many layouts as are listed, and so many at least, are estimated over the run if
+# the plans suffice. One step tells less of uneven layouts, so some worse ones are planned, too.
 _CLOSER, _LEAST_CLOSER, _SLACK = 2, 24, 0.01
-
-
 # The share of a step that a layout without unusual settings may take longer.
 _FOR_PLAIN = 0.002
 
@@ -104,15 +104,18 @@ def tune(
             f"no layout on {wish.gpus:,} GPUs is legal{pinned}",
             "drop a --keep" if pinned else f"take a batch that {wish.gpus:,} ranks can share",
         )
-    base = Estimator.of(Plan.of(start), constants).brief
+    whole = Estimator.of(Plan.of(start), constants)
+    base = whole.brief
     memory = start.nodes.memory if start.nodes else None
     limit = int((1 - TOLERANCE) * (memory or GPUS[MEASURED].memory))
-    judge = Judge(base, limit, wish.pins)
+    judge = Judge(base, limit, wish.pins, steps=len(whole.simulated))
     with Team(judge, wish.processes) as team:
         search = Search(judge=judge, left=wish.plans, width=_WIDTH, slack=_SLACK, team=team)
         search.take(Change("", {}, start), judge.plan_of(start))
         work = work_of(base.layout, base.estimates())
-        _Climb(search, wish, Point.of(start), work, say).run()
+        least, most = (part * wish.plans for part in _FOR_WHOLE)
+        reserve = min(most, max(least, wish.top * judge.cost_of_whole(start)))
+        _Climb(search, wish, Point.of(start), work, say).run(reserve)
         return _closer(search, wish)
 
 
@@ -128,14 +131,15 @@ class _Climb:
     _random: Random = field(default_factory=lambda: Random(0))
     _grown: set[str] = field(default_factory=set)
 
-    def run(self) -> None:
+    def run(self, reserve: float) -> None:
+        """Search until so many plans are left, or nothing better is in sight."""
         search, spec, gpus = self.search, self.search.judge.base.spec, self.wish.gpus
-        reserve = (1 - _FOR_STARTS) * search.left
+        last = reserve + _FOR_OTHERS * self.wish.plans
+        for_starts = last + (1 - _FOR_STARTS) * (search.left - last)
         search.grow(self.start)
-        search.look(placements(spec, self.start, self.work, gpus), {}, reserve)
-        search.drain(reserve)
+        search.look(placements(spec, self.start, self.work, gpus), {}, for_starts)
+        search.drain(for_starts)
         fruitless = 0
-        last = _FOR_OTHERS * self.wish.plans
         while search.left > last and fruitless < _MOST_FRUITLESS:
             self.say(1 - search.left / self.wish.plans, search.least)
             least = search.least
@@ -143,15 +147,15 @@ class _Climb:
             new = next((each for each in beam if text_of(each.change) not in self._grown), None)
             if new is not None:
                 self._grown.add(text_of(new.change))
-                search.look(changes(spec, Point.of(new.change.spec), gpus))
+                search.look(changes(spec, Point.of(new.change.spec), gpus), until=last)
             else:
-                search.look(self._far([Point.of(each.change.spec) for each in beam]))
-            search.drain()
+                search.look(self._far([Point.of(each.change.spec) for each in beam]), until=last)
+            search.drain(last)
             if search.least < least:
                 fruitless = 0
             elif new is None:
                 fruitless += 1
-        search.fill(self._has_enough)
+        search.fill(self._has_enough, reserve)
 
     def _has_enough(self) -> bool:
         shapes = {_shape(each.change.spec) for each in self.search.found}
@@ -168,51 +172,57 @@ class _Climb:
 
 def _closer(search: Search, wish: Wish) -> Layouts:
     """Return the best layouts of each shape, estimated over the whole run."""
-    best, base = search.best, search.judge.base
-    shapes: dict[Any, Planned] = {}
-    for each in best:
-        shapes.setdefault(_shape(each.change.spec), each)
-    most = max(_LEAST_CLOSER, _CLOSER * wish.top)
-    # Layouts of a shape may change places when they are estimated over all steps.
-    looked_at = {id(each): each for each in (*[*shapes.values()][:most], *best[:most])}
-    whole = search.team.map("whole", [(each.change.spec,) for each in looked_at.values()])
+    base, chosen = search.judge.base, dict[str, Planned]()
+    for each in _candidates(search.best, wish.top):
+        plain = _plainer(search, each)
+        if (text := text_of(plain.change)) not in chosen:
+            search.left -= search.judge.cost_of_whole(plain.change.spec)
+            if chosen and search.left < 0:
+                break
+            chosen[text] = plain
+    whole = search.team.map("whole", [(each.change.spec,) for each in chosen.values()])
     found = [
         replace(each, estimates=estimates)
-        for each, estimates in zip(looked_at.values(), whole, strict=True)
+        for each, estimates in zip(chosen.values(), whole, strict=True)
         if estimates is not None
     ]
-    listed_ones: dict[Any, Planned] = {}
+    shapes: dict[Any, Planned] = {}
     for each in sorted(found, key=lambda one: one.seconds):
-        if len(listed_ones) < wish.top:
-            listed_ones.setdefault(_shape(each.change.spec), each)
-    plain = sorted(_plainer(search, [*listed_ones.values()]), key=lambda one: one.seconds)
+        shapes.setdefault(_shape(each.change.spec), each)
     return Layouts(
         found=tuple(
-            (each, Estimator.of(Plan.of(each.change.spec), base.constants)) for each in plain
+            (each, Estimator.of(Plan.of(each.change.spec), base.constants))
+            for each in islice(shapes.values(), wish.top)
         ),
         planned=sum(search.tried.values()),
         compared=search.compared,
     )
 
 
-def _plainer(search: Search, found: Sequence[Planned]) -> list[Planned]:
-    """Return layouts without orders of axes and parts of dp that hardly make them faster."""
-    judge, changes_of = search.judge, dict[int, Change]()
-    for number, each in enumerate(found):
-        point = Point.of(each.change.spec)
-        for name in point.places:
-            point = point.moved(name, order=AXES, shard_over=None)
-        kept = judge.pins.kept_by(point)
-        change = None if kept is None else judge.legal(kept.settings())
-        if change is not None and change.spec != each.change.spec:
-            changes_of[number] = change
-    whole = search.team.map("whole", [(change.spec,) for change in changes_of.values()])
-    plain = list(found)
-    for (number, change), estimates in zip(changes_of.items(), whole, strict=True):
-        most = (1 + _FOR_PLAIN) * found[number].seconds
-        if estimates is not None and estimates.step_seconds <= most:
-            plain[number] = Planned(change, estimates)
-    return plain
+def _candidates(best: Sequence[Planned], top: int) -> list[Planned]:
+    """Return the best layouts of the shapes that may be listed, then others.
+
+    Layouts of a shape may change places when they are estimated over all steps.
+    """
+    shapes: dict[Any, Planned] = {}
+    for each in best:
+        shapes.setdefault(_shape(each.change.spec), each)
+    of_shapes, most = list(shapes.values()), max(_LEAST_CLOSER, _CLOSER * top)
+    return [*of_shapes[:top], *best[:most], *of_shapes[top:most]]
+
+
+def _plainer(search: Search, found: Planned) -> Planned:
+    """Return a layout without orders of axes and parts of dp if they hardly make it faster."""
+    judge, point = search.judge, Point.of(found.change.spec)
+    for name in point.places:
+        point = point.moved(name, order=AXES, shard_over=None)
+    kept = judge.pins.kept_by(point)
+    change = None if kept is None else judge.legal(kept.settings())
+    if change is None or change.spec == found.change.spec:
+        return found
+    plain = search.same(change)
+    most = (1 + _FOR_PLAIN) * found.seconds
+    return found if plain is None or plain.seconds > most else plain
 
 
 def _shape(spec: Spec) -> Any:
