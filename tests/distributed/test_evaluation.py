@@ -235,7 +235,8 @@ def test_only_what_somebody_judges_is_drawn() -> None:
 class WithAnswers:
     """A data set whose held-out labels are answers, which token 1 ends."""
 
-    answer_end = 1
+    answer_ends = frozenset({1})
+    scores = True
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -274,7 +275,7 @@ def said_up_to_each_token(made: Spec) -> list[list[tuple[int, ...]]]:
     with RankSession(Plan.of(made), randomise=True) as session:
         step = session.executor.run_forward(session.mine.evaluation, inputs)
         return [
-            [each.said for each in greedy_answers(session, step, inputs, end)]
+            [each.said for each in greedy_answers(session, step, inputs, frozenset({end}))]
             for end in range(-1, 20)
         ]
 
@@ -314,7 +315,9 @@ def said_by_counting(made: Spec) -> list[tuple[int, tuple[int, ...]]]:
     with RankSession(Plan.of(made), randomise=True) as session:
         step = session.executor.run_forward(session.mine.evaluation, inputs)
         session.executor.choose = count  # type: ignore[method-assign]
-        said = {each.sample: each.said for each in greedy_answers(session, step, inputs, -1)}
+        said = {
+            each.sample: each.said for each in greedy_answers(session, step, inputs, frozenset())
+        }
     labels = [dataset.text("heldout", index)[1] for index in (0, 1)]
     return [(int((x != IGNORE_LABEL).argmax()), said[i]) for i, x in enumerate(labels)]
 

@@ -8,8 +8,8 @@ from mimo_launch.data.dataset import Dataset
 
 # What is answered as it is: nothing of a sample is read.
 PLAIN = {
-    "answer_end", "judges", "num_samples", "describe", "length", "sources", "heldout_sets", "fetch",
-    "describe_all",
+    "answer_ends", "scores", "judges", "num_samples", "describe", "length", "sources",
+    "heldout_sets", "fetch", "describe_all",
 }  # fmt: skip
 
 

@@ -108,7 +108,8 @@ def test_reading_gives_what_the_index_says(tmp_path: Path) -> None:
             (3, 4 * span.height, 4 * span.width) for span in spans
         ]
         assert len(images) == sum(not name.endswith("json") for name in sample(index))
-        assert found.answer("train", index) == ()
+        first = found.answer("train", index)
+        assert first == tuple(labels[here[0] :][: len(first)].tolist())
         assert not found.documents("train", index).any()
     assert several > 5
     for index in (-1, 40):
@@ -410,6 +411,23 @@ def test_captions_are_read_from_text_members(tmp_path: Path) -> None:
     assert plan.spans["vision"][0].position == 0
     assert plan.num_labels == plan.num_tokens - 4
     assert labels[3] == tokens[4]
+
+
+def test_the_first_answer_of_a_sample_ends_before_a_special_token(tmp_path: Path) -> None:
+    said = ["the red house", "two cats"]
+    turns = [
+        {"role": role, "content": text}
+        for each in said
+        for role, text in (("user", "What is it?"), ("assistant", each))
+    ]
+    write_shard(tmp_path / "a.tar", [("a", {"json": {"messages": turns}})])
+    found = opened(shard_spec(tmp_path))
+    assert found.words(found.answer("train", 0)) == said[0]
+    _, labels = found.text("train", 0)
+    # What it ends with is learnt, but no part of it.
+    after = int((labels != IGNORE_LABEL).argmax()) + len(found.answer("train", 0))
+    assert labels[after] in found.answer_ends
+    assert not found.scores
 
 
 def test_a_caption_of_a_picture_that_is_not_read_is_bad(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class SampleCommand:
     checkpoint: CheckpointStep = None
     samples: Annotated[int, typer.Option(min=1, help="Held-out samples.")] = 16
     steps: Annotated[int, typer.Option(min=1, help="Steps of a flow from noise to a picture.")] = 20
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 64
     spec: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Spec with another layout; default that of the run."),
@@ -100,7 +101,9 @@ class SampleCommand:
             ) from error
         request = Start(
             plan=Plan.of(asked),
-            task=Sampling(found.path.resolve(), self.to.resolve(), self.samples, self.steps),
+            task=Sampling(
+                found.path.resolve(), self.to.resolve(), self.samples, self.steps, self.tokens
+            ),
             file=file,
             runs=self.to / ".run",
             say=console.note,

@@ -68,9 +68,14 @@ class Dataset(Protocol):
     """
 
     @property
-    def answer_end(self) -> int | None:
-        """The token that ends an answer, if evaluation decodes answers and scores them."""
-        return None
+    def answer_ends(self) -> frozenset[int]:
+        """The tokens of which any ends an answer; empty if no sample has an answer."""
+        return frozenset()
+
+    @property
+    def scores(self) -> bool:
+        """Whether evaluations decode answers and score them."""
+        return False
 
     @property
     def judges(self) -> bool:
@@ -167,7 +172,7 @@ class Dataset(Protocol):
         ...
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
-        """Return the token ids of the true answer without its end token; empty if not scored."""
+        """Return the token ids of the true answer without its end token; empty if there is none."""
         self.length(split, index)
         return ()
 

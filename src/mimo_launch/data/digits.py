@@ -78,8 +78,8 @@ class _Shape:
 class DigitStrips(Dataset):
     """The `digits` data set; see `dataset.Dataset` for what the methods return."""
 
-    answer_end = EOS
-    judges = True
+    answer_ends = frozenset({EOS})
+    scores = judges = True
 
     def __init__(self, spec: Spec, data: DigitsData) -> None:
         """Prepare the index.

@@ -149,6 +149,18 @@ class ShardSamples(Dataset):
         """Return tokens as text."""
         return self._sample_encoder.decode(tokens)
 
+    @property
+    def answer_ends(self) -> frozenset[int]:
+        """The special tokens."""
+        return self._sample_encoder.ends
+
+    def answer(self, split: Split, index: int) -> tuple[int, ...]:
+        """Return the tokens of the first answer, which end before a special one."""
+        _, labels = self.text(split, index)
+        wanted = labels[(labels != IGNORE_LABEL).argmax() :]
+        over = (wanted == IGNORE_LABEL) | np.isin(wanted, list(self.answer_ends))
+        return tuple(wanted[: over.argmax() if over.any() else None].tolist())
+
     def _text(self, found: OpenSplit, row: int) -> tuple[Int64s, Int64s]:
         members = found.members(row)
         record = read_record(

@@ -209,6 +209,7 @@ class Sampling(RankTask):
     folder: Path
     samples: int
     steps: int
+    tokens: int
 
     def run(
         self, session: "RankSession", run_dir: Path, emit: "Listener", stop: Callable[[], int]
@@ -219,7 +220,14 @@ class Sampling(RankTask):
 
         load_all_weights(session, self.checkpoint, emit)
         try:
-            write_samples(session, self.folder, samples=self.samples, steps=self.steps, emit=emit)
+            write_samples(
+                session,
+                self.folder,
+                samples=self.samples,
+                steps=self.steps,
+                tokens=self.tokens,
+                emit=emit,
+            )
         except OSError as error:
             raise _not_written(self.folder, error) from error
         return 0

@@ -11,6 +11,7 @@ Leaves: when to evaluate to `loop`, judging pictures to the data set.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -65,8 +66,8 @@ def evaluate(
         inputs = reader.read("heldout", ids, step - 1)  # The reader counts steps from 0.
         result = session.executor.run_forward(program, inputs)
         right = total = 0
-        if (end := reader.dataset.answer_end) is not None:
-            for each in greedy_answers(session, result, inputs, end):
+        if reader.dataset.scores:
+            for each in greedy_answers(session, result, inputs, reader.dataset.answer_ends):
                 right += sum(a == b for a, b in zip(each.said, each.wanted, strict=False))
                 total += len(each.wanted)
         counts = [right, total, *_recognised(session, reader.dataset, result, inputs)]
@@ -124,9 +125,15 @@ class Answer:
 
 
 def greedy_answers(
-    session: RankSession, forwarded: StepState, inputs: ReadStep, end: int
+    session: RankSession,
+    forwarded: StepState,
+    inputs: ReadStep,
+    ends: frozenset[int],
+    most: int | None = None,
 ) -> Iterator[Answer]:
-    """Yield the answer to each sample of this rank's language replica, up to the token `end`.
+    """Yield the answer to each sample of this rank's language replica, up to a token of `ends`.
+
+    Answers are as long as the longest one of the step may be, or have `most` tokens.
 
     Only the first rank of a replica yields, so that a sum over the world counts each sample once.
     Ranks: collective over each language replica, and with sharded weights over all of them.
@@ -147,6 +154,7 @@ def greedy_answers(
         tokens[microbatch] = text.tokens.where(known, PAD)
     # All replicas make the same number of passes, because sharded weights are gathered over them.
     longest = max(sample.num_labels for sample in inputs.data.samples)
+    longest = min(longest, most or longest)
     for position in range(longest):
         for microbatch, choices in session.executor.choose(program, forwarded, tokens).items():
             written, at = tokens[microbatch], (starts[microbatch] + position)[:, None]
@@ -162,9 +170,7 @@ def greedy_answers(
         for item, sample in enumerate(session.layout.samples.language(replica, microbatch)):
             answer, first = inputs.answer(sample), starting[item] + 1
             said = rows[item][first : first + longest]
-            if end in said:
-                said = said[: said.index(end)]
-            yield Answer(sample, tuple(said), answer)
+            yield Answer(sample, tuple(takewhile(lambda each: each not in ends, said)), answer)
 
 
 # With a straight flow, more steps hardly change the pictures.

@@ -64,13 +64,21 @@ class StepReader:
     """Reads this rank's part of steps, and counts unreadable samples in `state`."""
 
     def __init__(
-        self, session: RankSession, dataset: Dataset, state: RunState, emit: Listener
+        self,
+        session: RankSession,
+        dataset: Dataset,
+        state: RunState,
+        emit: Listener,
+        *,
+        answers: bool | None = None,
     ) -> None:
-        """Create the group of the agreements. Ranks: collective over the world."""
+        """Create the group of the agreements; `answers`: read true ones, by default if scored.
+
+        Ranks: collective over the world.
+        """
         self.dataset = dataset
         self._session, self._state, self._emit = session, state, emit
-        # Evaluation decodes and scores answers if the data set has any.
-        self._decodes: set[Split] = set() if dataset.answer_end is None else {"heldout"}
+        self._decodes: set[Split] = {"heldout"} if dataset.scores or answers else set()
         self._known: set[int] = set()
         timeout = group_timeout(session.spec.train.timeout, session.device)
         self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="reader")

@@ -31,24 +31,25 @@ LINES = "samples.jsonl"
 
 
 def write_samples(
-    session: RankSession, folder: Path, *, samples: int, steps: int, emit: Listener
+    session: RankSession, folder: Path, *, samples: int, steps: int, tokens: int, emit: Listener
 ) -> None:
     """Write the answers to `samples` held-out samples, and the pictures made for them.
 
-    Flows take `steps` steps from noise to picture. Rank 0 writes. Ranks: collective over the world.
-    Raises: OSError.
+    Flows take `steps` steps from noise to picture; answers have at most `tokens` tokens. Rank 0
+    writes. Ranks: collective over the world. Raises: OSError.
     """
     dataset = build_dataset(session.spec)
     lines: list[dict[str, Any]] = []
     sheets: dict[str, list[Picture]] = {}
-    with StepReader(session, dataset, RunState(), emit) as reader:
+    ends = dataset.answer_ends
+    with StepReader(session, dataset, RunState(), emit, answers=bool(ends)) as reader:
         batch, total = session.spec.batch.global_, range(dataset.num_samples("heldout"))
         for number, ids in enumerate(heldout_batches(samples, batch, total)):
             inputs = reader.read("heldout", ids, number)
             forwarded = session.executor.run_forward(session.mine.evaluation, inputs)
             answers: list[Answer] = []
-            if (end := dataset.answer_end) is not None:
-                answers = list(greedy_answers(session, forwarded, inputs, end))
+            if ends:
+                answers = list(greedy_answers(session, forwarded, inputs, ends, tokens))
             drawn = list(draw(session, forwarded, inputs.data, steps))
             found = gather_objects((answers, drawn))
             if session.rank == 0:

@@ -271,7 +271,7 @@ def _evaluate(oracle: Oracle, samples: HeldOut) -> RightEvaluation:
     """Return the mean losses over all held-out terms, and the share of right answer tokens."""
     dataset, spec = oracle.dataset, oracle.spec
     sums, terms = dict.fromkeys(oracle.losses, 0.0), dict.fromkeys(oracle.losses, 0)
-    right, total, recognised, judged, end = 0, 0, 0, 0, dataset.answer_end
+    right, total, recognised, judged, ends = 0, 0, 0, 0, dataset.answer_ends
     oracle.right_codes = codes = 0
     with torch.no_grad():
         for index in _held_out(oracle, samples):
@@ -279,8 +279,8 @@ def _evaluate(oracle: Oracle, samples: HeldOut) -> RightEvaluation:
                 sums[name], terms[name] = sums[name] + float(own), terms[name] + num
                 said = kind_of(spec.modules[name].model).codes
                 codes += num * said.codebooks if said else 0
-            if end is not None and (answer := dataset.answer("heldout", index)):
-                greedy = _say(oracle, index, len(answer), end)
+            if dataset.scores and (answer := dataset.answer("heldout", index)):
+                greedy = _say(oracle, index, len(answer), ends)
                 right += sum(a == b for a, b in zip(greedy, answer, strict=False))
                 total += len(answer)
             made = oracle.made(index, DRAWING_STEPS) if dataset.judges else {}
@@ -299,7 +299,7 @@ def _held_out(oracle: Oracle, samples: HeldOut) -> range:
     return range(there if samples == "all" else min(samples, there))
 
 
-def _say(oracle: Oracle, index: int, most: int, end: int) -> list[int]:
+def _say(oracle: Oracle, index: int, most: int, ends: frozenset[int]) -> list[int]:
     """Return the greedy answer to a held-out sample: the most probable token at each step."""
     tokens, labels = (torch.from_numpy(x) for x in oracle.dataset.text("heldout", index))
     last = int((labels != IGNORE_LABEL).nonzero()[0])
@@ -307,7 +307,7 @@ def _say(oracle: Oracle, index: int, most: int, end: int) -> list[int]:
     said: list[int] = []
     while len(said) < most:
         choice = int(oracle.logits("heldout", index, tokens, Load())[last].argmax())
-        if choice == end:
+        if choice in ends:
             break
         said.append(choice)
         last += 1

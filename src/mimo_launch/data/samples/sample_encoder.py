@@ -84,7 +84,8 @@ class SampleEncoder:
         self._markers = find_markers(spec, data, inputs, tokenizer, self._chat)
         self._tiles = tile_text(folder, self._markers["image"]) if inputs.cuts_images else None
         added = tokenizer.get_added_tokens_decoder()
-        texts = [kind.content for token, kind in added.items() if kind.special]
+        self.ends = frozenset(token for token, kind in added.items() if kind.special)
+        texts = [added[token].content for token in self.ends]
         media = self._markers.values()
         # Longest first, because one may be a prefix of another.
         ends = sorted((each for each in texts if each not in media), key=len, reverse=True)
