@@ -161,7 +161,7 @@ SELDOM = {
     "blocks a query late", "rows averaged between corners", "patches of another cp rank",
     "registers kind by kind", "table cropped by no side", "further tokens of other documents",
     "only what rotates grows", "queries of the first cp rank", "keys grow, too",
-    "places of the clip", "chunks together", "frame after the end",
+    "places of the clip", "chunks together", "frame after the end", "norm of own patches",
 }  # fmt: skip
 
 

@@ -223,6 +223,7 @@ _SEEING_OFTEN = {
     "gemma3": ("cp2", "adamw"), "internvl": ("apart", "adamw"), "internvl_large": ("tp2", ""),
     "video_llama_3": ("apart", "adamw"), "janus": ("", "adamw"), "video_llava": ("", "sgd"),
     "cohere2_vision": ("apart", "sgd"), "aya_vision": ("cp2", ""),
+    "paddleocr_vl": ("cp2", "adamw"),
     "mistral3": ("apart", "sgd"), "smolvlm": ("cp2", "sgd"), "ministral3": ("cp2", "adamw"),
 }  # fmt: skip
 
@@ -242,7 +243,14 @@ def _of_sizes(kind: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     if kind not in _ONE_SIZE:
         found |= {f"tp2; images of {side}": {"side": side} for side in (2, 6, 10)}
-    if kind in ("lighton_ocr", "ministral3", "mistral3", "pixtral", "video_llama_3"):
+    if kind in (
+        "lighton_ocr",
+        "ministral3",
+        "mistral3",
+        "pixtral",
+        "video_llama_3",
+        "paddleocr_vl",
+    ):
         layout = "tp2" if kind == "mistral3" else "one rank"
         found[f"{layout}; images of any size"] = {"side": None}
     return found

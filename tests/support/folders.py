@@ -541,6 +541,15 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         "vit": {"positions": "rope2d", "final_norm": True, "shuffle": 1, "mlp": 3072},
         "decoder": {"tied": True},
     },
+    "PaddleOCR-VL": {
+        "vit": {
+            "image": (27, 27), "positions": "learned+rope2d", "interpolation": "linear",
+            "projector_norm_of": "patch", "projector_mlp": 4608, "shuffle": 2,
+        },
+        "decoder": {
+            "tied": True, "mrope": (16, 24, 24), "head_dim": 128, "rope_theta": 5e5, "kv_heads": 2,
+        },
+    },
     "Janus-Pro-1B": {
         "vit": {
             "image": (24, 24), "mlp": 4096, "final_norm": True, "projector_activation": "gelu",
@@ -704,6 +713,14 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("VideoLLaMA 3, small", "vit", "vision_config"): [
         {"hidden_act": "relu"}, {"attention_dropout": 0.1},
         ({"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}}, "rope_theta: 100.0"),
+    ],
+    ("PaddleOCR-VL", "vit", "vision_config"): [
+        {"hidden_act": "relu"}, {"attention_dropout": 0.1},
+        ({"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}}, "rope_theta: 100.0"),
+    ],
+    ("PaddleOCR-VL", "decoder", ""): [
+        {"use_bias": True}, {"hidden_act": "gelu"},
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type: longrope"),
     ],
     ("Janus-Pro-1B", "vit", "vision_config"): [
         {"use_qk_norm": True}, {"depth": 3}, {"projection_dim": 1024}, {"hidden_act": "relu"},

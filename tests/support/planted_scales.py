@@ -6,10 +6,10 @@ from typing import Any
 from tests.support.shapes import plant
 from tests.support.specs import box, spec
 
-from mimo_launch.kinds.shapes import OneShape, WholeShape
+from mimo_launch.kinds.shapes import NormShape, OneShape, WholeShape
 from mimo_launch.layers import norms
 from mimo_launch.layers.pointwise import swiglu
-from mimo_launch.models import projector, vision_encoder
+from mimo_launch.models import positions, projector, vision_encoder
 from mimo_launch.models.vision_encoder import VisionStage
 from mimo_launch.spec.spec import Spec
 
@@ -49,6 +49,11 @@ GATED: dict[str, Any] = {
 ALIGNED: dict[str, Any] = {
     "layers": 2, "positions": "learned", "image": [4, 4], "projector": "swiglu",
     "projector_mlp": 12, "projector_norm_eps": 1e-3, "shuffle": 2, "final_norm": False,
+}  # fmt: skip
+# As a PaddleOCR-VL.
+EACH: dict[str, Any] = {
+    "layers": 2, "positions": "learned+rope2d", "image": [3, 4], "interpolation": "linear",
+    "shuffle": 2, "projector_norm_eps": 1e-3, "projector_norm_of": "patch",
 }  # fmt: skip
 
 
@@ -146,8 +151,23 @@ def merge_taken_for_complete() -> None:
     plant(WholeShape, terms="complete")
 
 
+def table_to_its_corners() -> None:
+    """The first and last place of an image read the first and last place of the table."""
+    positions._WEIGHTS["linear"] = positions._WEIGHTS["bilinear"]
+
+
+def norm_taken_for_complete() -> None:
+    """Under sequence parallelism a tp rank keeps the gradient of its own patches."""
+    plant(NormShape, terms="complete")
+
+
 SCALE_BUGS = {
     "gate taken for up": (gate_taken_for_up, scaled({"tp": 2}, ALIGNED)),
+    "table to its corners": (table_to_its_corners, scaled({}, EACH)),
+    "norm of own patches": (
+        norm_taken_for_complete,
+        scaled({"tp": 2, "sequence_parallel": True}, EACH),
+    ),
     "patches merged in another order": (merged_patch_after_patch, scaled({}, MERGED)),
     "patches convolved in another order": (convolved_patch_after_patch, scaled({}, GATED)),
     "norm behind positions": (patches_normed_behind_positions, scaled({}, GATED)),

@@ -379,6 +379,21 @@ MODELS: dict[str, tuple[Config, int]] = {
         },
         16,
     ),
+    # The settings of its text are beside those of its tower, which has the type of the whole.
+    "PaddleOCR-VL": (
+        {
+            **dense("paddleocr_vl", 18, 1024, 16, 2, 3072, 103424), "head_dim": 128,
+            "image_token_id": 100295, "hidden_act": "silu", "use_bias": False, "rms_norm_eps": 1e-5,
+            "rope_theta": 500000, "tie_word_embeddings": False, "rope_scaling": {
+                "mrope_section": [16, 24, 24], "rope_type": "default", "type": "default",
+            },
+            "vision_config": {
+                **tower("paddleocr_vl", 27, 1152, 4304, 384, 14), "spatial_merge_size": 2,
+                "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "num_channels": 3,
+            },
+        },
+        8,
+    ),
     "Janus-Pro-1B": (
         {
             "model_type": "janus", "image_token_id": 100581, "tie_word_embeddings": False,

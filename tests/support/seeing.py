@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.support import hugging_face
 from tests.support.hugging_face import ALIKE, MOE_KINDS, ids_of, tokens_of, widen
 from tests.support.llava import GRID, LAYOUTS, PATCH, TEXT, VISION, VOCAB, images_of
+from tests.support.qwen_vl import axes
 from tests.support.random_models import of_norm, shaken, theirs
 from tests.support.specs import box, spec
 from torch import Tensor
@@ -155,6 +157,22 @@ KINDS = {
     ),
     "video_llava": Kind(
         "VideoLlava", _CLIP, {"model_type": "llama"}, {}, {"model_type": "clip_vision_model"}
+    ),
+    # Names, images and positions as in a Qwen2-VL.
+    "paddleocr_vl": Kind(
+        "PaddleOCRVL",
+        _SIGLIP | {
+            "positions": "learned+rope2d", "interpolation": "linear", "shuffle": 2,
+            "projector_mlp": 128, "projector_norm_eps": 1e-5, "projector_norm_of": "patch",
+        },
+        {
+            "head_dim": 8, "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "pad_token_id": None,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 2, 1],
+            },
+        },
+        {"head_dim": 8, "tied": True, "rope_theta": 500.0, "mrope": [1, 2, 1]},
+        {"spatial_merge_size": 2},
     ),
     "video_llama_3": Kind(
         "VideoLlama3",
@@ -346,8 +364,10 @@ def logits_of(model: Any, made: Spec) -> Tensor:
     rows = []
     for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
         name = type(model).__name__
-        if name.startswith("VideoLlama3"):
-            rows.append(model(input_ids=tokens[None], **_in_patches(model, made, sample)).logits)
+        if name.startswith(("VideoLlama3", "Paddle")):
+            rows.append(
+                model(input_ids=tokens[None], **_in_patches(model, made, sample, tokens)).logits
+            )
             continue
         if name.startswith(("Mistral3", "Llava", "LightOn")):
             rows.append(model(input_ids=tokens[None], **_of_any_size(model, made, sample)).logits)
@@ -382,21 +402,34 @@ def _of_any_size(model: Any, made: Spec, sample: int) -> dict[str, Any]:
     }
 
 
-def _in_patches(model: Any, made: Spec, sample: int) -> dict[str, Any]:
-    """Return the patches of the images of a sample, line by line, with their numbers."""
-    found = build_dataset(made).images("train", sample, "vision")
+def _in_patches(model: Any, made: Spec, sample: int, tokens: Tensor) -> dict[str, Any]:
+    """Return the patches of the images of a sample, line by line, with what a model needs to know.
+
+    A PaddleOCR-VL takes images for one where no text stands between them, but not a video beside
+    an image.
+    """
+    data = build_dataset(made)
+    found = data.images("train", sample, "vision")
     if not found:
         return {}
     patches = [
         torch.from_numpy(image).unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH) for image in found
     ]
-    return {
-        "pixel_values": torch.cat(
-            [each.permute(1, 2, 0, 3, 4).reshape(-1, 3 * PATCH**2) for each in patches]
-        ).to(model.dtype),
-        "image_grid_thw": torch.tensor([[1, *each.shape[1:3]] for each in patches]),
-        "image_merge_sizes": torch.ones(len(found), dtype=torch.long),
-    }
+    pixels = torch.cat([each.permute(1, 2, 0, 3, 4).flatten(0, 1) for each in patches])
+    grids = torch.tensor([[1, *each.shape[1:3]] for each in patches])
+    if type(model).__name__.startswith("Paddle"):
+        types = torch.zeros_like(tokens)[None]
+        for number, span in enumerate(data.describe("train", sample).spans["vision"]):
+            types[:, span.position : span.end] = 1 + number % 2
+        each = {"image_grid_thw": grids[::2], "video_grid_thw": grids[1::2]}
+        places, _ = model.model.get_rope_index(tokens[None], types, **each)
+        more = {"pixel_values": pixels, "position_ids": places}
+    else:
+        more = {
+            "pixel_values": pixels.flatten(1),
+            "image_merge_sizes": torch.ones(len(found), dtype=torch.long),
+        }
+    return more | {"pixel_values": more["pixel_values"].to(model.dtype), "image_grid_thw": grids}
 
 
 def exact(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,6 +441,21 @@ def exact(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         if name.endswith("rotary_pos_emb"):
             monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
             monkeypatch.setattr(module, "forward", MethodType(_angles, module))
+        elif name.endswith("rotary_emb") and hasattr(module, "mrope_section"):
+            monkeypatch.setattr(module, "forward", MethodType(axes, module))
+    if type(model).__name__.startswith("Paddle"):
+        theirs = import_module(type(model).__module__)
+        monkeypatch.setattr(theirs, "get_vision_interpolation_indices_and_weights", _shares)
+
+
+def _shares(grids: Tensor, num_grid_per_side: int, **_: Any) -> tuple[Tensor, Tensor]:
+    """Return the share of each place of a square table in each patch of images, in float64."""
+    side = num_grid_per_side
+    table = torch.eye(side**2, dtype=torch.float64).view(1, side**2, side, side)
+    sizes = [tuple(each[1:]) for each in grids.tolist()]
+    sized = [F.interpolate(table, size, mode="bilinear").flatten(2)[0].T for size in sizes]
+    shares = torch.cat(sized)
+    return torch.arange(side**2).expand(shares.shape), shares
 
 
 def _angles(_self: Any, _x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:

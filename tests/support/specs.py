@@ -762,7 +762,9 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "positions": positions,
         "image": [2, draw(st.integers(1, 3))] if is_learned else None,
-        "interpolation": draw(st.sampled_from(["bicubic", "bilinear", "nearest", "cropped"]))
+        "interpolation": draw(
+            st.sampled_from(["bicubic", "bilinear", "nearest", "cropped", "linear"])
+        )
         if is_learned
         else "bicubic",
         "class_token": has_class_token,
@@ -777,6 +779,7 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
         "projector_norm_eps": draw(st.sampled_from([None, None, 1e-3])),
         "projector_norm": draw(st.sampled_from(["layer", "rms"])),
         "projector_norm_offset": draw(st.booleans()),
+        "projector_norm_of": draw(st.sampled_from(["row", "patch"])),
         "pooling": draw(st.sampled_from([None, None, "mean", "linear"])),
         "norm": draw(st.sampled_from(["layer", "rms", "layer"])),
         "patch_bias": draw(st.booleans()),

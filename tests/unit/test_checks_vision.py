@@ -55,6 +55,9 @@ def codes(model: dict[str, Any], **module: Any) -> list[str]:
         ({"positions": "rope2d", "rope_frequencies": "in_turn", "hidden": 8, "heads": 1}, []),
         ({"projector_norm": "rms"}, ["setting-without-effect"]),
         ({"projector_norm_eps": 1e-5, "projector_norm_offset": True}, ["setting-without-effect"]),
+        ({"projector_norm_of": "patch", "shuffle": 2}, ["setting-without-effect"]),
+        ({"projector_norm_of": "patch", "projector_norm_eps": 1e-5}, ["setting-without-effect"]),
+        ({"projector_norm_of": "patch", "projector_norm_eps": 1e-5, "shuffle": 2}, []),
     ],
 )
 def test_settings_fit_together(model: dict[str, Any], found: list[str]) -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.support.planted_dinov3 import MODEL as DINOV3
 from tests.support.planted_registers import MODEL as REGISTERED
 from tests.support.planted_registers import SQUARED
-from tests.support.planted_scales import GATED, MERGED
+from tests.support.planted_scales import EACH, GATED, MERGED
 from tests.support.planted_tiles import TILES
 from tests.support.specs import box, hybrid, spec
 
@@ -196,6 +196,7 @@ def specs() -> dict[str, Spec]:
         ),
         "as a Mistral 3": one({}, MERGED, 2),
         "as a GLM-4.1V": one({}, GATED, 2),
+        "as a PaddleOCR-VL": one({}, EACH, 2),
         "as a RADIO": one({}, REGISTERED, 2),
         "a DINOv3": one({}, DINOV3, 2),
         "as a Nemotron-H Omni": one({}, SQUARED, 2),

@@ -73,6 +73,14 @@ def test_a_configuration_means(name: str) -> None:
             assert found == (pytest.approx(value) if isinstance(value, float) else value), path
 
 
+def test_a_loaded_model_has_its_projector_beside_its_tower() -> None:
+    """The name in a model of transformers, which adapters have; the tower has names without it."""
+    part = part_of(CONFIGS["LLaVA, small"], "vit")
+    name = part.projector["projector.up.weight"].name
+    assert part.module_name(name) == "model.multi_modal_projector.linear_1.weight"
+    assert part.module_name("pre_layrnorm.weight") == "model.vision_tower.pre_layrnorm.weight"
+
+
 # Its tower has a norm because of its text, which has no such layers when it is written.
 NOT_WRITTEN = {"Omni that predicts further tokens"}
 

@@ -57,6 +57,15 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen2VLImageProcessorPil",
         {"patch_size": 4, "merge_size": 2, "min_pixels": 16 * 16, "max_pixels": 48 * 40},
     ),
+    "paddleocr-vl": (
+        "paddleocr_vl",
+        "PaddleOCRVLImageProcessorPil",
+        {
+            "patch_size": 8,
+            "merge_size": 2,
+            "size": {"shortest_edge": 16 * 16, "longest_edge": 80 * 64},
+        },
+    ),
     "video-llama-3": (
         "video_llama_3",
         "VideoLlama3ImageProcessorPil",
@@ -159,7 +168,9 @@ def reference(processor: Any, path: Path) -> np.ndarray:
     if "image_grid_thw" not in made:
         return pixels[0]
     _, rows, columns = made["image_grid_thw"][0]
-    p, m, t = processor.patch_size, processor.merge_size, processor.temporal_patch_size
+    p, t = processor.patch_size, processor.temporal_patch_size
+    # Some have their patches line by line.
+    m = 1 if pixels.ndim == 4 else processor.merge_size
     patches = pixels.reshape(rows // m, columns // m, m, m, 3, t, p, p)[:, :, :, :, :, 0]
     return patches.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * p, columns * p)
 

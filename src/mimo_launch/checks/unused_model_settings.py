@@ -42,6 +42,11 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
     has_norm = model.projector_norm_eps is not None
     for key, used, why in (
         ("projector_norm", has_norm, "without `projector_norm_eps` there is no norm"),
+        (
+            "projector_norm_of",
+            has_norm and model.shuffle > 1,
+            "there is no norm, or one patch a row",
+        ),
         ("projector_norm_offset", has_norm and model.projector_norm == "rms", "it is of RMSNorms"),
     ):
         if getattr(model, key) != VitModel.model_fields[key].default and not used:

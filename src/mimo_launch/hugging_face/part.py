@@ -143,12 +143,16 @@ class Part:
 
     def module_name(self, inner: str) -> str:
         """Return the name of a tensor in a loaded model, which keeps its parts in `model` today."""
-        nested = (
-            theirs + inner.removeprefix(ours)
+        nested = [
+            (theirs, ours)
             for theirs, ours in self.prefixes
-            if theirs.startswith("model.") and theirs.count(".") == 2 and inner.startswith(ours)
-        )
-        return next(nested, self.file_name(inner))
+            if theirs.startswith("model.") and theirs.count(".") > 1 and theirs != ours
+            if inner.startswith(ours)
+        ]
+        if not nested:
+            return self.file_name(inner)
+        prefix, stands_for = max(nested, key=lambda pair: len(pair[1]))
+        return prefix + inner.removeprefix(stands_for)
 
     def loaded(self, name: str, place: Place, model: Any) -> Place:
         """Return the place of our segment in a loaded model; `place` is that in the files."""

@@ -25,7 +25,7 @@ GATED = {"silu": "swiglu"}
 _FREE = frozenset({
     "kind", "image", "final_norm", "video", "mlp", "shuffle", "projector", "projector_mlp",
     "projector_bias", "projector_activation", "projector_norm_eps", "projector_norm",
-    "projector_norm_offset", "pooling", "tiles",
+    "projector_norm_offset", "projector_norm_of", "pooling", "tiles",
 })  # fmt: skip
 REST = defaults_of(VitModel, but=_FREE)
 # What a plain projector does not have.

@@ -47,7 +47,8 @@ class TowerAndDecoder:
     value or a function of our tower. `text_fixed`: keys of the decoder's `model` that the whole
     decides. `text_defaults`: default settings of the decoder. `section`: the key of the tower's
     configuration. `beside`: prefixes of parts that are left out. `decides`: keys of the tower's
-    `model` that the whole decides, whatever the tower alone has. `videos`: how it reads videos, as
+    `model` that the whole decides, whatever the tower alone has. `text_beside`: the settings of the
+    text may also be beside those of the tower. `videos`: how it reads videos, as
     `video` of our model.
     """
 
@@ -69,6 +70,7 @@ class TowerAndDecoder:
     text_defaults: Config = field(default_factory=dict)
     beside: tuple[str, ...] = ()
     decides: tuple[str, ...] = ()
+    text_beside: bool = False
     section: str = "vision_config"
     videos: Mapping[str, Any] | None = None
     rank: int = 0
@@ -87,6 +89,11 @@ class TowerAndDecoder:
 
     def part(self, config: Config, kind: str) -> Part:
         """Return the tower with the projector, or the decoder. Raises: NoSuchPart, ConfigError."""
+        if self.text_beside and not section(config, "text_config"):
+            # The setting that ties both ends is then of the whole alone.
+            other = ("model_type", self.section, "tie_word_embeddings")
+            beside = {key: each for key, each in config.items() if key not in other}
+            config = {**config, "text_config": beside}
         if kind == self.text[0].kind:
             words, inner = _inner(config, "text_config", self.text)
             return Part(

@@ -253,7 +253,8 @@ class VisionKind(TransformerEncoderKind):
         )
         if (eps := model.projector_norm_eps) is not None:
             offset = float(model.projector_norm_offset)
-            norm = NormShape(row, model.projector_norm, eps, offset=offset)
+            width = model.hidden if model.norms_each_patch else row
+            norm = NormShape(width, model.projector_norm, eps, offset=offset)
         newline = table(out, layer="mimo_launch.models.tiled_rows:TiledRows", embeds=False)
         deep = DeepShape(
             norm=NormShape(row, "layer", model.norm_eps),
@@ -300,13 +301,13 @@ class VisionKind(TransformerEncoderKind):
             # Of the layers before this stage, norms read copies.
             copied = self.lanes(held.first_layer, deep_rows=0) * held.passes.are_compiled
             total += copied * held.stream_tokens * self.model.hidden
-            of_patches = self.model.pooling == "linear"
+            of_patches, width = self.model.norms_each_patch, self.model.hidden
             if self.model.projector_norm_eps is not None:
                 # Without a norm before it, it reads the stream.
                 normed = held.patches // (1 if of_patches else self.model.patches_per_row)
                 norm = held.passes.of_norm(self.model.projector_norm)
-                total += normed * row * (self.has_final_norm + norm)
-            if of_patches:
+                total += normed * (width if of_patches else row) * (self.has_final_norm + norm)
+            if self.model.pooling == "linear":
                 total += held.patches * row
         return total
 

@@ -133,4 +133,7 @@ def sines(places_n: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1).to(dtype)
 
 
-_WEIGHTS = {"bicubic": _cubic, "bilinear": _linear, "nearest": _nearest, "cropped": _centred}
+_WEIGHTS = {
+    "bicubic": _cubic, "bilinear": _linear, "linear": _centred, "nearest": _nearest,
+    "cropped": _centred,
+}  # fmt: skip

@@ -148,7 +148,7 @@ class VisionStage(ModelStage):
         if self.model.projector_norm_eps is None:
             return self._rows(x_nD)
         norm = self.projector.get_submodule("norm")
-        if self.model.pooling == "linear":
+        if self.model.norms_each_patch:
             return self._rows(norm(x_nD))
         normed: Tensor = norm(self._rows(x_nD))
         return normed

@@ -28,6 +28,7 @@ from mimo_launch.processors.resize_rules import (
     Resize,
     ShortEdge,
     Smart,
+    SmartAndLarge,
     Within,
     limit,
 )
@@ -118,6 +119,11 @@ def _smart(config: Config) -> Smart:
         int(config.get("min_pixels", size.get("shortest_edge", size.get("min_pixels")))),
         int(config.get("max_pixels", size.get("longest_edge", size.get("max_pixels")))),
     )
+
+
+def _large(config: Config) -> SmartAndLarge:
+    smart = _smart(config)
+    return SmartAndLarge(smart.factor, smart.min_pixels, smart.max_pixels)
 
 
 def _over_time(config: Config) -> OverTime:
@@ -246,6 +252,13 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
         },
         resize=_patch_count,
         as_floats=True,
+    ),
+    "PaddleOCRVL": _ImageProcessor(
+        {
+            "size": {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536}, "patch_size": 14,
+            "merge_size": 2, **_CLIP_NORM,
+        },
+        resize=_large,
     ),
     "Pixtral": _ImageProcessor(
         {

@@ -114,6 +114,19 @@ class Smart(OfFactor):
 
 
 @dataclass(frozen=True, slots=True)
+class SmartAndLarge(Smart):
+    """The same after an image with a side below `factor` is enlarged, as for PaddleOCR-VL."""
+
+    def size(self, height: int, width: int) -> Size:
+        """Return height and width near the aspect of the image. Raises: ImageTooThin."""
+        if height < self.factor:
+            height, width = self.factor, round(width * self.factor / height)
+        if width < self.factor:
+            height, width = round(height * self.factor / width), self.factor
+        return Smart.size(self, height, width)
+
+
+@dataclass(frozen=True, slots=True)
 class Within(OfFactor):
     """Shrink, if larger, to at most this height and width; then round up to multiples of `factor`.
 

@@ -13,7 +13,7 @@ from mimo_launch.spec.base import Count
 from mimo_launch.spec.encoders import Activation, ProjectorActivation, TransformerEncoder
 from mimo_launch.spec.media import Images, Tiles, Videos, Windows
 
-Interpolation = Literal["bicubic", "bilinear", "nearest", "cropped"]
+Interpolation = Literal["bicubic", "bilinear", "linear", "nearest", "cropped"]
 
 
 class VitModel(Images, TransformerEncoder):
@@ -42,6 +42,7 @@ class VitModel(Images, TransformerEncoder):
         "bicubic",
         description="How the table is resized. `bicubic`: between the centres of patches, as in "
         "SigLIP and CLIP; `bilinear`: its corners stay those of the image, as in Qwen3-VL; "
+        "`linear`: linearly between the centres, as in PaddleOCR-VL; "
         "`nearest`: a patch reads the place where its upper left corner lies, as in Idefics3; "
         "`cropped`: linearly between the centres, to a square as long as the longer side of an "
         "image; its patches read the upper left part of the square, as in RADIO.",
@@ -120,6 +121,11 @@ class VitModel(Images, TransformerEncoder):
     projector_norm_offset: bool = Field(
         False, description="That RMSNorm multiplies by 1 + weight instead of weight (Gemma 3)."
     )
+    projector_norm_of: Literal["row", "patch"] = Field(
+        "row",
+        description="What that norm is of: all patches of a row together, or each patch of it, as "
+        "in PaddleOCR-VL. With `pooling: linear` it is of each patch anyhow.",
+    )
     deepstack: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (),
         description="Layers, counted from 0; language adds their rows to its tokens as well: the "
@@ -174,6 +180,11 @@ class VitModel(Images, TransformerEncoder):
     def row_width(self) -> int:
         """Width of the patches of a row, the input of the projector."""
         return self.hidden * (1 if self.pooling else self.patches_per_row)
+
+    @property
+    def norms_each_patch(self) -> bool:
+        """Whether the norm before the projector is of each patch, not of all of a row."""
+        return self.projector_norm_of == "patch" or self.pooling == "linear"
 
     @property
     def merge_width(self) -> int:

@@ -143,7 +143,7 @@ def _encode_image(
             deep.append(x_ND)
     if model.final_norm:
         x_ND = norm(weights, x_ND, f"{encoder}.norm", model.norm_eps)
-    if model.pooling == "linear":
+    if model.norms_each_patch:
         last = _joined(weights, _before(weights, x_ND, encoder, model), encoder, model, width)
     else:
         last = _before(weights, _joined(weights, x_ND, encoder, model, width), encoder, model)
@@ -255,9 +255,8 @@ def _embedded(
             sized = as_image[:, :, down][:, :, :, right]
         else:
             corners = model.interpolation == "bilinear"
-            sized = F.interpolate(
-                as_image, (height, width), mode=model.interpolation, align_corners=corners
-            )
+            mode = "bicubic" if model.interpolation == "bicubic" else "bilinear"
+            sized = F.interpolate(as_image, (height, width), mode=mode, align_corners=corners)
         x_ND = x_ND + sized[0].flatten(1).T
     if model.class_token:
         token = weights[f"{encoder}.class_token.weight"]
