@@ -29,6 +29,7 @@ Examples:
   mimo-launch inspect runs/quickstart
   mimo-launch inspect models/llava --json
   mimo-launch inspect --families
+  mimo-launch inspect models/new --draft > new.py
 
 Say which modules a folder holds, with sizes and types, and print the lines of a spec that start
 from it. Reads config.json and the headers of safetensors files, or the index of a checkpoint, and
@@ -51,6 +52,14 @@ def inspect(
             "--families", help="List every model type, with what is read, written and refused."
         ),
     ] = False,
+    draft: Annotated[
+        bool,
+        typer.Option(
+            "--draft",
+            help="For a type that is not read: print a first file for its family, from the nearest "
+            "one, with what differs.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON.")] = False,
 ) -> None:
     """Say what a folder of weights holds, with the spec for it."""
@@ -66,7 +75,9 @@ def inspect(
         help_ = "mimo-launch inspect DIR, or mimo-launch inspect --families"
         console.refuse("no folder is named", help_=help_)
     try:
-        if is_hugging_face(folder):
+        if draft:
+            _draft(folder, console)
+        elif is_hugging_face(folder):
             found = read_contents(folder)
             _answer(_Model(found), console, as_json=as_json)
             if all(part.not_computed for part in found.modules):
@@ -92,6 +103,22 @@ def inspect(
                 help_ = f"wait for its first checkpoint: {watch}"
         console.note(f"   = help: {help_}")
         raise typer.Exit(2) from None
+
+
+def _draft(folder: Path, console: Console) -> None:
+    """Print a first declaration of the types that are not read. Raises: ConfigError; FilesError."""
+    from mimo_launch.hugging_face.draft import drafts_of, text_of
+    from mimo_launch.hugging_face.folder import read_config
+
+    config = read_config(folder)
+    found = drafts_of(folder, config)
+    if found:
+        console.answer(text_of(found))
+        return
+    console.note(f"error: nothing to draft from {folder}")
+    console.note("   = why:  all of its types are read, or no family reads settings such as these")
+    console.note("   = help: `mimo-launch inspect --families` lists the types that are read")
+    raise typer.Exit(1)
 
 
 # What JSON says of a module as `hugging_face.contents` says it.

@@ -1,0 +1,92 @@
+"""First declarations of types that are not read: the nearest family, and what differs from it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.hugging_face import save, tiny
+
+from mimo_launch.hugging_face.draft import Draft, drafts_of, text_of
+from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.folder import read_config
+from mimo_launch.hugging_face.registry import FAMILIES
+
+Cli = Callable[[str], tuple[int, str, str]]
+
+
+def renamed(folder: Path, kind: str, **more: Any) -> tuple[Path, dict[str, Any]]:
+    """Save a tiny model under a type that no family has; return its former configuration, too."""
+    save(tiny(kind), folder)
+    config = read_config(folder)
+    new = {**config, "model_type": "unheard", **more}
+    (folder / "config.json").write_text(json.dumps(new))
+    return folder, config
+
+
+def drafted(folder: Path) -> Draft:
+    [found] = drafts_of(folder, read_config(folder))
+    return found
+
+
+def declared(text: str) -> Family:
+    """Run the file, as the registry will; return its family."""
+    names: dict[str, Any] = {}
+    exec(text, names)
+    family: Family = names["UNHEARD"]
+    return family
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "olmo2", "glm4"])
+def test_a_renamed_type_is_read_like_the_one_that_it_is(tmp_path: Path, kind: str) -> None:
+    """Nothing is new, and the drafted family says of the folder what the real one says."""
+    folder, config = renamed(tmp_path / "m", kind)
+    draft = drafted(folder)
+    assert (draft.new_tensors, draft.absent, draft.reshaped, draft.refused) == ((), (), (), ())
+    # A Qwen2 asks for it only where it has windows.
+    assert draft.new_settings.keys() <= {"max_window_layers"}
+    family = declared(text_of([draft]))
+    assert family.model_type == "unheard"
+    assert family.keys(config) == FAMILIES[kind].keys(config)
+
+
+def test_new_settings_and_tensors_are_named(tmp_path: Path) -> None:
+    """A setting that no table reads is refused in another folder, until somebody decides."""
+    from safetensors.torch import load_file, save_file
+
+    folder, config = renamed(tmp_path / "m", "qwen3", gate_of_heads="sigmoid", use_cache=False)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for layer in range(config["num_hidden_layers"]):
+        tensors[f"model.layers.{layer}.self_attn.gate.weight"] = tensors["model.norm.weight"]
+        del tensors[f"model.layers.{layer}.self_attn.q_norm.weight"]
+    save_file({k: v.clone() for k, v in tensors.items()}, file, {"format": "pt"})
+    draft = drafted(folder)
+    assert draft.family.model_type == "qwen3"
+    assert draft.new_settings == {"gate_of_heads": "sigmoid"}
+    assert draft.new_tensors == ("model.layers.*.self_attn.gate.weight",)
+    assert draft.absent == ("model.layers.*.self_attn.q_norm.weight",)
+    family = declared(text_of([draft]))
+    assert list(family.refusals({**config, "gate_of_heads": "sigmoid"})) == []
+    other = {**config, "gate_of_heads": "tanh"}
+    assert list(family.refusals(other)) == ["gate_of_heads: tanh"]
+
+
+def test_tensors_of_another_shape_are_named(tmp_path: Path) -> None:
+    folder, _ = renamed(tmp_path / "m", "llama", head_dim=64)
+    assert any("q_proj.weight: [" in each for each in drafted(folder).reshaped)
+
+
+def test_the_command_prints_a_file(tmp_path: Path, run_cli: Cli) -> None:
+    folder, _ = renamed(tmp_path / "m", "llama")
+    code, out, err = run_cli(f"inspect {folder} --draft")
+    assert (code, err) == (0, "")
+    assert declared(out).model_type == "unheard"
+
+
+def test_a_type_that_is_read_needs_no_draft(tmp_path: Path, run_cli: Cli) -> None:
+    save(tiny("llama"), tmp_path / "m")
+    code, out, err = run_cli(f"inspect {tmp_path / 'm'} --draft")
+    assert (code, out) == (1, "")
+    assert "nothing to draft" in err
