@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tests.support.hugging_face import save, tiny
 
-from mimo_launch.hugging_face.draft import Draft, drafts_of, text_of
+from mimo_launch.hugging_face.draft import Draft, drafts_of
+from mimo_launch.hugging_face.draft_text import text_of
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import read_config
 from mimo_launch.hugging_face.registry import FAMILIES
@@ -64,7 +65,7 @@ def test_new_settings_and_tensors_are_named(tmp_path: Path) -> None:
     save_file({k: v.clone() for k, v in tensors.items()}, file, {"format": "pt"})
     draft = drafted(folder)
     assert draft.family.model_type == "qwen3"
-    assert draft.new_settings == {"gate_of_heads": "sigmoid"}
+    assert draft.new_settings == {"gate_of_heads": "sigmoid", "max_window_layers": 28}
     assert draft.new_tensors == ("model.layers.*.self_attn.gate.weight",)
     assert draft.absent == ("model.layers.*.self_attn.q_norm.weight",)
     family = declared(text_of([draft]))

@@ -107,7 +107,8 @@ def inspect(
 
 def _draft(folder: Path, console: Console) -> None:
     """Print a first declaration of the types that are not read. Raises: ConfigError; FilesError."""
-    from mimo_launch.hugging_face.draft import drafts_of, text_of
+    from mimo_launch.hugging_face.draft import drafts_of
+    from mimo_launch.hugging_face.draft_text import text_of
     from mimo_launch.hugging_face.folder import read_config
 
     config = read_config(folder)

@@ -1,0 +1,113 @@
+"""The file that a draft of a family becomes: a declaration to complete, with comments.
+
+Decides: the words, and that settings which nobody has looked at are refused where they differ.
+Relies on: `draft` for what is like the nearest family, and what is new.
+Leaves: finding it to `draft`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from itertools import chain
+from pkgutil import iter_modules
+
+from mimo_launch.hugging_face import families
+from mimo_launch.hugging_face.draft import Draft
+from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.folder import short
+
+_MOST_NAMED = 5
+
+
+def text_of(drafts: Iterable[Draft]) -> str:
+    """Return a file for `families`: candidates to complete, with comments on what to decide."""
+    drafts = list(drafts)
+    types = " and ".join(each.model_type for each in drafts)
+    modules = sorted({_module_of(each.family) for each in drafts})
+    lines = [
+        f'"""{types}: say in a line how it differs from its nearest relative.',
+        "",
+        f"Source: `transformers`, models/{drafts[0].model_type}.",
+        '"""',
+        "",
+        "from dataclasses import replace",
+        "",
+        f"from mimo_launch.hugging_face.families import {', '.join(modules)}",
+    ]
+    if any(each.new_settings for each in drafts):
+        lines.append("from mimo_launch.hugging_face.refusals import only, refusals")
+    return "\n".join([*lines, *chain.from_iterable(map(_lines_of, drafts)), *_PROOF, ""])
+
+
+_PROOF = (
+    "",
+    "# The proof: a row of `tests/support/folders.py` with this configuration and its keys, and a",
+    "# row of `tests/support/families.py` with a tiny model of `transformers`. Then run",
+    "#   pytest tests/unit/test_folders.py tests/distributed/test_families.py",
+    "# A folder of several parts also needs a whole, as in `families/mistral3.py`.",
+)
+
+
+def _lines_of(draft: Draft) -> Iterator[str]:
+    """Yield the declaration of one part."""
+    nearest = f"{_module_of(draft.family)}.{_name_of(draft.family)}"
+    where = f" (`{draft.section}`)" if draft.section else ""
+    before = f", after the prefix `{draft.prefix}`" if draft.prefix else ""
+    yield "\n"
+    yield f"# {draft.model_type}{where}. The nearest type that is read, {draft.family.model_type},"
+    yield f"# takes {draft.taken} of its tensors{before}."
+    if draft.as_near:
+        yield f"# As near: {', '.join(draft.as_near[:_MOST_NAMED])}."
+    yield "# Names and settings do not show what the code of the model computes: compare it."
+    yield from _listed("Tensors that it does not know; name each in `tensors`:", draft.new_tensors)
+    yield from _listed("Tensors that it needs and the folder lacks:", draft.absent)
+    yield from _listed("Tensors of another shape:", draft.reshaped)
+    yield from _listed("Settings that it refuses:", draft.refused)
+    new = [f"{key}: {short(value)}" for key, value in draft.new_settings.items()]
+    yield from _listed(
+        "Settings that it does not read here, and refuses below if they differ. Find out from the\n"
+        "# code of the model what each one does:",
+        new,
+    )
+    yield f"{_constant(draft.model_type)} = replace("
+    yield f"    {nearest},"
+    yield f'    model_type="{draft.model_type}",'
+    yield '    architecture="",  # The class of transformers that loads it.'
+    yield "    published=(),  # Names on the hub."
+    yield '    notes="",'
+    if draft.new_settings:
+        yield f"    refused={nearest}.refused"
+        yield "    + refusals("
+        for key, value in draft.new_settings.items():
+            yield f"        only({key!r}, {value!r}),"
+        yield "    ),"
+    yield ")"
+
+
+def _listed(title: str, items: Iterable[str]) -> Iterator[str]:
+    items = list(items)
+    if items:
+        yield f"# {title}"
+        yield from (f"#   {each}" for each in items)
+
+
+def _module_of(family: Family) -> str:
+    """Return the file of a family."""
+    return next(name for name, found in _declared() if found is family)[0]
+
+
+def _name_of(family: Family) -> str:
+    """Return the name of a family in its file."""
+    return next(name for name, found in _declared() if found is family)[1]
+
+
+def _declared() -> Iterator[tuple[tuple[str, str], Family]]:
+    """Yield each family with its file and its name there."""
+    for file in iter_modules(families.__path__):
+        for name, each in vars(import_module(f"{families.__name__}.{file.name}")).items():
+            if isinstance(each, Family):
+                yield (file.name, name), each
+
+
+def _constant(model_type: str) -> str:
+    return re.sub(r"\W", "_", model_type).upper()
