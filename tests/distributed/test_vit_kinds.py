@@ -8,7 +8,7 @@ from tests.support.planted_deepstack import MODEL as STACK
 from tests.support.planted_deepstack import stacked
 from tests.support.planted_registers import MODEL as REGISTERED
 from tests.support.planted_registers import SQUARED
-from tests.support.planted_scales import ALIGNED, GATED, MERGED, NEAREST, POOLED, scaled
+from tests.support.planted_scales import ALIGNED, GATED, GROUPED, MERGED, NEAREST, POOLED, scaled
 from tests.support.planted_scales import MODEL as SCALED
 from tests.support.planted_windows import MODEL
 from tests.support.proof import failures, verdicts
@@ -140,6 +140,7 @@ SCALE_LAYOUTS: dict[str, dict[str, Any]] = {
     "only the projector": {"tp": 2, "frozen": "except_projector"},
     "frozen": {"frozen": True},
     "pp sp": {"pp": 2, "tp": 2, "sequence_parallel": True},
+    "tp 4": {"tp": 4},
     "dp": {"dp": 2, "sharding": "full", "recompute": "full"},
 }
 SCALE_OFTEN = "sp cp"
@@ -155,7 +156,7 @@ SCALE_OFTEN = "sp cp"
             if layout == SCALE_OFTEN and each in (SCALED, REGISTERED)
             else pytest.mark.sweep,
         )
-        for each in (SCALED, NEAREST, POOLED, MERGED, GATED, REGISTERED, SQUARED, ALIGNED)
+        for each in (SCALED, NEAREST, POOLED, MERGED, GATED, GROUPED, REGISTERED, SQUARED, ALIGNED)
         for layout in SCALE_LAYOUTS
     ],
 )

@@ -60,7 +60,8 @@ def _of_encoders(made: Spec) -> set[str]:
             found |= {"windows"} if model.windows else set()
             found |= {"tiles"} if model.tiles else set()
             found |= {"layer scale"} if model.layer_scale else set()
-            found |= {"norm of all heads"} if model.qk_norm else set()
+            if model.qk_norm:
+                found |= {f"norm of {'each head' if model.head_qk_norm else 'all heads'}"}
             found |= {"norm of the projector"} if model.projector_norm_eps else set()
             found |= {"pooled rows"} if model.pooling == "mean" and joined else set()
             found |= {"merged rows"} if model.pooling == "linear" else set()

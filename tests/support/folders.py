@@ -282,6 +282,28 @@ FORMS: dict[str, Config] = {
         "vision_config": {**INTERN, "model_type": "qianfan_ocr_vision", "drop_path_rate": 0.0},
     },
     "ShieldGemma 2": PUBLISHED["gemma-3-4b"] | {"model_type": "shieldgemma2"},
+    "EXAONE 4.5": {
+        "model_type": "exaone4_5", "image_token_id": 67, "video_token_id": 68,
+        "text_config": {
+            "model_type": "exaone4_5_text", "hidden_size": 5120, "num_attention_heads": 40,
+            "num_key_value_heads": 8, "intermediate_size": 27392, "num_hidden_layers": 64,
+            "vocab_size": 153600,
+        },
+        "vision_config": {
+            "depth": 28, "hidden_size": 2048, "num_heads": 32, "num_key_value_heads": 8,
+            "intermediate_size": 5120, "out_hidden_size": 5120,
+        },
+    },
+    "GLM-OCR": {
+        "model_type": "glm_ocr", "image_token_id": 59280,
+        "text_config": {
+            "model_type": "glm_ocr_text", "hidden_size": 1536, "head_dim": 128,
+            "intermediate_size": 4608, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10000, "mrope_section": [16, 24, 24],
+            },
+        },
+        "vision_config": {"model_type": "glm_ocr_vision", "out_hidden_size": 1536},
+    },
     "qwen3_next, bare": {"model_type": "qwen3_next", "rope_theta": 1e7},
     **{
         f"{kind} around bare parts": {
@@ -338,6 +360,7 @@ VIDEOS = {
     "Qwen2-VL-7B": ("patches", None), "Qwen2.5-VL-7B": ("seconds", 4.0),
     "cohere_compass around bare parts": ("text", None),
     "Qwen3-VL-4B": ("text", None), "GLM-4.1V-9B": ("text_after", None), "GLM-4.6V-Flash": None,
+    "EXAONE 4.5": ("none", None), "GLM-OCR": None,
 }  # fmt: skip
 # Whether a tensor in files is left out, by our kind of module.
 IGNORED = [
@@ -352,6 +375,14 @@ IGNORED = [
 ]
 # What a configuration means, in some keys of each of our kinds.
 READ: dict[str, dict[str, dict[str, Any]]] = {
+    "EXAONE 4.5": {"vit": {"kv_heads": 8, "layers": 28}, "decoder": {"mrope": None}},
+    "GLM-OCR": {
+        "vit": {
+            "mlp": 4096, "projector_mlp": 4608, "head_qk_norm": True, "positions": "rope2d",
+            "block_bias": True,
+        },
+        "decoder": {"head_dim": 128, "qkv_bias": False, "rotary_factor": 1.0},
+    },
     "gemma-2-2b": {
         "decoder": {
             "sliding_window": {"size": 4096, "full": tuple(range(1, 26, 2)), "rope_theta": None},
@@ -664,6 +695,10 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         ({"layer_norm_eps": 1e-5}, "layer_norm_eps: 1e-05 with use_qk_norm: true"),
         ({"use_mean_pooling": False}, "use_mean_pooling: false with norm_type: rms_norm"),
     ],
+    ("EXAONE 4.5", "decoder", "text_config"): [
+        ({"model_type": "llama"}, "text_config.model_type: llama"),
+    ],
+    ("GLM-OCR", "vit", "vision_config"): [{"hidden_act": "gelu"}, {"out_hidden_size": 512}],
     ("Qianfan-OCR", "vit", "vision_config"): [{"drop_path_rate": 0.1}],
     ("mistral4, bare", "decoder", ""): [
         {"attention_bias": True}, {"num_key_value_heads": 8}, (

@@ -3,11 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
+from tests.support.planted_norms import norms_of_heads_exchanged
 from tests.support.shapes import plant
 from tests.support.specs import box, spec
 
 from mimo_launch.kinds.shapes import NormShape, OneShape, WholeShape
 from mimo_launch.layers import norms
+from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.pointwise import swiglu
 from mimo_launch.models import positions, projector, vision_encoder
 from mimo_launch.models.vision_encoder import VisionStage
@@ -43,6 +45,12 @@ GATED: dict[str, Any] = {
     "layers": 2, "positions": "learned+rope2d", "image": [3, 4], "patch_norm": True, "norm": "rms",
     "activation": "swiglu", "qkv_bias": False, "block_bias": False, "projector": "gated",
     "projector_mlp": 20, "shuffle": 2,
+}  # fmt: skip
+# As a GLM-OCR, with the key heads of an EXAONE 4.5.
+GROUPED: dict[str, Any] = {
+    "layers": 3, "heads": 4, "hidden": 32, "kv_heads": 2, "qk_norm": True, "head_qk_norm": True,
+    "positions": "rope2d", "norm": "rms", "activation": "swiglu", "projector": "merger",
+    "windows": {"side": 2, "full": [1]}, "shuffle": 2,
 }  # fmt: skip
 
 # As an Aya Vision.
@@ -161,12 +169,28 @@ def norm_taken_for_complete() -> None:
     plant(NormShape, terms="complete")
 
 
+def key_heads_in_turn() -> None:
+    """Query head i attends to key head i modulo their number, not to that of its group."""
+    correct = Attention._attend
+
+    def in_turn(self: Any, q: Any, k: Any, v: Any, *given: Any, **more: Any) -> Any:
+        repeats = 1, q.shape[1] // k.shape[1], 1, 1
+        return correct(self, q, k.repeat(repeats), v.repeat(repeats), *given, **more)
+
+    Attention._attend = in_turn  # type: ignore[method-assign]
+
+
 SCALE_BUGS = {
     "gate taken for up": (gate_taken_for_up, scaled({"tp": 2}, ALIGNED)),
     "table to its corners": (table_to_its_corners, scaled({}, EACH)),
     "norm of own patches": (
         norm_taken_for_complete,
         scaled({"tp": 2, "sequence_parallel": True}, EACH),
+    ),
+    "key heads in turn": (key_heads_in_turn, scaled({}, GROUPED)),
+    "norms of a tower's heads exchanged": (
+        norms_of_heads_exchanged,
+        scaled({"tp": 2}, GROUPED),
     ),
     "patches merged in another order": (merged_patch_after_patch, scaled({}, MERGED)),
     "patches convolved in another order": (convolved_patch_after_patch, scaled({}, GATED)),

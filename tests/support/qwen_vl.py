@@ -185,6 +185,29 @@ KINDS["glm4v_moe"] = replace(
         },
     },
 )  # fmt: skip
+KINDS["glm_ocr"] = replace(
+    KINDS["glm4v"],
+    name="GlmOcr",
+    keys={
+        **{k: x for k, x in KINDS["glm4v"].keys.items() if k not in ("image", "patch_norm")},
+        "mlp": 40, "positions": "rope2d", "qkv_bias": True, "block_bias": True, "qk_norm": True,
+        "head_qk_norm": True, "projector_mlp": 96,
+    },
+    language=KINDS["glm4v"].language | {"qkv_bias": False},
+)  # fmt: skip
+KINDS["exaone4_5"] = Kind(
+    "Exaone4_5_",
+    KINDS["qwen2_5_vl"].vision | {"num_key_value_heads": 2},
+    KINDS["qwen2_5_vl"].keys | {"kv_heads": 2},
+    {
+        "model_type": "exaone4", "sliding_window": 5, "sliding_window_pattern": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
+    },
+    {
+        "mrope": None, "qkv_bias": False, "pre_norms": False, "post_norms": True, "qk_norm": True,
+        "sliding_window": {"size": 5, "full": [1]}, "nope": {"layers": [1]},
+    },
+)  # fmt: skip
 _TOWER = {
     **_VISION, "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 40,
     "num_position_embeddings": 25,
@@ -362,9 +385,9 @@ def widen_all(model: Any) -> None:
         return q * cos + theirs.rotate_half(q) * sin, k * cos + theirs.rotate_half(k) * sin
 
     widen(model)
-    model.model.language_model.rotary_emb.forward = MethodType(
-        axes, model.model.language_model.rotary_emb
-    )
+    rotary = model.model.language_model.rotary_emb
+    if hasattr(rotary, "recomposition_frequencies"):
+        rotary.forward = MethodType(axes, rotary)
     model.model.visual.rotary_pos_emb.forward = MethodType(
         places, model.model.visual.rotary_pos_emb
     )

@@ -485,8 +485,8 @@ def one_module(
     seldom = st.sampled_from([False, False, False, True])
     made, model = draw(common_parts(name, grid, first))
     heads, layers = model["heads"], model["layers"]
+    shares = [n for n in range(1, heads + 1) if heads % n == 0 and (n % tp == 0 or tp % n == 0)]
     if name == "language":
-        shares = [n for n in range(1, heads + 1) if heads % n == 0 and (n % tp == 0 or tp % n == 0)]
         model |= {"kv_heads": draw(st.sampled_from(shares)), "tied": draw(seldom)}
         model |= {"norm_eps": draw(st.sampled_from([1e-5, 1e-6, 1e-2]))}
         kind = draw(st.sampled_from(languages))
@@ -548,6 +548,7 @@ def one_module(
             "projector": draw(st.sampled_from(["mlp", "linear", "merger", "gated", "swiglu"])),
             "shuffle": draw(st.sampled_from([1, 2, 1])),
             "temporal_patch": draw(st.sampled_from([1, 2, 1])),
+            "kv_heads": draw(st.sampled_from([None, None, *shares])),
             **draw(_tower()),
         }
         if draw(seldom):
@@ -773,7 +774,9 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
         "rope_frequencies": draw(st.sampled_from(["shared", "in_turn"])) if turns else "shared",
         "qkv_bias": not draw(seldom),
         "block_bias": not draw(seldom),
-        "qk_norm": draw(seldom),
+        **draw(
+            st.sampled_from([{}, {}, {"qk_norm": True}, {"qk_norm": True, "head_qk_norm": True}])
+        ),
         "layer_scale": draw(st.sampled_from([None, None, 0.5])),
         "projector_bias": not draw(seldom),
         "projector_norm_eps": draw(st.sampled_from([None, None, 1e-3])),

@@ -234,6 +234,12 @@ KEPT = {
     "with a norm of all heads together, as in InternVL": Row(
         "vision", {"qk_norm": True}, {"qk_norm": True, "wide_norm": True}
     ),
+    "with a norm of each head, as in GLM-OCR": Row(
+        "vision",
+        {"qk_norm": True, "head_qk_norm": True, "positions": "rope2d", "kv_heads": 2},
+        {"qk_norm": True, "kv_heads": 2},
+        turned,
+    ),
     "with gates and normed heads of which a part turns, as in Qwen3.5": Row(
         "language", GATES, {"gated": True, "qk_norm": True}, partly_turned
     ),

@@ -17,6 +17,7 @@ ASKING: dict[str, dict[str, Any]] = {
     "`layer_types`": {"layer_types": ["strange"]},
     "`rope_type`": {"rope_parameters": {"rope_type": "strange", "full_attention": STRANGE}},
     "`mlp_layer_types`": {"mlp_layer_types": ["sparse", "dense"]},
+    "other than `qk_rope_head_dim`": {"rope_parameters": {"partial_rotary_factor": 0.3}},
     "`head_dim`": {"head_dim": 3},
     "`vision_feature_select_strategy`": {
         "vision_feature_select_strategy": "strange",

@@ -39,6 +39,8 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
         yield idle_key(name, "rope_frequencies", f"`positions: {model.positions}` rotate nothing")
     if model.pooling == "mean" and model.shuffle == 1:
         yield idle_key(name, "pooling", "a row is one patch: `shuffle` is 1")
+    if model.head_qk_norm and not model.qk_norm:
+        yield idle_key(name, "head_qk_norm", "without `qk_norm` queries and keys have no norm")
     has_norm = model.projector_norm_eps is not None
     for key, used, why in (
         ("projector_norm", has_norm, "without `projector_norm_eps` there is no norm"),

@@ -17,7 +17,7 @@ from mimo_launch.layout.space import divisors
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.hybrid import RECURRENT, DeltaNetSizes, MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
-from mimo_launch.spec.spec import HybridModel, Spec
+from mimo_launch.spec.spec import HybridModel, Spec, VitModel
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:
@@ -30,10 +30,10 @@ def heads_over_tp(spec: Spec, name: str) -> Findings:
     )
 
 
-def kv_heads_over_tp(spec: Spec, name: str, model: CausalModel) -> Findings:
+def kv_heads_over_tp(spec: Spec, name: str, model: CausalModel | VitModel) -> Findings:
     """Key/value heads are shared out over tp, or repeated evenly."""
     kv, tp = model.kv_heads, spec.modules[name].grid.tp
-    if kv is None or not model.attends:
+    if kv is None or not _attends(model):
         return
     if kv % tp == 0 or tp % kv == 0:
         return
@@ -49,13 +49,18 @@ def kv_heads_over_tp(spec: Spec, name: str, model: CausalModel) -> Findings:
     )
 
 
-def heads_over_kv_heads(spec: Spec, name: str, model: CausalModel) -> Findings:
+def _attends(model: CausalModel | VitModel) -> bool:
+    return isinstance(model, VitModel) or model.attends
+
+
+def heads_over_kv_heads(spec: Spec, name: str, model: CausalModel | VitModel) -> Findings:
     """Each key/value head serves the same number of query heads."""
-    if not model.attends or model.heads % model.num_kv_heads == 0:
+    kv = model.kv_heads or model.heads
+    if not _attends(model) or model.heads % kv == 0:
         return
     yield Diagnostic(
         code="heads-over-kv-heads",
-        headline=f"`{name}`: kv_heads {model.num_kv_heads} does not divide heads {model.heads}",
+        headline=f"`{name}`: kv_heads {kv} does not divide heads {model.heads}",
         path=("modules", name, "model", "kv_heads"),
         why="each key/value head serves the same number of query heads",
         help="these fit: " + ", ".join(f"`kv_heads: {each}`" for each in divisors(model.heads)),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mimo_launch.hugging_face.folder import Config, short
+from mimo_launch.hugging_face.folder import Config, section, short
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,16 @@ def where(
             yield f"{said} with {beside}" if beside else said
 
     return Refusal(f"`{key}` {words}", found, key)
+
+
+def of_type(part: str, *types: str) -> Refusal:
+    """Return the rule that a part is of one of some types; without a type it is of the first."""
+
+    def found(config: Config) -> Iterator[str]:
+        if (said := section(config, part).get("model_type", types[0])) not in types:
+            yield f"{part}.model_type: {short(said)}"
+
+    return Refusal(f"`{part}.model_type` other than {listed(types)}", found)
 
 
 def layer_types(computed: tuple[str, ...], said: Callable[[Config], Collection[Any]]) -> Refusal:

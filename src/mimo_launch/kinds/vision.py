@@ -16,6 +16,7 @@ from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     BLOCK_PARTS,
     GATED,
+    HEAD_STATISTICS,
     SILU,
     HeldAtEnds,
     Passes,
@@ -182,7 +183,8 @@ class VisionKind(TransformerEncoderKind):
     @property
     def torch_only(self) -> Iterable[str]:
         """The keys set in the model that blocks of other libraries do not support."""
-        return (key for key in ("layer_scale", "qk_norm") if getattr(self.model, key))
+        keys = ("layer_scale", "qk_norm", "kv_heads")
+        return (key for key in keys if getattr(self.model, key))
 
     def lanes(self, number: int, *, deep_rows: int) -> int:
         """Return how many states besides the hidden one a layer gets from the layer before it."""
@@ -204,14 +206,15 @@ class VisionKind(TransformerEncoderKind):
         return NormShape(self.model.hidden, self.model.norm, self.model.norm_eps)
 
     def attention(self) -> AttentionShape:
-        """Return the attention of a block; all heads are normalised together, if they are."""
+        """Return the attention of a block."""
         model = self.model
         return replace(
             TransformerEncoderKind.attention(self),
             bias=model.block_bias,
             qkv_bias=model.qkv_bias,
+            kv_heads=model.kv_heads or model.heads,
             qk_norm=model.qk_norm,
-            wide_norm=True,
+            wide_norm=not model.head_qk_norm,
         )
 
     def mlp(self) -> MlpShape:
@@ -320,12 +323,14 @@ class VisionKind(TransformerEncoderKind):
         )
         inside = PLAIN if self.mlp().gate is None else GATED
         scaled = () if self.model.layer_scale is None else SCALED
-        return (*INPUT, *attention, *ATTENTION_OUT, *inside, *scaled)
+        normed = (HEAD_STATISTICS,) if self.model.qk_norm and self.model.head_qk_norm else ()
+        return (*INPUT, *attention, *normed, *ATTENTION_OUT, *inside, *scaled)
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         besides = TransformerEncoderKind._saved_besides(self, number, passes)
         if self.model.qk_norm:
-            besides = (*besides, passes.of_wide_norm())
+            by_head = self.model.head_qk_norm
+            besides = (*besides, passes.of_head_norms() if by_head else passes.of_wide_norm())
         inside = {"quick_gelu": (QUICK_GELU,), "swiglu": (SILU,)}
         return (*besides, *inside.get(self.model.activation, ()))
 

@@ -69,10 +69,18 @@ class VitModel(Images, TransformerEncoder):
     block_bias: bool = Field(
         True, description="Biases after attention and in the MLPs; Pixtral has none."
     )
+    kv_heads: Count | None = Field(
+        None, description="Key/value heads, as in EXAONE 4.5; default `heads`."
+    )
     qk_norm: bool = Field(
         False,
         description="RMSNorm on the queries of all heads together, and on the keys, as in the "
         "large towers of InternVL.",
+    )
+    head_qk_norm: bool = Field(
+        False,
+        description="`qk_norm` normalises each head of queries and of keys by itself, as in "
+        "GLM-OCR.",
     )
     layer_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,

@@ -197,14 +197,19 @@ def block(
     norm, eps = (NORMS[vit.norm], vit.norm_eps) if vit else (layer_norm, 1e-5)
     activation = vit.activation if vit else "gelu"
     y = norm(weights, x_ND, f"{layer}.attention_norm", eps)
+    kv_heads = (vit and vit.kv_heads) or model.heads
     q, k, v = (
-        linear(weights, y, f"{layer}.attention.{p}").view(len(y), model.heads, -1) for p in "qkv"
+        linear(weights, y, f"{layer}.attention.{p}").view(len(y), heads, -1)
+        for p, heads in (("q", model.heads), ("k", kv_heads), ("v", kv_heads))
     )
     if vit and vit.qk_norm:
         q, k = (
-            rms_norm(weights, x.flatten(1), f"{layer}.attention.{p}_norm", eps).view(x.shape)
+            rms_norm(
+                weights, x if vit.head_qk_norm else x.flatten(1), f"{layer}.attention.{p}_norm", eps
+            ).view(x.shape)
             for x, p in ((q, "q"), (k, "k"))
         )
+    k, v = (x.repeat_interleave(model.heads // kv_heads, dim=1) for x in (k, v))
     scaled = vit is not None and vit.layer_scale is not None
     if turn is not None:
         q, k = turned(q, turn), turned(k, turn)

@@ -148,21 +148,25 @@ def _shrink_language(model: Language, tp: int) -> Language:
     return small.replace(**update)
 
 
-def _small_blocks(model: CausalModel, tp: int) -> dict[str, object]:
-    """Return small sizes that keep whether query heads and tp ranks share key/value heads.
+def _small_heads(model: CausalModel | VitModel, tp: int) -> dict[str, int]:
+    """Return few heads that keep whether query heads and tp ranks share key/value heads.
 
     A rank that has several heads of either kind keeps two.
     """
-    kv_heads = model.num_kv_heads
-    if kv_heads >= tp:
-        kv_heads = tp * min(2, kv_heads // tp)
-    heads = lcm(tp, kv_heads) * min(2, max(1, model.heads // lcm(tp, model.num_kv_heads)))
-    if model.heads == model.num_kv_heads:
+    asked = model.kv_heads or model.heads
+    kv_heads = asked if asked < tp else tp * min(2, asked // tp)
+    heads = lcm(tp, kv_heads) * min(2, max(1, model.heads // lcm(tp, asked)))
+    if model.heads == asked:
         heads = kv_heads
+    return {"heads": heads, "kv_heads": kv_heads}
+
+
+def _small_blocks(model: CausalModel, tp: int) -> dict[str, object]:
+    """Return small sizes with the heads of `_small_heads`."""
+    heads = _small_heads(model, tp)
     return {
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "hidden": HEAD_SIZE * heads,
+        **heads,
+        "hidden": HEAD_SIZE * heads["heads"],
         "head_dim": None if model.head_dim is None else HEAD_SIZE + 2,
         "mlp": 2 * tp * HEAD_SIZE,
     }
@@ -246,8 +250,12 @@ def _with_experts(model: Language, module: ModuleSpec, asked: Language) -> Langu
 def shrink_blocks(model: Blocks, module: ModuleSpec, layers: int) -> Blocks:
     """Return a model with small blocks; a rank that has several heads keeps two."""
     heads = module.grid.tp * min(2, model.heads // module.grid.tp)
+    update: dict[str, object] = {"heads": heads}
+    if isinstance(model, VitModel) and model.kv_heads is not None:
+        sizes = _small_heads(model, module.grid.tp)
+        heads, update = sizes["heads"], {**sizes}
     hidden = HEAD_SIZE * heads
-    return model.replace(layers=layers, heads=heads, hidden=hidden, mlp=2 * hidden)
+    return model.replace(layers=layers, hidden=hidden, mlp=2 * hidden, **update)
 
 
 def shrink_encoder(model: Encoder, module: ModuleSpec, layers: int) -> Encoder:

@@ -7,14 +7,13 @@ Sources: `transformers` 5.23, models/glm4v and models/glm4v_moe; 5.24, models/gl
 arXiv:2507.01006, arXiv:2508.06471.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.families import glm
 from mimo_launch.hugging_face.family import Family, Video
-from mimo_launch.hugging_face.folder import Config, number, section, short
-from mimo_launch.hugging_face.refusals import Refusal, refusals
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.refusals import of_type, refusals
 from mimo_launch.hugging_face.settings import Computed, Settings
 from mimo_launch.hugging_face.tensors import MLP, Reshaped
 from mimo_launch.hugging_face.towers import (
@@ -152,25 +151,13 @@ GLM4V_MOE = VisionAndText(
     text=_TEXT_MOE,
     nested=True,
 )
-
-
-def _of_type(part: str, usual: str) -> Refusal:
-    """Return the rule that a part is of one type, which the configuration may omit."""
-
-    def found(config: Config) -> Iterator[str]:
-        if (said := section(config, part).get("model_type", usual)) != usual:
-            yield f"{part}.model_type: {short(said)}"
-
-    return Refusal(f"`{part}.model_type` other than `{usual}`", found)
-
-
 GLM46V = replace(
     GLM4V,
     model_type="glm46v",
     architecture="Glm46VForConditionalGeneration",
     published=("zai-org/GLM-4.6V",),
     refused=refusals(
-        _of_type("text_config", "glm4v_text"), _of_type("vision_config", "glm4v_vision")
+        of_type("text_config", "glm4v_text"), of_type("vision_config", "glm4v_vision")
     ),
     # Their sampling and the text of their times differ.
     reads_videos=False,
