@@ -53,6 +53,9 @@ CAPS: Layouts = {
     **BEHIND_VISION,
     "sinks, cp 2": {"cp": 2, "model": {"attention_sinks": True}},
     "images seen whole, cp 2": {"cp": 2, "model": {"bidirectional_images": True}},
+    "prompts seen whole, tp 2 pp 2": {
+        "tp": 2, "pp": 2, "sequence_parallel": True, "model": {"bidirectional_prompts": True},
+    },
     "latent attention, tp 2": {
         "tp": 2,
         "model": {

@@ -162,6 +162,7 @@ SELDOM = {
     "registers kind by kind", "table cropped by no side", "further tokens of other documents",
     "only what rotates grows", "queries of the first cp rank", "keys grow, too",
     "places of the clip", "chunks together", "frame after the end", "norm of own patches",
+    "prompts in reach",
 }  # fmt: skip
 
 

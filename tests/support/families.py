@@ -223,13 +223,14 @@ _SEEING_OFTEN = {
     "gemma3": ("cp2", "adamw"), "internvl": ("apart", "adamw"), "internvl_large": ("tp2", ""),
     "video_llama_3": ("apart", "adamw"), "janus": ("", "adamw"), "video_llava": ("", "sgd"),
     "cohere2_vision": ("apart", "sgd"), "aya_vision": ("cp2", ""),
-    "paddleocr_vl": ("cp2", "adamw"),
+    "paddleocr_vl": ("cp2", "adamw"), "paligemma": ("apart", "sgd"),
     "mistral3": ("apart", "sgd"), "smolvlm": ("cp2", "sgd"), "ministral3": ("cp2", "adamw"),
 }  # fmt: skip
 
 # Their towers take images of one size.
 _ONE_SIZE = (
     "gemma3", "deepseek_vl", "janus", "video_llava", "cohere2_vision", "aya_vision",
+    "paligemma", "paligemma2",
 )  # fmt: skip
 # Parts that are left out.
 _STAYS = {
@@ -572,6 +573,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("mistral3, seeing", "vision", {"projector_norm_eps": 0.1}, False),
         ("gemma3, seeing", "vision", {"projector_norm_offset": False}, False),
         ("gemma3, seeing", "language", {"bidirectional_images": False}, False),
+        ("paligemma, seeing", "language", {"bidirectional_prompts": False}, False),
         ("internvl, seeing", "vision", {"projector_norm_eps": 0.1}, False),
         ("internvl_large, seeing", "vision", {"norm_eps": 1e-2}, False),
         ("smolvlm, seeing", "vision", {"interpolation": "bicubic"}, False),

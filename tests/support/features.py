@@ -123,6 +123,7 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
         found |= {"chunks"} if model.sliding_window and model.sliding_window.chunked else set()
         found |= {"layers without rotary positions"} if model.nope else set()
         found |= {"bidirectional images"} if model.bidirectional_images else set()
+        found |= {"bidirectional prompts"} if model.bidirectional_prompts else set()
         found |= {"norms on both sides"} if model.post_norms and model.pre_norms else set()
         found |= set() if model.pre_norms else {"norms after layers alone"}
         found |= {"norms of all heads together"} if model.wide_qk_norm else set()

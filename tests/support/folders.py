@@ -572,6 +572,13 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         "vit": {"positions": "rope2d", "final_norm": True, "shuffle": 1, "mlp": 3072},
         "decoder": {"tied": True},
     },
+    "paligemma-3b-pt-224": {
+        "vit": {"final_norm": True, "projector": "linear", "projector_bias": True, "shuffle": 1},
+        "decoder": {"bidirectional_prompts": True, "tied": True, "kv_heads": 1, "head_dim": 256},
+    },
+    "paligemma2-3b-pt-224": {
+        "decoder": {"bidirectional_prompts": True, "sliding_window": {"size": 4096}},
+    },
     "PaddleOCR-VL": {
         "vit": {
             "image": (27, 27), "positions": "learned+rope2d", "interpolation": "linear",
@@ -749,6 +756,8 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"hidden_act": "relu"}, {"attention_dropout": 0.1},
         ({"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}}, "rope_theta: 100.0"),
     ],
+    ("paligemma-3b-pt-224", "vit", ""): [{"projection_dim": 2304}],
+    ("paligemma-3b-pt-224", "decoder", "text_config"): [{"hidden_act": "relu"}],
     ("PaddleOCR-VL", "vit", "vision_config"): [
         {"hidden_act": "relu"}, {"attention_dropout": 0.1},
         ({"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}}, "rope_theta: 100.0"),

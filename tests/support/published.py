@@ -394,6 +394,33 @@ MODELS: dict[str, tuple[Config, int]] = {
         },
         8,
     ),
+    "paligemma-3b-pt-224": (
+        {
+            "model_type": "paligemma", "image_token_index": 257152, "hidden_size": 2048,
+            "projection_dim": 2048, "vocab_size": 257216,
+            "text_config": dense("gemma", 18, 2048, 8, 1, 16384, 257216),
+            "vision_config": {
+                **tower("siglip_vision_model", 27, 1152, 4304, 224, 14), "projection_dim": 2048,
+                "vision_use_head": False,
+            },
+        },
+        8,
+    ),
+    "paligemma2-3b-pt-224": (
+        {
+            "model_type": "paligemma", "image_token_index": 257152, "hidden_size": 2304,
+            "projection_dim": 2304, "vocab_size": 257216,
+            "text_config": {
+                **gemma2(26, 2304, 8, 4, 9216, head_dim=256, query_pre_attn_scalar=256),
+                "vocab_size": 257216,
+            },
+            "vision_config": {
+                **tower("siglip_vision_model", 27, 1152, 4304, 224, 14), "projection_dim": 2304,
+                "vision_use_head": False,
+            },
+        },
+        8,
+    ),
     "Janus-Pro-1B": (
         {
             "model_type": "janus", "image_token_id": 100581, "tie_word_embeddings": False,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.spec.spec import Spec
 
 TOKEN = 7
@@ -61,6 +62,10 @@ _CLIP = _SIGLIP | {
 _VQ = {
     "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "num_embeddings": 16,
     "latent_channels": 32, "projection_dim": 24, "image_token_embed_dim": 24,
+}  # fmt: skip
+_PALI = {
+    "head_dim": 8, "tied": True, "activation": "gelu_tanh", "norm_offset": True,
+    "embedding_scale": 24**0.5, "bidirectional_prompts": True,
 }  # fmt: skip
 _YARN = {**ALIKE, "original_max_position_embeddings": 6}
 _TEXT_KEYS = {
@@ -157,6 +162,29 @@ KINDS = {
     ),
     "video_llava": Kind(
         "VideoLlava", _CLIP, {"model_type": "llama"}, {}, {"model_type": "clip_vision_model"}
+    ),
+    "paligemma": Kind(
+        "PaliGemma",
+        _SIGLIP | {"projector": "linear"},
+        {"model_type": "gemma", "head_dim": 8, "rms_norm_eps": 1e-6, "pad_token_id": None},
+        _PALI,
+        {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"projection_dim": 24, "hidden_size": 24},
+    ),
+    "paligemma2": Kind(
+        "PaliGemma",
+        _SIGLIP | {"projector": "linear"},
+        {
+            "model_type": "gemma2", "head_dim": 8, "rms_norm_eps": 1e-6, "pad_token_id": None,
+            "query_pre_attn_scalar": 20, "sliding_window": 5, "attn_logit_softcapping": None,
+            "final_logit_softcapping": 3.0, "layer_types": ["sliding_attention", "full_attention"],
+        },
+        _PALI | {
+            "post_norms": True, "query_pre_attn_scalar": 20, "logit_softcap": 3.0,
+            "sliding_window": {"size": 5, "full": [1]},
+        },
+        {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"projection_dim": 24, "hidden_size": 24},
     ),
     # Names, images and positions as in a Qwen2-VL.
     "paddleocr_vl": Kind(
@@ -356,7 +384,17 @@ def boxes(
 
 
 # Classes that take the images of a sample, not of several samples.
-_SEVERAL = ("InternVL", "Gemma3", "Deepseek", "Qianfan", "Janus", "VideoLlava", "Cohere2V", "Aya")
+_SEVERAL = (
+    "InternVL",
+    "Gemma3",
+    "PaliGemma",
+    "Deepseek",
+    "Qianfan",
+    "Janus",
+    "VideoLlava",
+    "Cohere2V",
+    "Aya",
+)
 
 
 def logits_of(model: Any, made: Spec) -> Tensor:
@@ -376,11 +414,12 @@ def logits_of(model: Any, made: Spec) -> Tensor:
         if pixels.ndim == 5:
             # Where videos are read, arrays have frames: here one each.
             pixels = pixels.squeeze(2)
+        more = _prompt(made, sample) if name.startswith("PaliGemma") else {}
         if not len(pixels):
-            rows.append(model(input_ids=tokens[None]).logits)
+            rows.append(model(input_ids=tokens[None], **more).logits)
             continue
         several = pixels if name.startswith(_SEVERAL) else pixels[None]
-        more = _mask(model, tokens, len(pixels)) if name.startswith("Gemma3") else {}
+        more = _mask(model, tokens, len(pixels)) if name.startswith("Gemma3") else more
         rows.append(model(input_ids=tokens[None], pixel_values=several, **more).logits)
     return torch.cat(rows)
 
@@ -432,6 +471,12 @@ def _in_patches(model: Any, made: Spec, sample: int, tokens: Tensor) -> dict[str
     return more | {"pixel_values": more["pixel_values"].to(model.dtype), "image_grid_thw": grids}
 
 
+def _prompt(made: Spec, sample: int) -> dict[str, Any]:
+    """Return what says which tokens are the prompt: 0 up to the first label."""
+    is_learnt = build_dataset(made).text("train", sample)[1] != IGNORE_LABEL
+    return {"token_type_ids": torch.arange(len(is_learnt))[None].gt(int(is_learnt.argmax())).long()}
+
+
 def exact(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute in float64 what `transformers` computes in float32."""
     widen(model)
@@ -443,6 +488,9 @@ def exact(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "forward", MethodType(_angles, module))
         elif name.endswith("rotary_emb") and hasattr(module, "mrope_section"):
             monkeypatch.setattr(module, "forward", MethodType(axes, module))
+    if type(model).__name__.startswith("PaliGemma"):
+        monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        hugging_face.widen_softmax(monkeypatch)
     if type(model).__name__.startswith("Paddle"):
         theirs = import_module(type(model).__module__)
         monkeypatch.setattr(theirs, "get_vision_interpolation_indices_and_weights", _shares)

@@ -520,7 +520,9 @@ def one_module(
                 }
             model |= {"attention_sinks": draw(seldom), "output_bias": draw(seldom)}
             has_experts = kind == "experts" or draw(st.sampled_from([False, False, True]))
-        if draw(seldom) and not model.get("bidirectional_images"):
+        if draw(seldom) and not (
+            model.get("bidirectional_images") or model.get("bidirectional_prompts")
+        ):
             model["mtp"] = {"depth": draw(st.sampled_from([1, 2]))}
         if has_experts:
             made["experts"], model["moe"] = draw(_experts(tp, cp * dp, layers))
@@ -646,6 +648,7 @@ def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
         "embedding_scale": draw(st.sampled_from([None, 3.0])),
         "query_pre_attn_scalar": draw(st.sampled_from([None, 20.0])),
         "bidirectional_images": draw(st.booleans()),
+        "bidirectional_prompts": draw(st.sampled_from([False, False, True])),
         "attention_softcap": draw(st.sampled_from([None, 50.0])),
         "logit_softcap": draw(st.sampled_from([None, 30.0])),
     }

@@ -51,6 +51,12 @@ def codes(*overrides: str) -> list[str]:
         (["model.nope={layers: [0, 1]}"], []),
         (["model.nope={layers: [1, 2]}"], ["full-layer-not-in-model"]),
         (["model.bidirectional_images=true"], []),
+        (["model.bidirectional_prompts=true"], []),
+        (
+            ["model.bidirectional_images=true", "model.bidirectional_prompts=true"],
+            ["setting-without-effect"],
+        ),
+        (["model.bidirectional_prompts=true", "model.mtp={depth: 1}"], ["mtp-does-not-fit"]),
         (["model.rope_scaling={rope_type: linear, factor: 2.0}"], []),
         (
             ["model.rope_scaling={rope_type: linear, factor: 2.0, low_freq_factor: 9.0}"],

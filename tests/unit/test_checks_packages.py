@@ -89,6 +89,7 @@ def test_nf4_needs_its_library_where_it_runs(
         (["modules.language.model.nope={layers: [0]}"], "`nope`"),
         (["modules.language.model.activation=gelu_tanh"], "`activation`"),
         (["modules.language.model.bidirectional_images=true"], "`bidirectional_images`"),
+        (["modules.language.model.bidirectional_prompts=true"], "`bidirectional_prompts`"),
         (["modules.language.model.post_norms=true"], "`post_norms`"),
         (["modules.language.model.norm_offset=true"], "`norm_offset`"),
         (["modules.language.model.attention_sinks=true"], "`attention_sinks`"),

@@ -203,6 +203,19 @@ def test_images_that_see_each_other_add_the_pairs_behind_a_token() -> None:
     assert found == [32**2 / 2 + 12**2 / 2, 32**2 / 2]
 
 
+def test_prompts_add_the_pairs_behind_a_token() -> None:
+    """What is learnt counts as the end of a sequence."""
+    modules = {"language": box(0, model={**DECODER, "bidirectional_prompts": True})}
+    made = spec(modules, mbs=2, seq=32)
+    layout = build_layout(made)
+    (stage,) = layout.language.stages
+    work = nominal_work(layout, layout.language, made)
+    found = forward_flops(made, stage, work).attention / (4 * 48 * 3)
+    prompts = sum(length**2 * number for length, number in work.blocks.items())
+    assert 0 < prompts < 2 * 32**2
+    assert found == 2 * 32**2 / 2 + prompts / 2
+
+
 def test_delta_rules_cost_what_torch_counts() -> None:
     """But for half of the products inside a chunk; and what chunks do to a state is one matrix.
 

@@ -27,7 +27,7 @@ WITHOUT_CLASS = {"Nemotron-3-Nano-Omni-30B-A3B", "Omni that predicts further tok
 # Their configurations leave out what classes write at two places; the files decide.
 TIED_BY_FILES = {"Mistral-Small-3.1-24B", "Ministral-3-8B-2512", "Qwen3-VL-4B"}
 # Of whole models, not of a decoder alone.
-OF_WHOLES = {"bidirectional_images"}
+OF_WHOLES = {"bidirectional_images", "bidirectional_prompts"}
 
 
 def plain(value: Any) -> Any:

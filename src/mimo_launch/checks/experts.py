@@ -169,16 +169,19 @@ def further_tokens_fit(spec: Spec, name: str, model: LanguageModel) -> Findings:
             help=f"write `depth: {max(1, min(4, spec.batch.seq - 2))}`, or a longer `batch.seq`",
             related=(Related(("batch", "seq"), f"seq {spec.batch.seq}"),),
         )
-    if kind_of(model).attending.whole_images:
+    attending = kind_of(model).attending
+    if attending.whole_images or attending.whole_prompts:
+        key = "bidirectional_images" if attending.whole_images else "bidirectional_prompts"
+        what = "an image" if attending.whole_images else "a prompt"
         yield Diagnostic(
             code="mtp-does-not-fit",
-            headline=f"`{name}`: `mtp` cannot learn where tokens of an image see later ones",
+            headline=f"`{name}`: `mtp` cannot learn where tokens of {what} see later ones",
             path=(*path, "mtp"),
             at_key=True,
-            why="a depth reads the token ahead of each: tokens of an image that see its end would "
+            why=f"a depth reads the token ahead of each: tokens of {what} that see its end would "
             "read the text that they are to predict",
-            help="delete `mtp`, or `bidirectional_images`",
-            related=(Related((*path, "bidirectional_images"), "they see later ones"),),
+            help=f"delete `mtp`, or `{key}`",
+            related=(Related((*path, key), "they see later ones"),),
         )
 
 

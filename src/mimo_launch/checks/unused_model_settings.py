@@ -92,6 +92,9 @@ def bidirectional_images_used(spec: Spec, name: str, model: DecoderModel) -> Fin
         return  # The model of a folder may be trained on text alone.
     if model.bidirectional_images and not any(kind_of(each).images for each in sources):
         yield idle_key(name, "bidirectional_images", f"`{name}` reads no encoder of images")
+    if model.bidirectional_images and model.bidirectional_prompts:
+        why = "with `bidirectional_prompts` images are part of prompts, or causal after them"
+        yield idle_key(name, "bidirectional_images", why)
 
 
 def norm_settings_used(spec: Spec, name: str, model: DecoderModel) -> Findings:

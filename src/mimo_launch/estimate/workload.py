@@ -38,12 +38,17 @@ def workload(views: StepViews, module: ModuleLayout, replica: int, forward: int)
         return encoder_workload(views.encoder(module.name, replica, forward), forwards)
     seq, samples = views.layout.seq, _samples(views, replica, forward)
     images = (s.spans.get(name, ()) for name in module.whole_images for s in samples)
+    blocks = Counter(span.num_positions for span in chain.from_iterable(images))
+    if module.whole_prompts:
+        # As if what is learnt came last.
+        records = chain.from_iterable(sample.records for sample in samples)
+        blocks = Counter(each.num_tokens - each.num_labels for each in records)
     return Workload(
         spans=Counter(chain.from_iterable(language_spans(sample, seq) for sample in samples)),
         held=len(samples) * seq // module.grid.size(Axis.CP),
         rows=0,
         forwards=forwards,
-        blocks=Counter(span.num_positions for span in chain.from_iterable(images)),
+        blocks=blocks,
     )
 
 

@@ -48,8 +48,9 @@ class TowerAndDecoder:
     decides. `text_defaults`: default settings of the decoder. `section`: the key of the tower's
     configuration. `beside`: prefixes of parts that are left out. `decides`: keys of the tower's
     `model` that the whole decides, whatever the tower alone has. `text_beside`: the settings of the
-    text may also be beside those of the tower. `videos`: how it reads videos, as
-    `video` of our model.
+    text may also be beside those of the tower. `text_ignores`: settings of the text that mean
+    nothing inside of the whole. `row_width`: its setting for the width of rows. `videos`: how it
+    reads videos, as `video` of our model.
     """
 
     model_type: str
@@ -71,6 +72,8 @@ class TowerAndDecoder:
     beside: tuple[str, ...] = ()
     decides: tuple[str, ...] = ()
     text_beside: bool = False
+    text_ignores: tuple[str, ...] = ()
+    row_width: str | None = None
     section: str = "vision_config"
     videos: Mapping[str, Any] | None = None
     rank: int = 0
@@ -96,6 +99,7 @@ class TowerAndDecoder:
             config = {**config, "text_config": beside}
         if kind == self.text[0].kind:
             words, inner = _inner(config, "text_config", self.text)
+            inner = {key: each for key, each in inner.items() if key not in self.text_ignores}
             return Part(
                 family=words,
                 config={
@@ -163,6 +167,7 @@ class TowerAndDecoder:
             self.section: tower.config(encoder) | width,
             "text_config": alone.config(text),
             self.token: token,
+            **({} if self.row_width is None else {self.row_width: text.hidden}),
             **applied(self.settings, encoder),
             "tie_word_embeddings": text.tied,
         }

@@ -64,6 +64,7 @@ TORCH_ONLY = (
     "sliding_window",
     "nope",
     "bidirectional_images",
+    "bidirectional_prompts",
     "activation",
     "norm",
     "parallel",
@@ -143,7 +144,7 @@ class DecoderBlocksKind(CausalKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderAttending(Attending):
-    """Sliding windows of some layers, and whole images."""
+    """Sliding windows of some layers, whole images and whole prompts."""
 
     model: DecoderModel
 
@@ -156,6 +157,11 @@ class DecoderAttending(Attending):
     def whole_images(self) -> bool:
         """Whether the tokens of an image attend to each other in both directions."""
         return self.model.bidirectional_images
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether the tokens before the first that is learnt attend to each other."""
+        return self.model.bidirectional_prompts
 
     def in_windows(self, number: int) -> bool:
         """Return whether the tokens of a layer, or of a depth, attend in windows."""

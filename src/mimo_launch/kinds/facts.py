@@ -126,6 +126,11 @@ class Attending:
         """Whether the tokens of an image attend to each other in both directions."""
         return False
 
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether the tokens before the first that is learnt attend to each other."""
+        return False
+
     def in_windows(self, number: int) -> bool:
         """Return whether the tokens of a layer attend in windows."""
         windows = self.windows or self.sliding

@@ -104,19 +104,26 @@ def in_window(
 
 
 def with_images(
-    sequences: SequenceContext, images_BS: Tensor, cp: int, cp_size: int, dtype: torch.dtype
+    sequences: SequenceContext,
+    images_BS: Tensor,
+    cp: int,
+    cp_size: int,
+    dtype: torch.dtype,
+    *,
+    whole: bool = False,
 ) -> SequenceContext:
     """Return the context in which tokens with the same image number see each other.
 
-    Text has negative numbers. Layers share the masks: attention makes no copies of them.
+    Text has negative numbers. `whole`: beyond the windows of layers, too, as prompts do. Layers
+    share the masks: attention makes no copies of them.
     """
     seq = images_BS.shape[1]
     everywhere = sequences.lower_right(seq, seq)
     same = (images_BS[:, :, None] == images_BS[:, None, :]) & (images_BS[:, None, :] >= 0)
-    if sequences.reach is not None:
+    if sequences.reach is not None and not whole:
         place = torch.arange(seq, device=images_BS.device)
         same &= place[:, None] - place < sequences.reach
-    if sequences.documents is not None:
+    if sequences.documents is not None and not whole:
         numbers = sequences.documents.numbers
         same &= numbers[:, :, None] == numbers[:, None, :]
     allowed = everywhere | same[:, None]

@@ -70,9 +70,10 @@ class ModuleLayout:
     to this one. The rows join its own tokens or replace them; rows of several modules follow each
     other or are added up. `is_causal`: a token attends only to earlier tokens of its image; rows
     that the module reads come first. `image_sources` names those of `reads` that read images; in
-    language, all tokens of an image of the `whole_images` attend to each other. `tiles`: how images
-    in tiles become rows. `reads_arrays`: the module reads images or clips of the data set. `losses`
-    are in the order in which the last stage returns them.
+    language, all tokens of an image of the `whole_images` attend to each other, and with
+    `whole_prompts` all before the first that is learnt. `tiles`: how images in tiles become rows.
+    `reads_arrays`: the module reads images or clips of the data set. `losses` are in the order in
+    which the last stage returns them.
     """
 
     name: str
@@ -99,6 +100,7 @@ class ModuleLayout:
     tiles: TileRule | None = None
     image_sources: tuple[str, ...] = ()
     whole_images: tuple[str, ...] = ()
+    whole_prompts: bool = False
     reads_arrays: bool = False
     losses: tuple[Loss, ...] = ()
     draws: bool = False
@@ -311,6 +313,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         image_sources=images,
         # A module that reads through a connector treats rows like text.
         whole_images=images if kind.attending.whole_images else (),
+        whole_prompts=kind.attending.whole_prompts,
         reads_arrays=kind.input is not None,
         losses=tuple(_losses(name, kind, module.loss_weight)),
         draws=kind.draws,

@@ -159,8 +159,9 @@ def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
     language = layout.language
     if rank in language.grid:
         documents = views.samples_of(language, rank)
-        # Tokens go into the first stage, labels into the last.
-        if decode or any(stage.is_first or stage.is_last for stage in language.stages_of(rank)):
+        # Tokens go into the first stage, labels into the last; labels also say where prompts end.
+        ends = any(stage.is_first or stage.is_last for stage in language.stages_of(rank))
+        if decode or ends or language.whole_prompts:
             texts = documents
         if decode and is_scorer(language, rank):
             answers = documents

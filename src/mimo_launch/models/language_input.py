@@ -18,6 +18,7 @@ from torch import Tensor
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.data.order.packing import has_ahead, labels_ahead, tokens_ahead
 from mimo_launch.kinds.language import LanguageKind
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.router import AuxLoss, RoutingContext
@@ -74,10 +75,10 @@ class LanguageInput:
     B, S] with three axes. documents: the documents packed in samples, None if every sample is one.
     rows[encoder] [r, D]: the rows that this rank received, on the first stage only. wanted: the
     places of the rows that generators read, on the last stage only. routing: for the balance of
-    experts, if any. images [B, all positions]: the image of each token, -1 for text, if the tokens
-    of an image attend to each other. ahead: the text of each depth of multi-token prediction, in
-    training. draws: for dropout. sources [sources of the step, B, S]: whether each token is of a
-    source, on the last stage in training, if the data have several.
+    experts, if any. images [B, all positions]: the image of each token, or the document of each
+    token of a prompt, if these attend to each other; else -1. ahead: the text of each depth of
+    multi-token prediction, in training. draws: for dropout. sources [sources of the step, B, S]:
+    whether each token is of a source, on the last stage in training, if the data have several.
     """
 
     num_sequences: int
@@ -123,7 +124,9 @@ def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
         tokens=None if tokens is None else tokens[:, held],
         positions=positions,
         documents=read_documents(view, samples, device),
-        images=read_images(view, module.whole_images, device),
+        images=read_prompts(view, samples, device)
+        if module.whole_prompts
+        else read_images(view, module.whole_images, device),
         labels=None if labels is None else labels[:, held],
         rows=forward.rows,
         row_places=forward.row_places,
@@ -198,6 +201,22 @@ def read_images(
         for number, span in enumerate(each for name in encoders for each in spans.get(name, ())):
             for line in span.lines:
                 row[line.position : line.position + line.num_positions] = number
+    return to_device(numbers, device) if (numbers >= 0).any() else None
+
+
+def read_prompts(view: LanguageView, inputs: StepInputs, device: torch.device) -> Tensor | None:
+    """Return the document of each token of a prompt of one microbatch, [B, S] over all positions.
+
+    A prompt ends where the first label of its document is. All else, and documents without labels,
+    have -1. Return None if there are no prompts.
+    """
+    numbers = np.full((len(view.samples), view.layout.seq), -1, dtype=np.int64)
+    for row, sample in zip(numbers, view.samples, strict=True):
+        documents, (_, labels) = inputs.documents(sample), inputs.text(sample)
+        learnt, at = np.unique(documents[labels != IGNORE_LABEL], return_index=True)
+        ends = np.flatnonzero(labels != IGNORE_LABEL)[at]
+        for number, end in zip(learnt, ends, strict=True):
+            row[: end + 1][documents[: end + 1] == number] = number
     return to_device(numbers, device) if (numbers >= 0).any() else None
 
 

@@ -210,6 +210,11 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="The tokens of an image attend to each other in both directions, as in "
         "Gemma 3; in layers with windows as far as these reach back.",
     )
+    bidirectional_prompts: bool = Field(
+        False,
+        description="The tokens before the first that is learnt, rows among them, attend to each "
+        "other in both directions, as in PaliGemma; beyond the windows of layers, too.",
+    )
     mla: Mla | None = Field(
         None,
         description="Multi-head latent attention, as in DeepSeek-V3: queries, keys and values from "

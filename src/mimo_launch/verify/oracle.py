@@ -40,6 +40,7 @@ from mimo_launch.verify.oracle_layers import (
     frequencies,
     image_numbers,
     linear,
+    prompt_numbers,
     text_angles,
 )
 from mimo_launch.verify.oracle_parts import parts_of
@@ -285,8 +286,12 @@ class Oracle:
         )
         sizes = self._image_sizes(split, index)
         images = image_numbers(given, sizes) if kind.attending.whole_images else None
+        prompts = None
+        if kind.attending.whole_prompts:
+            labels = self.dataset.text(split, index)[1]
+            prompts = prompt_numbers(labels.tolist(), documents.tolist())
         is_text = torch.arange(len(given)) < described.num_tokens
-        text = RecordText(documents, is_text, load, images)
+        text = RecordText(documents, is_text, load, images, prompts)
         if model.rope_theta is None:
             return text
 

@@ -51,14 +51,15 @@ class RecordText:
 
     `documents` is the document of each token, [S]. Tokens where `counts` [S] is true count in
     `load`, the others are padding. If tokens of an image attend to each other, `images` is the
-    image of each token, 0 for text. `angles` are those of rotary embeddings; `local_angles` replace
-    them in layers with windows, if given.
+    image of each token, 0 for text; `prompts` likewise. `angles` are those of rotary embeddings;
+    `local_angles` replace them in layers with windows, if given.
     """
 
     documents: Tensor
     counts: Tensor
     load: Load
     images: Tensor | None = None
+    prompts: Tensor | None = None
     angles: Tensor | None = None
     local_angles: Tensor | None = None
 

@@ -239,7 +239,7 @@ def _attention(
         q = torch.einsum("shk,s->shk", q, growth)
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
     scale = (size or q.shape[-1]) ** -0.5
-    hidden = hidden_from(text.documents, text.images, window, chunked=chunked)
+    hidden = hidden_from(text.documents, text.images, window, chunked=chunked, prompts=text.prompts)
     drop = partial(weights.attended, layer=name)
     attended = attend(q * scale, k, v, hidden, cap=cap, sinks_H=sinks, drop=drop)
     for gate in gates:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.spec.layers import QueryScaling
 from mimo_launch.spec.spec import RopeScaling
 from mimo_launch.verify.oracle_dropout import Weights
@@ -52,13 +53,19 @@ def places_in(documents: Tensor) -> list[int]:
 
 
 def hidden_from(
-    documents: Tensor, images: Tensor | None, window: int | None, *, chunked: bool = False
+    documents: Tensor,
+    images: Tensor | None,
+    window: int | None,
+    *,
+    chunked: bool = False,
+    prompts: Tensor | None = None,
 ) -> Tensor:
     """Return [S, S], true where a token does not see another: later ones, other documents.
 
     Tokens with the same number in `images`, except 0, see each other. With `window`, tokens that
     are `window` or more places earlier are hidden; if `chunked`, those that are not in the same
-    chunk of `window` tokens of their document.
+    chunk of `window` tokens of their document. With the same number in `prompts` they see each
+    other all the same.
     """
     tokens = len(documents)
     hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
@@ -71,6 +78,8 @@ def hidden_from(
     elif window is not None:
         for token in range(window, tokens):
             hidden[token, : token + 1 - window] = True
+    if prompts is not None:
+        hidden &= (prompts[:, None] != prompts) | (prompts == 0)
     return hidden
 
 
@@ -120,6 +129,16 @@ def image_numbers(tokens: Tensor, images: Mapping[int, Sequence[Size]]) -> Tenso
             continue
         height, width = left[token].pop(0)
         found += [max(found, default=0) + 1] * (height * width)
+    return torch.tensor(found)
+
+
+def prompt_numbers(labels: Sequence[int], documents: Sequence[int]) -> Tensor:
+    """Return 1 and more for the tokens of a document up to its first label, and 0 for others."""
+    found = []
+    for place, document in enumerate(documents):
+        of_document = (at for at, each in enumerate(documents) if each == document)
+        first = next((at for at in of_document if labels[at] != IGNORE_LABEL), -1)
+        found.append(document + 1 if place <= first else 0)
     return torch.tensor(found)
 
 

@@ -73,7 +73,7 @@ _FIRST: dict[str, Any] = {
         lambda config: number(config, "hidden_size") ** 0.5, words="the root of `hidden_size`"
     ),
 }
-_BOTH_WAYS = "use_bidirectional_attention"
+BOTH_WAYS = "use_bidirectional_attention"
 # Published folders name the exact function but mean its approximation.
 _FIRST_ACTIVATIONS = {_ACTIVATION: "gelu_tanh", "gelu": "gelu_tanh"}
 GEMMA = Family(
@@ -89,7 +89,7 @@ GEMMA = Family(
     tensors=decoders.TENSORS,
     refused=refusals(
         one_of("hidden_act", _FIRST_ACTIVATIONS, _ACTIVATION),
-        one_of(_BOTH_WAYS, (False, None), False),
+        one_of(BOTH_WAYS, (False, None), False),
     )
     + decoders.not_computed(but=("hidden_act",)),
     defaults={
@@ -116,7 +116,7 @@ GEMMA2 = Family(
     settings=decoders.decoder(_BLOCK, _WINDOWS, **_PARTS, **_cap("attention_softcap", _SCORE_CAP)),
     tensors=_TENSORS,
     refused=refusals(
-        *(one_of(key, (False, None), False) for key in ("attention_bias", _BOTH_WAYS)),
+        *(one_of(key, (False, None), False) for key in ("attention_bias", BOTH_WAYS)),
         one_of("hidden_activation", _ACTIVATIONS, _ACTIVATION),
         _WINDOWS.refusal(),
         rotary.rope_refusal(),
@@ -240,7 +240,7 @@ GEMMA3_TEXT = Family(
         *(
             one_of(key, (False, None), False)
             # `transformers` has a setting for a cap of scores but does not apply it.
-            for key in ("attention_bias", _SCORE_CAP, _BOTH_WAYS)
+            for key in ("attention_bias", _SCORE_CAP, BOTH_WAYS)
         ),
         one_of("hidden_activation", _ACTIVATIONS, _ACTIVATION),
         layer_types(_WINDOWS.layer_types, layers_of),
