@@ -22,7 +22,8 @@ SIZES = {"layers": 2, "hidden": 16, "heads": 2, "mlp": 24}
 
 def graph(start: Path | None = None, **grids: dict[str, Any]) -> Spec:
     """A spec of a resampler, a flow and a talker, which start from folders of their names."""
-    talker = {"kind": "talker", "codebooks": 2, "vocab": 13}
+    moe = {"experts": 2, "top_k": 1, "width": 8, "normalize": False, "every": 2}
+    talker = {"kind": "talker", "codebooks": 2, "vocab": 13, **SIZES, "moe": moe}
     modules: dict[str, Any] = {
         "vision": box(0),
         "merger": box(**grids.get("merger", {}), **connector("vision", queries=3)),

@@ -222,6 +222,17 @@ GENERATORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+# A shared expert with a gate, as in the talker of Qwen3-Omni.
+EXPERTS: dict[str, Any] = {
+    "layers": 2, "qk_norm": True,
+    "moe": {
+        "experts": 4, "top_k": 2, "width": 16, "normalize": False, "shared": 16,
+        "shared_gate": True,
+    },
+}  # fmt: skip
+SPARSE: dict[str, Any] = {
+    "layers": 4, "moe": {"experts": 4, "top_k": 2, "width": 16, "every": 2}
+}  # fmt: skip
 TALKERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "colocated, dp 2": (
         {"language": box(0, dp=2), "speech": box(0, dp=2, **talker(reads_text=True))},
@@ -256,6 +267,22 @@ TALKERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "of experts over ep, disjoint, sequence parallel": (
+        {
+            "language": box(0),
+            "speech": box(
+                1, tp=2, dp=2, **SP, **talker(reads_text=True, model=EXPERTS), experts={"ep": 2}
+            ),
+        },
+        {},
+    ),
+    "of experts in some layers, split over tp, cp and pp, beside language of experts": (
+        {
+            "language": box(0, dp=2, model={"moe": {"experts": 4, "top_k": 2, "width": 16}}),
+            "speech": box(0, tp=2, cp=2, pp=2, **talker(model=SPARSE), experts={"tp": 2, "ep": 2}),
+        },
+        {"packing": True},
+    ),
     "beside a flow, overlapping, frozen language": (
         {
             "vision": box(0, dp=2),
@@ -289,6 +316,7 @@ SELDOM = {
     "connectors behind language, cut in other ways than both ends", "a frozen generator",
     "nothing trains in front of a generator", "beside a flow, overlapping, frozen language",
     "tp without sequence parallelism, more ranks than key heads",
+    "of experts in some layers, split over tp, cp and pp, beside language of experts",
 }  # fmt: skip
 
 

@@ -148,6 +148,17 @@ STEPS = {
     "a talker": step(
         {"talker": {"kind": "talker", **BLOCKS, "kv_heads": 2, "codebooks": 2, "vocab": 64}}
     ),
+    "a talker of experts": step(
+        {
+            "talker": {
+                "kind": "talker",
+                **BLOCKS,
+                "kv_heads": 2,
+                "vocab": 64,
+                "moe": {"experts": 4, "top_k": 2, "width": 128, "shared": 64, "shared_gate": True},
+            }
+        }
+    ),
     "compiled images of several sizes": step(data={"max_images": 3}, compiled=True),
     "compiled windows and gates": step(
         {**vision(**QWEN2_5), **language(gated_attention=True, qk_norm=True)}, compiled=True

@@ -86,7 +86,7 @@ def run(script: str, folder: Path) -> list[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        timeout=1200,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout

@@ -10,6 +10,7 @@ from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.space import divisors
+from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import ExpertGrid, LanguageModel, Spec
 
 
@@ -123,7 +124,7 @@ def choices_of_experts(spec: Spec, name: str) -> Findings:
         )
 
 
-def layers_have_experts(spec: Spec, name: str, model: LanguageModel) -> Findings:
+def layers_have_experts(spec: Spec, name: str, model: CausalModel) -> Findings:
     """Experts are described exactly where some layer has them."""
     path, layers = ("modules", name, "model"), spec.modules[name].model.layers
     if any(model.has_experts(layer) for layer in range(layers)) == (model.moe is not None):

@@ -8,7 +8,7 @@ Leaves: settings of training and data to `training_settings`.
 from mimo_launch.checks.rule import Findings, idle_key
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.language_models import DecoderBlocks
+from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
     DecoderModel,
@@ -105,7 +105,7 @@ def norm_settings_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
         yield idle_key(name, "wide_qk_norm", "without `qk_norm` queries and keys have no norm")
 
 
-def shared_gate_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
+def shared_gate_used(spec: Spec, name: str, model: CausalModel) -> Findings:
     """`shared_gate` needs a shared expert."""
     if model.moe is not None and model.moe.shared_gate and not model.moe.shared:
         yield idle_key(name, "shared_gate", "there is no shared expert: `shared` is 0", "moe")

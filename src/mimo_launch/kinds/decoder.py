@@ -116,12 +116,14 @@ class DecoderBlocksKind(CausalKind):
         return self.block(number)
 
     def block(self, number: int) -> BlockShape:
-        """Return a block; both of its layers add to the stream."""
+        """Return a block of attention and an MLP or experts; both add to the stream."""
         out_scale = (2 * self.model.layers) ** -0.5
         return BlockShape(
             norm=self.norm(),
             attention=self.attention(number, out_scale=out_scale),
-            mlp=self.mlp(self.model.mlp_width, out_scale=out_scale),
+            mlp=self.experts(out_scale=out_scale)
+            if self.has_experts(number)
+            else self.mlp(self.model.mlp_width, out_scale=out_scale),
         )
 
     def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
@@ -222,17 +224,14 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return self.model.activation
 
     def block(self, number: int) -> BlockShape:
-        """Return a block with an MLP or experts; the block of a depth is like the last one."""
-        block = replace(
+        """Return a block; the block of a depth is like the last one."""
+        return replace(
             DecoderBlocksKind.block(self, number),
             pre_norms=self.model.pre_norms,
             post_norms=self.model.post_norms,
             parallel=self.model.parallel,
             residual_scale=self.model.residual_scale,
         )
-        if not self.has_experts(number):
-            return block
-        return replace(block, mlp=self.experts(out_scale=block.attention.out_scale))
 
     def layer(self, number: int) -> LayerShape:
         """Return a block, or a depth with such a block."""

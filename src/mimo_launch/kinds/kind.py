@@ -23,12 +23,12 @@ from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
     DEPTH,
     ROUTED,
-    SHARED_OUT,
     HeldAtEnds,
     Passes,
     Saved,
     Temporary,
     of_router,
+    of_shared,
 )
 from mimo_launch.kinds.weights import LayerShape, Weight, widths_of
 from mimo_launch.spec.encoders import EncoderModel
@@ -262,7 +262,7 @@ class ModelKind(ABC):
             saved += self._saved_besides(number, passes)
         if self.moe is not None and self.has_experts(number):
             saved += (*ROUTED, *of_router(self.moe, passes))
-            saved += (SHARED_OUT,) if self.moe.gates_shared else ()
+            saved += (of_shared(passes),) if self.moe.gates_shared else ()
         if self.is_depth(number):
             saved += (*DEPTH, *passes.of_stream("rms", None, None, None))
         if self.has_experts(number) and passes.wide == 1:

@@ -117,6 +117,28 @@ class CausalKind(ModelKind):
         )
 
     @property
+    def moe(self) -> Moe | None:
+        """The mixture of experts of the model, if it has one."""
+        return self.model.moe
+
+    def has_experts(self, number: int) -> bool:
+        """Return whether a layer is a mixture of experts."""
+        return self.model.has_experts(number)
+
+    def experts(self, *, out_scale: float) -> MoeShape:
+        """Return the experts of a layer. Raises: ValueError if the model has none."""
+        moe = self.model.moe
+        if moe is None:
+            raise ValueError("a model without experts")
+        return MoeShape(
+            moe=moe,
+            width=self.model.hidden,
+            gate=self.gate,
+            shared=self.mlp(moe.shared, out_scale=out_scale) if moe.shared else None,
+            out_scale=out_scale,
+        )
+
+    @property
     def gate(self) -> GateActivation | None:
         """The activation of the gate of MLPs, if they have one."""
         return "silu"
@@ -187,15 +209,6 @@ class LanguageKind(CausalKind):
         return _axes_of_pairs(tuple(pairs), is_interleaved=self.model.mrope_interleaved)
 
     @property
-    def moe(self) -> Moe | None:
-        """The mixture of experts of the model, if it has one."""
-        return self.model.moe
-
-    def has_experts(self, number: int) -> bool:
-        """Return whether a layer is a mixture of experts."""
-        return self.model.has_experts(number)
-
-    @property
     def mtp(self) -> Mtp | None:
         """How it predicts further tokens, if it learns to."""
         return self.model.mtp
@@ -213,19 +226,6 @@ class LanguageKind(CausalKind):
     def norm(self) -> NormShape:
         """Return the norm before every mixer, and after the last layer."""
         return replace(CausalKind.norm(self), offset=float(self.model.norm_offset))
-
-    def experts(self, *, out_scale: float) -> MoeShape:
-        """Return the experts of a layer. Raises: ValueError if the model has none."""
-        moe = self.model.moe
-        if moe is None:
-            raise ValueError("a model without experts")
-        return MoeShape(
-            moe=moe,
-            width=self.model.hidden,
-            gate=self.gate,
-            shared=self.mlp(moe.shared, out_scale=out_scale) if moe.shared else None,
-            out_scale=out_scale,
-        )
 
     def sight(self, number: int) -> Sight:
         """Return which tokens the tokens of a layer attend to, and how scores depend on places."""

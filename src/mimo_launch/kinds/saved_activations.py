@@ -229,8 +229,16 @@ def of_router(moe: Moe, passes: Passes) -> tuple[Saved, ...]:
     return within("mlp", kept)
 
 
-# In addition, if its shared expert has a gate.
-SHARED_OUT = Saved(name="output of the shared expert", stream=1, shared=True, part="mlp")
+def of_shared(passes: Passes) -> Saved:
+    """Return what the gate of a shared expert keeps: its output, and without compiling its factor.
+
+    Both then have at least 4 bytes.
+    """
+    copies = 1 if passes.are_compiled else passes.wide
+    numbers = 0 if passes.are_compiled else passes.wide
+    name = "output of the shared expert"
+    return Saved(name=name, stream=copies, numbers=numbers, shared=True, part="mlp")
+
 
 # In addition, in a depth of multi-token prediction: tensors before and after its block.
 TOKEN_AHEAD = Saved(name="embedding of the token ahead", stream=1, shared=True)

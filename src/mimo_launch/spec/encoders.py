@@ -11,6 +11,7 @@ from pydantic import Field
 
 from mimo_launch.spec.base import Count, Layers, Strict
 from mimo_launch.spec.language_models import DecoderBlocks
+from mimo_launch.spec.layers import UnbalancedMoe
 from mimo_launch.spec.media import Clips, Codes, Images
 
 # The exact GELU, its approximation by tanh, and x * sigmoid(1.702 x): arXiv:1606.08415, section 2.
@@ -187,6 +188,12 @@ class TalkerModel(Codes, DecoderBlocks, EncoderModel):
     reads_text: bool = Field(
         False,
         description="Add the embedding of its token to each row of language, as Qwen2.5-Omni does.",
+    )
+    moe: UnbalancedMoe | None = Field(
+        None,
+        description="Experts in place of the MLP, in the layers that `every` and `first_dense` "
+        "select, by default all, as in the talker of Qwen3-Omni.",
+        examples=["{experts: 8, top_k: 2, width: 256, shared: 256, shared_gate: true}"],
     )
 
 

@@ -26,6 +26,12 @@ class CausalModel(Strict):
     norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1e-5, description="Added to the mean square in every RMSNorm of the module."
     )
+    moe: Moe | None = Field(
+        None,
+        description="Experts in place of the MLP: in the layers of a decoder that `every` and "
+        "`first_dense` select, by default all, or in the layers `E` of a hybrid.",
+        examples=["{experts: 8, top_k: 2, width: 256}"],
+    )
 
     @property
     def deep_rows(self) -> int:
@@ -72,9 +78,13 @@ class CausalModel(Strict):
         """Whether MLPs, including experts, are SwiGLU; otherwise they are squared ReLU."""
         raise NotImplementedError
 
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer, counted from 0, is a mixture of experts."""
+        raise NotImplementedError
+
 
 class LanguageModel(CausalModel):
-    """Keys that language models add: words, and perhaps experts."""
+    """Keys that language models add: words, axes of positions and further tokens."""
 
     speaks = True
     vocab: Tokens | Literal["digits"] = Field(
@@ -85,12 +95,6 @@ class LanguageModel(CausalModel):
         128, description="The vocabulary is padded to a multiple of this, whatever tp is."
     )
     tied: bool = Field(False, description="Use the token embedding as the output layer.")
-    moe: Moe | None = Field(
-        None,
-        description="Experts in place of the MLP: in the layers of a decoder that `every` and "
-        "`first_dense` select, by default all, or in the layers `E` of a hybrid.",
-        examples=["{experts: 8, top_k: 2, width: 256}"],
-    )
     mrope: tuple[Count, Count, Count] | None = Field(
         None,
         description="Pairs of each head that rotate with time, height and width (M-RoPE, as in "
@@ -141,10 +145,6 @@ class LanguageModel(CausalModel):
         """Number of vectors of a query head: the query, and perhaps a gate."""
         return 1 + self.gated_attention
 
-    def has_experts(self, layer: int) -> bool:
-        """Return whether a layer, counted from 0, is a mixture of experts."""
-        raise NotImplementedError
-
 
 class DecoderBlocks(CausalModel):
     """Transformer blocks of Llama, Qwen2 or Qwen3 shape: RMSNorm, rotary positions, SwiGLU."""
@@ -176,8 +176,12 @@ class DecoderBlocks(CausalModel):
 
     @property
     def has_mlps(self) -> bool:
-        """True: every layer has an MLP."""
-        return True
+        """Whether any layer has a dense MLP."""
+        return not all(self.has_experts(layer) for layer in range(self.layers))
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether experts replace the MLP of a layer."""
+        return self.moe is not None and self.moe.is_in(layer)
 
     @property
     def gated_mlp(self) -> bool:
@@ -304,12 +308,3 @@ class DecoderModel(DecoderBlocks, LanguageModel):
     def rotary_size(self) -> int:
         """Dimensions of a head that rotate with positions."""
         return self.mla.rope_head_dim if self.mla else int(self.head_size * self.rotary_factor)
-
-    @property
-    def has_mlps(self) -> bool:
-        """Whether any layer has a dense MLP."""
-        return not all(self.has_experts(layer) for layer in range(self.layers))
-
-    def has_experts(self, layer: int) -> bool:
-        """Return whether experts replace the MLP of a layer."""
-        return self.moe is not None and self.moe.is_in(layer)

@@ -298,3 +298,16 @@ class Moe(Strict):
     def is_in(self, layer: int) -> bool:
         """Return whether a layer of a decoder, counted from 0, has experts."""
         return layer >= self.first_dense and (layer + 1) % self.every == 0
+
+
+class UnbalancedMoe(Moe):
+    """A mixture of experts in a list of clips, the load of which nothing balances."""
+
+    aux_loss: Annotated[float, Field(ge=0, le=0)] = Field(
+        0.0, description="0: no loss balances the load of these experts."
+    )
+    bias_update_rate: Annotated[float, Field(ge=0, le=0)] | None = Field(
+        None,
+        description="0: each expert has a bias that is added to its score while experts are "
+        "chosen, and stays as loaded; `null`: there is no bias.",
+    )

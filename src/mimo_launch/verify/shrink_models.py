@@ -50,6 +50,7 @@ MAX_CAP = 2.0
 MAX_CLIP_ROWS = 6
 
 Language = TypeVar("Language", DecoderModel, HybridModel)
+Causal = TypeVar("Causal", DecoderModel, HybridModel, TalkerModel)
 Blocks = TypeVar("Blocks", bound=EncoderBlocks)
 Encoder = TypeVar("Encoder", bound=TransformerEncoder)
 
@@ -127,7 +128,7 @@ def shrink_talker(model: TalkerModel, module: ModuleSpec, layers: int) -> Talker
     """
     codes = {"codebooks": min(2, model.codebooks), "vocab": 19, "start": None, "end": None}
     blocks = _small_blocks(model, module.grid.tp)
-    return model.replace(**blocks, layers=layers, **codes)
+    return _with_experts(model.replace(**blocks, layers=layers, **codes), module, model)
 
 
 def _shrink_language(model: Language, tp: int) -> Language:
@@ -207,7 +208,7 @@ def _small_sizes(sizes: RecurrentSizes, grid: Grid) -> RecurrentSizes:
     return sizes.with_groups(groups).replace(**update)
 
 
-def _with_experts(model: Language, module: ModuleSpec, asked: Language) -> Language:
+def _with_experts(model: Causal, module: ModuleSpec, asked: Causal) -> Causal:
     """Return a small model with small experts in at least one layer.
 
     It keeps several experts on a rank with a choice among them, and layers with and without
