@@ -84,8 +84,8 @@ def deviations(
 
     def by_loop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         loop = loop_over_sequences(lower_right=True)
-        window = before, 0
-        return loop(q[0], k[0], v[0], bounds, bounds, 190, 190, scale=scale, window_size=window)
+        lists = (bounds, bounds), (190, 190)
+        return loop((q[0], k[0], v[0]), *lists, scale=scale, window=(before, 0))[0]
 
     results = []
     for function, wide in ((by_kernel, dtype), (by_loop, torch.float64)):

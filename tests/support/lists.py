@@ -23,27 +23,27 @@ UPPER_LEFT = "lists, causal masks aligned at the upper left"
 
 
 def loop_over_sequences(*, lower_right: bool) -> Callable[..., Any]:
-    """Return attention inside each sequence of a list, after the documentation of `varlen_attn`."""
+    """Return attention inside each sequence of a list, as the kernel of `varlen_attn` computes it.
+
+    It takes and returns what `varlen_forward` does.
+    """
 
     def attend(
-        q_NhK: Tensor,
-        k_MgK: Tensor,
-        v_MgK: Tensor,
-        *lists: Any,
-        scale: float | None = None,
-        window_size: tuple[int, int],
-        enable_gqa: bool = True,
-        return_aux: object = None,
-    ) -> Any:
-        assert enable_gqa
-        outs, sums = [], []
+        inputs: tuple[Tensor, Tensor, Tensor],
+        bounds: tuple[Tensor, Tensor],
+        longest: tuple[int, int],
+        *,
+        scale: float | None,
+        window: tuple[int, int],
+    ) -> tuple[Tensor, Tensor]:
+        q_NhK, k_MgK, v_MgK = inputs
+        lists, outs, sums = (*bounds, *longest), [], []
         share = q_NhK.shape[1] // k_MgK.shape[1]
-        for _, keys, scores in _scores(q_NhK, k_MgK, lists, scale, window_size, lower_right):
+        for _, keys, scores in _scores(q_NhK, k_MgK, lists, scale, window, lower_right):
             v = widened(v_MgK[keys]).repeat_interleave(share, dim=1).transpose(0, 1)
             outs.append((scores.softmax(dim=-1) @ v).transpose(0, 1))
             sums.append(scores.logsumexp(dim=-1))
-        out = torch.cat(outs).to(q_NhK.dtype)
-        return out if return_aux is None else (out, torch.cat(sums, dim=1))
+        return torch.cat(outs).to(q_NhK.dtype), torch.cat(sums, dim=1)
 
     return attend
 
@@ -121,7 +121,7 @@ def backward_over_sequences(
 
 def by_lists(*, lower_right: bool = True) -> None:
     """Have attention of this process go over lists from now on, with the loop for a kernel."""
-    varlen_attention.varlen_attn = loop_over_sequences(lower_right=lower_right)
+    varlen_attention.varlen_forward = loop_over_sequences(lower_right=lower_right)
     varlen_attention.varlen_backward = backward_over_sequences
     attention.takes_lists = lambda q: True
 
@@ -162,7 +162,7 @@ def attention_by(way: str, device: torch.device) -> Iterator[None]:
 @contextmanager
 def calls_of_kernel(device: torch.device, *, lower_right: bool = True) -> Iterator[list[int]]:
     """Note the number of queries of each call; on processors the loop is the kernel."""
-    kernel: Callable[..., Any] = varlen_attention.varlen_attn
+    kernel: Callable[..., Any] = varlen_attention.varlen_forward
     backward: Callable[..., Any] = varlen_attention.varlen_backward
     takes: Callable[[Tensor], bool] = varlen_attention.takes_lists
     if device.type == "cpu":
@@ -170,12 +170,12 @@ def calls_of_kernel(device: torch.device, *, lower_right: bool = True) -> Iterat
         backward = backward_over_sequences
     calls: list[int] = []
 
-    def noted(q: Tensor, *args: Any, **options: Any) -> Any:
-        calls.append(len(q))
-        return kernel(q, *args, **options)
+    def noted(inputs: tuple[Tensor, ...], **lists: Any) -> Any:
+        calls.append(len(inputs[0]))
+        return kernel(inputs, **lists)
 
     with (
-        patch.object(varlen_attention, "varlen_attn", noted),
+        patch.object(varlen_attention, "varlen_forward", noted),
         patch.object(varlen_attention, "varlen_backward", backward),
         patch.object(attention, "takes_lists", takes),
     ):

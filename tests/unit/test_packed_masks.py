@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mimo_launch.layers.image_contexts import image_context  # noqa: E402
-from mimo_launch.layers.varlen_attention import packed  # noqa: E402
+from mimo_launch.layers.varlen_attention import packed, packed_images  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -51,3 +51,12 @@ def test_documents_have_lengths_that_fill_their_sequences() -> None:
 def test_a_rank_that_holds_every_image_beside_others_does_not_go_its_own_way() -> None:
     assert image_context([2, 2], range(4), CPU, alone=True).same == (2, 2)
     assert image_context([2, 2], range(4), CPU, alone=False).same is None
+
+
+def test_a_list_without_padding_is_not_sliced() -> None:
+    """The backward of a slice fills a tensor and copies into it."""
+    x = torch.randn(8, 2, 4, requires_grad=True)
+    whole = packed_images(x, x, x, image_context([5, 3], range(8), CPU, alone=True))
+    assert all(each is x for each in whole[:3])
+    padded = packed_images(x, x, x, image_context([5, 2], range(8), CPU, alone=True))
+    assert [len(each) for each in padded[:3]] == [7, 7, 7]

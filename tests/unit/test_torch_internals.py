@@ -104,15 +104,15 @@ def test_a_product_of_two_matrices_in_8_bits() -> None:
     torch.testing.assert_close(made.float(), left.float() @ right.float().t(), rtol=0.01, atol=0.1)
 
 
-def test_the_backward_of_attention_over_lists_takes_another_log_sum_exp() -> None:
+def test_attention_over_lists_gives_a_log_sum_exp_and_its_backward_takes_another() -> None:
     """Its kernel needs a GPU, so only shapes are computed here."""
     with FakeTensorMode():
         q, k = torch.empty(5, 4, 8), torch.empty(7, 2, 8)
         bounds = torch.empty(2, dtype=torch.int32)
-        lists = (bounds, bounds), (5, 7)
-        found = torch_internals.varlen_backward(
-            q, (q, k, k), q, torch.empty(4, 5), *lists, scale=0.5, window=(2, 0)
-        )
+        lists = {"bounds": (bounds, bounds), "longest": (5, 7), "scale": 0.5, "window": (2, 0)}
+        out, log_sum_exp = torch_internals.varlen_forward((q, k, k), **lists)  # type: ignore[arg-type]
+        found = torch_internals.varlen_backward(q, (q, k, k), q, torch.empty(4, 5), **lists)  # type: ignore[arg-type]
+    assert (out.shape, log_sum_exp.shape) == (q.shape, (4, 5))
     assert [each.shape for each in found] == [q.shape, k.shape, k.shape]
 
 

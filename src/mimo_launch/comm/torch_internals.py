@@ -237,6 +237,26 @@ def set_allocator(settings: str) -> None:
     torch._C._accelerator_setAllocatorSettings(settings)
 
 
+def varlen_forward(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    bounds: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    *,
+    scale: float | None,
+    window: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """Return attention inside each sequence of a list, [N, h, K], and its log-sum-exp, [h, N].
+
+    Why: `varlen_attn` is a custom operator of Python, which takes the host longer than the kernel's
+    own call; it gives the kernel the same arguments.
+    """
+    out, log_sum_exp, *_ = torch.ops.aten._flash_attention_forward(
+        *inputs, *bounds, *longest, 0.0, window == (-1, 0), return_debug_mask=False,
+        scale=scale, window_size_left=window[0], window_size_right=window[1],
+    )  # fmt: skip
+    return out, log_sum_exp
+
+
 def varlen_backward(
     grad_NhK: Tensor,
     inputs: tuple[Tensor, Tensor, Tensor],
@@ -248,26 +268,17 @@ def varlen_backward(
     scale: float | None,
     window: tuple[int, int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values of `varlen_attn`.
+    """Return the gradients of queries, keys and values of `varlen_forward`.
 
-    Why: with a different output and log-sum-exp, they are the gradients of attention with sinks.
+    Why: as above; with a different output and log-sum-exp, they are the gradients of attention with
+    sinks.
     """
-    import torch.nn.attention.varlen  # It registers the operator.
-
     # The random state, which only dropout uses.
-    state = torch.zeros(2, dtype=torch.uint64, device=grad_NhK.device)
-    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.torch_attn._varlen_attn_backward(
-        grad_NhK,
-        *inputs,
-        out_NhK,
-        lse_hN,
-        *bounds,
-        *longest,
-        window == (-1, 0),
-        state,
-        scale=scale,
-        window_size=list(window),
-    )
+    state = torch.empty(0, dtype=torch.uint64, device=grad_NhK.device)
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+        grad_NhK, *inputs, out_NhK, lse_hN, *bounds, *longest, 0.0, window == (-1, 0), state, state,
+        scale=scale, window_size_left=window[0], window_size_right=window[1],
+    )  # fmt: skip
     return grads
 
 

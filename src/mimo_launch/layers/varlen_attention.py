@@ -12,19 +12,17 @@ tokens, s of them on this rank.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from inspect import signature
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
-from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.comm.torch_internals import varlen_backward
+from mimo_launch.comm.torch_internals import varlen_backward, varlen_forward
 from mimo_launch.layers.image_contexts import ImageContext
 
 # The window of a query, in tokens before and after it; -1 means no limit.
@@ -60,15 +58,15 @@ def packed_images(
     Queries come from this rank, keys and values from all cp ranks. There must be an image here.
     """
     own, last_key = sum(images.own_lengths), images.first_key + sum(images.key_lengths)
-    k, v = (x[images.first_key : last_key] for x in (k_MgK, v_MgK))
+    q = _rows(q_NhK, 0, own)
+    k, v = (_rows(x, images.first_key, last_key) for x in (k_MgK, v_MgK))
     queries, keys = (packed(x, q_NhK.device) for x in (images.own_lengths, images.key_lengths))
-    return q_NhK[:own], k, v, queries, keys
+    return q, k, v, queries, keys
 
 
-# torch 2.11 lacks the argument: it passes heads on to the kernel, which shares them itself.
-_GROUPED: dict[str, Any] = (
-    {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-)
+def _rows(x: Tensor, first: int, last: int) -> Tensor:
+    """Return a range of rows; the backward of a slice, even of all rows, fills and copies."""
+    return x if (first, last) == (0, len(x)) else x[first:last]
 
 
 def takes_lists(q_NhK: Tensor) -> bool:
@@ -168,6 +166,16 @@ class _Lists(NamedTuple):
     window: tuple[int, int]
     scale: float | None = None
 
+    @property
+    def of_kernel(self) -> dict[str, Any]:
+        """The arguments of a kernel besides its tensors."""
+        return {
+            "bounds": (self.queries.bounds, self.keys.bounds),
+            "longest": (self.queries.longest, self.keys.longest),
+            "window": self.window,
+            "scale": self.scale,
+        }
+
 
 def _attend(
     q_NhK: Tensor, k_MgK: Tensor, v_MgK: Tensor, lists: _Lists, sinks_h: Tensor | None = None
@@ -181,28 +189,12 @@ def _attend(
         v_MgK = F.pad(v_MgK, (0, q_NhK.shape[2] - size))
         wide = _attend(q_NhK, k_MgK, v_MgK, lists, sinks_h)
         return wide[..., :size]
-    if sinks_h is not None:
-        return cast(
-            "Tensor",
-            _WithSinks.apply(q_NhK, k_MgK, v_MgK, sinks_h, lists),  # type: ignore[no-untyped-call]
-        )
-    out = varlen_attn(
-        q_NhK,
-        k_MgK,
-        v_MgK,
-        lists.queries.bounds,
-        lists.keys.bounds,
-        lists.queries.longest,
-        lists.keys.longest,
-        scale=lists.scale,
-        window_size=lists.window,
-        **_GROUPED,
-    )
-    return cast("Tensor", out)
+    out: Tensor = _Attention.apply(q_NhK, k_MgK, v_MgK, sinks_h, lists.of_kernel)  # type: ignore[no-untyped-call]
+    return out
 
 
-class _WithSinks(torch.autograd.Function):
-    """Attention inside each sequence; each head's softmax also includes a sink.
+class _Attention(torch.autograd.Function):
+    """Attention inside each sequence; each head's softmax may also include a sink.
 
     The kernel has no sinks. A sink takes 1 - share of the weights, which only scales the output of
     a token by share. In the backward, the kernel recomputes weights from the log-sum-exp of scores.
@@ -216,26 +208,15 @@ class _WithSinks(torch.autograd.Function):
         q_NhK: Tensor,
         k_MgK: Tensor,
         v_MgK: Tensor,
-        sinks_h: Tensor,
-        lists: _Lists,
+        sinks_h: Tensor | None,
+        lists: dict[str, Any],
     ) -> Tensor:
-        out_NhK, lse_hN = varlen_attn(
-            q_NhK,
-            k_MgK,
-            v_MgK,
-            lists.queries.bounds,
-            lists.keys.bounds,
-            lists.queries.longest,
-            lists.keys.longest,
-            return_aux=AuxRequest(lse=True),
-            scale=lists.scale,
-            window_size=lists.window,
-            **_GROUPED,
-        )
-        wide_h1 = sinks_h.to(lse_hN.dtype)[:, None]
-        share_hN = torch.sigmoid(lse_hN - wide_h1)
-        out_NhK = (out_NhK * share_hN.t().unsqueeze(-1)).to(q_NhK.dtype)
-        lse_hN = torch.logaddexp(lse_hN, wide_h1)
+        out_NhK, lse_hN = varlen_forward((q_NhK, k_MgK, v_MgK), **lists)
+        if sinks_h is not None:
+            wide_h1 = sinks_h.to(lse_hN.dtype)[:, None]
+            share_hN = torch.sigmoid(lse_hN - wide_h1)
+            out_NhK = (out_NhK * share_hN.t().unsqueeze(-1)).to(q_NhK.dtype)
+            lse_hN = torch.logaddexp(lse_hN, wide_h1)
         ctx.save_for_backward(q_NhK, k_MgK, v_MgK, sinks_h, out_NhK, lse_hN)
         ctx.lists = lists
         return out_NhK
@@ -243,17 +224,10 @@ class _WithSinks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_NhK: Tensor) -> tuple[Tensor | None, ...]:
         q_NhK, k_MgK, v_MgK, sinks_h, out_NhK, lse_hN = ctx.saved_tensors
-        queries, keys, window, scale = ctx.lists
-        grads = varlen_backward(
-            grad_NhK.contiguous(),
-            (q_NhK, k_MgK, v_MgK),
-            out_NhK,
-            lse_hN,
-            (queries.bounds, keys.bounds),
-            (queries.longest, keys.longest),
-            scale=scale,
-            window=window,
-        )
+        inputs = q_NhK, k_MgK, v_MgK
+        grads = varlen_backward(grad_NhK.contiguous(), inputs, out_NhK, lse_hN, **ctx.lists)
+        if sinks_h is None:
+            return *grads, None, None
         wide = lse_hN.dtype
         weight_hN = torch.exp(sinks_h.to(wide)[:, None] - lse_hN)
         of_output_hN = (grad_NhK.to(wide) * out_NhK.to(wide)).sum(dim=-1).t()
