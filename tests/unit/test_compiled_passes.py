@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mimo_launch.layers import parallel_context
+from mimo_launch.kinds.shapes import NormShape
+from mimo_launch.layers import norms, parallel_context
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import rms_norm, swiglu
+from mimo_launch.layers.pointwise import add_rms_norm, gelu, rms_norm, swiglu
+from mimo_launch.layers.shaped_layer import built
 
 LANGUAGE, VISION = (ParallelContext(compiled=True, owner=each) for each in ("language", "vision"))
 
@@ -50,3 +52,21 @@ def test_heads_of_queries_and_of_keys_are_widths_too(sizes: list[list[str]]) -> 
     for heads in (4, 2, 4, 2):
         LANGUAGE.fused(rms_norm, torch.ones(5, heads, 8), weight)
     assert sizes == [["5", "4", "8", "8"], ["5", "2", "8", "8"]]
+
+
+def test_where_torch_has_a_kernel_a_norm_is_not_compiled_unless_its_sum_is_large(
+    sizes: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = built(LANGUAGE, NormShape(16, "rms"))
+    torch.nn.init.normal_(norm.weight)
+    x, change = torch.randn(5, 16), torch.randn(5, 16)
+    expected = add_rms_norm(x, change, norm.weight)
+    assert not norm._has_kernel(x), "it is for GPUs"
+    monkeypatch.setattr(norms.Norm, "_has_kernel", lambda layer, x: True)
+    torch.testing.assert_close(norm.after(x, change), expected)
+    torch.testing.assert_close(norm(expected[0]), expected[1])
+    LANGUAGE.fused(gelu, x)
+    assert sizes == []
+    monkeypatch.setattr(norms, "MOST_TO_ADD_ALONE", 5 * 16 - 1)
+    torch.testing.assert_close(norm.after(x, change), expected)
+    assert len(sizes) == 1

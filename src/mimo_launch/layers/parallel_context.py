@@ -20,6 +20,7 @@ from mimo_launch.comm.process_groups import Group
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.kinds.weights import Adapter, Share, Terms, Weight
 from mimo_launch.layers.parameter_segments import Segment, TpGrad
+from mimo_launch.layers.pointwise import KERNELS
 from mimo_launch.layers.te_fp8 import Fp8
 from mimo_launch.spec.quantized_base import QuantizedBase
 from mimo_launch.spec.values import NumberType
@@ -151,9 +152,10 @@ class ParallelContext:
     def fused(self, function: Callable[..., Result], first: Tensor, *more: Any) -> Result:
         """Call a function of tensors, in one pass over memory if the module is compiled.
 
-        It is compiled for each set of sizes of `first`, except its first size.
+        It is compiled for each set of sizes of `first`, except its first size, unless torch has a
+        kernel for it.
         """
-        if not self.compiled:
+        if not self.compiled or function in KERNELS:
             return function(first, *more)
         made: Callable[..., Result] = _compiled(function, self.owner, tuple(first.shape[1:]))
         return made(first, *more)

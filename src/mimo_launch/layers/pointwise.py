@@ -105,6 +105,8 @@ ACTIVATIONS = {
     "quick_gelu": quick_gelu,
     "squared_relu": squared_relu,
 }
+# Of these torch has a kernel that reads and writes once; it starts sooner than a compiled pass.
+KERNELS = frozenset({gelu, gelu_tanh})
 # By the activation of the gate.
 GATED = {"silu": swiglu, "gelu_tanh": geglu_tanh, "clamped_silu": clamped_swiglu}
 
