@@ -22,6 +22,7 @@ from mimo_launch.kinds.weights import Adapter, Share, Terms, Weight
 from mimo_launch.layers.parameter_segments import Segment, TpGrad
 from mimo_launch.layers.pointwise import KERNELS
 from mimo_launch.layers.te_fp8 import Fp8
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.quantized_base import QuantizedBase
 from mimo_launch.spec.values import NumberType
 
@@ -38,10 +39,24 @@ def _compiled(function: Any, owner: str, widths: tuple[int, ...]) -> Any:
     Once torch.compile has seen two values of a size, it compiles for any value, which makes kernels
     several times slower if the size is not the first, the number of tokens. It recognises code by
     its file, line and name. So each module and each set of widths gets code with its own name.
+    Outside of language each forward has other numbers of tokens, which the first call says, so that
+    there is no code for one number first.
     """
     name = "_".join([owner, function.__name__, *map(str, widths)])
     code = function.__code__.replace(co_name=name)
-    return torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__))
+    made = torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__))
+    is_new = owner != LANGUAGE
+
+    def call(first: Tensor, *more: Any) -> Any:
+        nonlocal is_new
+        if is_new:
+            is_new = False
+            for each in (first, *more):
+                if isinstance(each, Tensor) and each.dim() > 1 and len(each) == len(first):
+                    torch._dynamo.maybe_mark_dynamic(each, 0)
+        return made(first, *more)
+
+    return call
 
 
 def torch_type(numbers: NumberType) -> torch.dtype:
