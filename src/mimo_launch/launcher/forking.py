@@ -30,6 +30,7 @@ from typing import BinaryIO, NoReturn, TextIO, TypeVar
 
 import mimo_launch
 from mimo_launch.data.sources.custom_records import check_custom_data, custom_sources
+from mimo_launch.data.sources.kept_files import cache_folder
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.launcher.signals import Interrupted, StopRequest, leave_signals_to
 from mimo_launch.launcher.worker_processes import (
@@ -80,6 +81,18 @@ def prepare_forks() -> None:
     os.register_at_fork(after_in_child=start_afresh)
 
 
+def keep_kernels() -> None:
+    """Let compiled kernels stay in the user's cache, where later runs find them.
+
+    Torch reads the variable when it is imported. Its default is among temporary files.
+    """
+    folder = cache_folder("kernels")
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
 def import_for_workers() -> None:
     """Import torch and its distributed parts with one thread per process.
 
@@ -91,6 +104,7 @@ def import_for_workers() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Makes torch look for GPUs through NVML, not the driver; torch accepts only the value `1`.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    keep_kernels()
     import torch
     import torch._dynamo
     import torch.distributed.fsdp
