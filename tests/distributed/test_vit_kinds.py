@@ -8,7 +8,16 @@ from tests.support.planted_deepstack import MODEL as STACK
 from tests.support.planted_deepstack import stacked
 from tests.support.planted_registers import MODEL as REGISTERED
 from tests.support.planted_registers import SQUARED
-from tests.support.planted_scales import ALIGNED, GATED, GROUPED, MERGED, NEAREST, POOLED, scaled
+from tests.support.planted_scales import (
+    ALIGNED,
+    ALTERNATING,
+    GATED,
+    GROUPED,
+    MERGED,
+    NEAREST,
+    POOLED,
+    scaled,
+)
 from tests.support.planted_scales import MODEL as SCALED
 from tests.support.planted_windows import MODEL
 from tests.support.proof import failures, verdicts
@@ -156,7 +165,10 @@ SCALE_OFTEN = "sp cp"
             if layout == SCALE_OFTEN and each in (SCALED, REGISTERED)
             else pytest.mark.sweep,
         )
-        for each in (SCALED, NEAREST, POOLED, MERGED, GATED, GROUPED, REGISTERED, SQUARED, ALIGNED)
+        for each in (
+            *(SCALED, NEAREST, POOLED, MERGED, GATED, GROUPED, REGISTERED, SQUARED),
+            *(ALIGNED, ALTERNATING),
+        )
         for layout in SCALE_LAYOUTS
     ],
 )

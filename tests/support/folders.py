@@ -325,6 +325,10 @@ FORMS: dict[str, Config] = {
         }}}
         for kind in ("glm4v", "glm4v_moe")
     },
+    "kimi_k25 around a bare deepseek_v3": {
+        "model_type": "kimi_k25", "text_config": {"model_type": "deepseek_v3"},
+        "vision_config": {"model_type": "kimi_k25_vision"},
+    },
     **{
         f"{kind} around a bare cohere2": {
             "model_type": kind, "text_config": {"model_type": "cohere2"},
@@ -449,6 +453,13 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         "decoder": {
             "query_scaling": {"beta": 0.1, "length": 16384}, "sliding_window": None,
         },
+    },
+    "kimi_k25 around a bare deepseek_v3": {
+        "vit": {
+            "layers": 27, "image": (64, 64), "mlp": 4304, "shuffle": 2, "norm_eps": 1e-5,
+            "projector_norm_eps": 1e-5, "rope_frequencies": "alternating",
+        },
+        "decoder": {"layers": 61, "tied": True},
     },
     "cohere2_vision around a bare cohere2": {
         "vit": {"projector_mlp": 18432, "projector": "swiglu", "shuffle": 2, "final_norm": True},
@@ -769,6 +780,9 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("Janus-Pro-1B", "vit", "vision_config"): [
         {"use_qk_norm": True}, {"depth": 3}, {"projection_dim": 1024}, {"hidden_act": "relu"},
         {"hidden_dropout_rate": 0.1}, {"projection_dropout": 0.1},
+    ],
+    ("kimi_k25 around a bare deepseek_v3", "vit", "vision_config"): [
+        {"hidden_act": "relu"}, {"merge_kernel_size": [1, 2]},
     ],
     ("aya_vision around a bare cohere2", "vit", ""): [
         {"vision_feature_layer": [-2, -1]}, {"vision_feature_select_strategy": "default"},

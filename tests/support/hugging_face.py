@@ -1,6 +1,7 @@
 """Tiny decoders of `transformers` with random weights, and what a layout makes of their weights."""
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -777,7 +778,7 @@ def widen(model: nn.Module) -> None:
             module.forward = MethodType(centred, module)  # type: ignore[method-assign]
         if type(module).__name__ == "PixtralVisionRotaryEmbedding":
             module.forward = MethodType(places, module)  # type: ignore[method-assign]
-        elif type(module).__name__.endswith("RotaryEmbedding"):
+        elif re.search(r"(?<!K25Vision)RotaryEmbedding$", type(module).__name__):
             module.forward = MethodType(angles, module)  # type: ignore[method-assign]
         if type(module).__name__.endswith("ScaledWordEmbedding"):
             module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)

@@ -64,6 +64,13 @@ EACH: dict[str, Any] = {
     "shuffle": 2, "projector_norm_eps": 1e-3, "projector_norm_of": "patch",
 }  # fmt: skip
 
+# As a Kimi K2.5.
+ALTERNATING: dict[str, Any] = {
+    "layers": 2, "hidden": 16, "heads": 2, "positions": "learned+rope2d", "image": [4, 4],
+    "rope_frequencies": "alternating", "projector": "merger", "projector_norm_eps": 1e-3,
+    "projector_norm_of": "patch", "shuffle": 2,
+}  # fmt: skip
+
 
 def scaled(vision: dict[str, Any], model: dict[str, Any] = MODEL) -> Spec:
     """A tower with layer scale in front of a decoder on the ranks behind it."""
@@ -112,7 +119,7 @@ def rows_turn_as_columns() -> None:
     """Rows and columns of patches rotate at the same frequencies."""
     correct = vision_encoder.turned_by_place
 
-    def shared(*given: Any, in_turn: bool, theta: float) -> Any:
+    def shared(*given: Any, frequencies: str, theta: float) -> Any:
         return correct(*given, theta=theta)
 
     vision_encoder.turned_by_place = shared
@@ -180,7 +187,18 @@ def key_heads_in_turn() -> None:
     Attention._attend = in_turn  # type: ignore[method-assign]
 
 
+def rows_turn_first() -> None:
+    """Of pairs that alternate the first one rotates with rows."""
+    correct = vision_encoder.turned_by_place
+
+    def exchanged(mask: Any, places: Any, *given: Any, **named: Any) -> Any:
+        return correct(mask, places.flip(-1), *given, **named)
+
+    vision_encoder.turned_by_place = exchanged
+
+
 SCALE_BUGS = {
+    "rows turn first": (rows_turn_first, scaled({"cp": 2}, ALTERNATING)),
     "gate taken for up": (gate_taken_for_up, scaled({"tp": 2}, ALIGNED)),
     "table to its corners": (table_to_its_corners, scaled({}, EACH)),
     "norm of own patches": (

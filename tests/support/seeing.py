@@ -237,6 +237,40 @@ KINDS = {
             ),
         )
     },
+    # The second layer of language has experts.
+    "kimi_k25": Kind(
+        "Kimi_K25",
+        {
+            **_KEYS, "activation": "gelu_tanh", "positions": "learned+rope2d", "norm_eps": 1e-5,
+            "rope_frequencies": "alternating", "projector": "merger", "projector_norm_eps": 1e-4,
+            "projector_norm_of": "patch",
+        },
+        {
+            "model_type": "deepseek_v3", "num_key_value_heads": 4, "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4, "v_head_dim": 6, "kv_lora_rank": 12, "q_lora_rank": 14,
+            "moe_intermediate_size": 20, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "pad_token_id": None,
+            "num_nextn_predict_layers": 0,
+        },
+        {
+            "kv_heads": 4, "head_dim": 10,
+            "mla": {"kv_rank": 12, "q_rank": 14, "rope_head_dim": 4, "v_head_dim": 6},
+            "moe": {
+                "experts": 4, "top_k": 2, "width": 20, "score": "sigmoid", "scale": 2.5,
+                "shared": 20, "first_dense": 1, "aux_loss": 0.0, "bias_update_rate": 0.0,
+            },
+        },
+        {"pos_emb_height": GRID, "pos_emb_width": GRID},
+        {
+            "projection_hidden_size": 32, "projection_layer_norm_eps": 1e-4,
+            "tie_word_embeddings": False,
+        },
+        names=(
+            (r"(language_model\.model\.)blocks\.", r"\1layers."),
+            (r"(vision_tower\.)encoder\.(patch_embed)", r"\1\2"),
+            (r"^model\.(mm_projector)", r"\1"),
+        ),
+    ),
     "smolvlm": Kind(
         "SmolVLM", {**_KEYS, **_IDEFICS}, {"model_type": "llama"}, {}, {}, {"scale_factor": 2}
     ),
@@ -407,6 +441,10 @@ def logits_of(model: Any, made: Spec) -> Tensor:
                 model(input_ids=tokens[None], **_in_patches(model, made, sample, tokens)).logits
             )
             continue
+        if name.startswith("Kimi"):
+            shown = _in_squares(model, made, sample, tokens)
+            rows.append(model(input_ids=tokens[None], **shown).logits)
+            continue
         if name.startswith(("Mistral3", "Llava", "LightOn")):
             rows.append(model(input_ids=tokens[None], **_of_any_size(model, made, sample)).logits)
             continue
@@ -475,6 +513,47 @@ def _prompt(made: Spec, sample: int) -> dict[str, Any]:
     """Return what says which tokens are the prompt: 0 up to the first label."""
     is_learnt = build_dataset(made).text("train", sample)[1] != IGNORE_LABEL
     return {"token_type_ids": torch.arange(len(is_learnt))[None].gt(int(is_learnt.argmax())).long()}
+
+
+def _in_squares(model: Any, made: Spec, sample: int, tokens: Tensor) -> dict[str, Any]:
+    """Return the same as squares of pixels, without numbers of merged patches."""
+    found = _in_patches(model, made, sample, tokens)
+    found.pop("image_merge_sizes", None)
+    squares = {"pixel_values": found["pixel_values"].view(-1, 3, PATCH, PATCH)} if found else {}
+    return found | squares
+
+
+def exact_kimi(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute the tower of a Kimi K2.5 in float64: its angles, table and squares of patches."""
+    from transformers.models.kimi_k25 import modeling_kimi_k25 as theirs
+
+    tower: Any = model.model.vision_tower
+
+    def turns(self: Any, _x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        angle = places[..., None] * 10000.0 ** -torch.tensor([0, 0.5]).double()
+        parts = (angle.cos(), angle.sin())
+        cos, sin = (self.recomposition_frequencies(each) for each in parts)
+        return cos, sin
+
+    def shares(grids: Tensor, side: int, **_: Any) -> tuple[Tensor, Tensor]:
+        one_hot = torch.eye(side**2, dtype=torch.float64).view(1, side**2, side, side)
+        found = torch.cat([
+            F.interpolate(one_hot, each, mode="bicubic")[0].flatten(1).T
+            for each in grids[:, 1:].tolist()
+        ])  # fmt: skip
+        return torch.arange(side**2).expand(found.shape), found
+
+    def squares(_self: Any, x: Tensor, grids: Tensor, tall: int, wide: int, **_: Any) -> Tensor:
+        found = []
+        parts = x.split(grids.prod(1).tolist())
+        for each, (_, height, width) in zip(parts, grids.tolist(), strict=True):
+            grid = each.view(height // tall, tall, width // wide, wide, -1)
+            found.append(grid.transpose(1, 2).reshape(-1, tall * wide, each.shape[1]))
+        return torch.cat(found)
+
+    monkeypatch.setattr(theirs, "get_vision_interpolation_indices_and_weights", shares)
+    monkeypatch.setattr(tower.rotary_emb, "forward", MethodType(turns, tower.rotary_emb))
+    monkeypatch.setattr(tower, "temporal_merge", MethodType(squares, tower))
 
 
 def exact(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

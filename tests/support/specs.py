@@ -774,7 +774,9 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
         "class_token": has_class_token,
         "registers": registers,
         "windows": windows,
-        "rope_frequencies": draw(st.sampled_from(["shared", "in_turn"])) if turns else "shared",
+        "rope_frequencies": draw(st.sampled_from(["shared", "in_turn", "alternating"]))
+        if turns
+        else "shared",
         "qkv_bias": not draw(seldom),
         "block_bias": not draw(seldom),
         **draw(

@@ -185,6 +185,12 @@ KEPT = {
     "of language that is frozen": Row("language", shape={"frozen": True}),
     "of vision": Row("vision"),
     "of patches turned by their places": Row("vision", {"positions": "rope2d"}, {}, turned),
+    "of neighbours turned by their places": Row(
+        "vision",
+        {"positions": "rope2d", "rope_frequencies": "alternating"},
+        {"interleaved": True},
+        turned,
+    ),
     "of a DINOv3": Row(
         "vision",
         {"kind": "dinov3", "class_token": True, "registers": LEARNED - 1, "activation": "swiglu"},
@@ -253,7 +259,8 @@ PASSES = {
 
 # What they keep when compiled is also kept by others, or by a step of `test_kept_by_steps.py`.
 COMPILED_SELDOM = {
-    "of patches turned by their places", "with class token and registers",
+    "of patches turned by their places", "of neighbours turned by their places",
+    "with class token and registers",
     "with latent attention", "with latent attention of whole queries",
 }  # fmt: skip
 

@@ -236,6 +236,7 @@ def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
     if place.shape is not None and shape == place.shape:
         rows, *rest = shape[_leading(shape) :]
         found = (rows, prod(rest)) if rest else (rows,)
+        found = (shape[0] * shape[1], *shape[2:]) if place.grid else found
     if place.num_rows is not None and place.first_row + place.num_rows <= shape[0]:
         found = place.num_rows, *found[1:]
     return found
@@ -311,6 +312,8 @@ def read_place(saved: Any, place: Place, rows: range, rest: Sequence[range]) -> 
         held = torch.cat([saved[(each, *columns)] for _, each in cut])
     elif place.shape is None:
         held = saved[(there, *columns)]
+    elif place.grid:
+        held = saved[(slice(None), slice(None), *columns)].flatten(0, 1)[there]
     else:
         first = _leading(place.shape)
         held = saved[(*(slice(None),) * first, there)].flatten(0, first)

@@ -78,10 +78,11 @@ class Place:
     `num_rows` from `first_row` on are ours (None: all), as in a fused q, k and v. `shape` is the
     shape of the whole tensor in the file where it differs from ours, with the same elements in the
     same order: a convolution [D, C, p, p] is our linear map [D, C * p * p], and sizes of 1 may come
-    first. If ours is `stacked`, `shape` is the shape of the stack. The columns of a `transposed`
-    tensor are our rows. A tensor `at_least_fp32` is not multiplied by activations, and transformers
-    keeps it in fp32. An `optional` tensor may be missing in a file; ours then keeps its initial
-    values. With `runs`, our rows are not consecutive.
+    first; of a table over a `grid`, the first two dimensions are our rows. If ours is `stacked`,
+    `shape` is the shape of the stack. The columns of a `transposed` tensor are our rows. A tensor
+    `at_least_fp32` is not multiplied by activations, and transformers keeps it in fp32. An
+    `optional` tensor may be missing in a file; ours then keeps its initial values. With `runs`, our
+    rows are not consecutive.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Place:
     transposed: bool = False
     optional: bool = False
     runs: Runs | None = None
+    grid: bool = False
 
     @property
     def key(self) -> str:
@@ -159,10 +161,11 @@ class Reshaped:
 
     name: str
     shape: Sizes
+    grid: bool = False
 
     def __call__(self, model: Any, *_numbers: int) -> Place:
         """Return the place in a model."""
-        return Place(self.name, shape=tuple(self.shape(model)))
+        return Place(self.name, shape=tuple(self.shape(model)), grid=self.grid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,13 @@ class VisionKind(TransformerEncoderKind):
     def torch_only(self) -> Iterable[str]:
         """The keys set in the model that blocks of other libraries do not support."""
         keys = ("layer_scale", "qk_norm", "kv_heads")
-        return (key for key in keys if getattr(self.model, key))
+        found = [key for key in keys if getattr(self.model, key)]
+        return [*found, *["rope_frequencies"] * self.turns_neighbours]
+
+    @property
+    def turns_neighbours(self) -> bool:
+        """Whether numbers of a head that rotate together are neighbours."""
+        return self.model.rope_frequencies == "alternating"
 
     def lanes(self, number: int, *, deep_rows: int) -> int:
         """Return how many states besides the hidden one a layer gets from the layer before it."""
@@ -215,6 +221,7 @@ class VisionKind(TransformerEncoderKind):
             kv_heads=model.kv_heads or model.heads,
             qk_norm=model.qk_norm,
             wide_norm=not model.head_qk_norm,
+            interleaved=self.turns_neighbours,
         )
 
     def mlp(self) -> MlpShape:

@@ -23,6 +23,7 @@ from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.rotary_angles import ROPE2D_THETA, angles, cos_and_sin
 from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.spec.spec import RopeScaling
+from mimo_launch.spec.vit import RopeFrequencies
 
 Index = npt.NDArray[np.int64]
 
@@ -146,20 +147,22 @@ def turned_by_place(
     head_size: int,
     dtype: torch.dtype,
     *,
-    in_turn: bool = False,
+    frequencies: RopeFrequencies = "shared",
     theta: float = ROPE2D_THETA,
 ) -> ImageContext:
     """Return the context with the angles of (y, x) of this rank's tokens (2-D RoPE).
 
     Half of the pairs of a head rotate with y and half with x, both at the frequencies of a head of
-    half the width. Source: Qwen2-VL (arXiv:2409.12191), section 2.1. With `in_turn` the frequencies
-    of the whole head belong to y and x in turn (Pixtral, arXiv:2410.07073, section 2).
+    half the width. Source: Qwen2-VL (arXiv:2409.12191), section 2.1. If they are `in_turn` the
+    frequencies of the whole head belong to y and x in turn (Pixtral, arXiv:2410.07073, section 2);
+    if `alternating`, every other pair rotates with x, the next with y (MoonViT, arXiv:2504.07491).
     """
     wide = torch.promote_types(dtype, torch.float32)
     exponent = torch.arange(0, head_size, 4, device=places_N2.device, dtype=wide) / head_size
-    if in_turn:
+    if frequencies == "in_turn":
         exponent = torch.stack([exponent, exponent + 2 / head_size])
-    angle = (places_N2.to(wide).unsqueeze(-1) * theta**-exponent).flatten(1)
+    angle = places_N2.to(wide).unsqueeze(-1) * theta**-exponent
+    angle = (angle.flip(1).mT if frequencies == "alternating" else angle).flatten(1)
     angle = torch.cat([angle, angle], dim=-1)
     return replace(images, cos=angle.cos(), sin=angle.sin())
 

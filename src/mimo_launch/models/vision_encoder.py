@@ -175,9 +175,13 @@ class VisionStage(ModelStage):
             if packed.places is None:
                 raise ValueError("every stage with 2-D RoPE needs the places of patches")
             head_size = self.model.hidden // self.model.heads
-            in_turn = self.model.rope_frequencies == "in_turn"
             mask = turned_by_place(
-                mask, packed.places, head_size, dtype, in_turn=in_turn, theta=self.rope_theta
+                mask,
+                packed.places,
+                head_size,
+                dtype,
+                frequencies=self.model.rope_frequencies,
+                theta=self.rope_theta,
             )
         if self.model.windows is None:
             return {False: mask}

@@ -13,6 +13,7 @@ from mimo_launch.spec.base import Count
 from mimo_launch.spec.encoders import Activation, ProjectorActivation, TransformerEncoder
 from mimo_launch.spec.media import Images, Tiles, Videos, Windows
 
+RopeFrequencies = Literal["shared", "in_turn", "alternating"]
 Interpolation = Literal["bicubic", "bilinear", "linear", "nearest", "cropped"]
 
 
@@ -32,11 +33,13 @@ class VitModel(Images, TransformerEncoder):
         "grid of `image`, added, and interpolated for other sizes; `learned+rope2d`: both, as in "
         "Qwen3-VL.",
     )
-    rope_frequencies: Literal["shared", "in_turn"] = Field(
+    rope_frequencies: RopeFrequencies = Field(
         "shared",
         description="Frequencies of 2-D rotary positions. `shared`: rows and columns of patches "
         "rotate at the same ones, those of a head of half the width; `in_turn`: those of the whole "
-        "head belong to rows and columns in turn, as in Pixtral.",
+        "head belong to rows and columns in turn, as in Pixtral; `alternating`: shared, and of "
+        "neighbours in a head, which rotate together, every other pair rotates with columns, the "
+        "next with rows, as in Kimi K2.5.",
     )
     interpolation: Interpolation = Field(
         "bicubic",

@@ -21,7 +21,14 @@ from mimo_launch.spec.encoders import EncoderBlocks, ProjectorActivation, Transf
 from mimo_launch.spec.layers import Moe
 from mimo_launch.spec.spec import VitModel
 from mimo_launch.verify.oracle_dropout import Weights
-from mimo_launch.verify.oracle_layers import attend, layer_norm, linear, rms_norm, turned
+from mimo_launch.verify.oracle_layers import (
+    attend,
+    layer_norm,
+    linear,
+    pairs_in_halves,
+    rms_norm,
+    turned,
+)
 
 Gate = Callable[[Tensor, Tensor], Tensor]
 
@@ -213,6 +220,8 @@ def block(
     k, v = (x.repeat_interleave(model.heads // kv_heads, dim=1) for x in (k, v))
     scaled = vit is not None and vit.layer_scale is not None
     if turn is not None:
+        if vit and vit.rope_frequencies == "alternating":
+            q, k = (pairs_in_halves(each, each.shape[-1]) for each in (q, k))
         q, k = turned(q, turn), turned(k, turn)
     attended, scale = torch.zeros_like(y), q.shape[-1] ** -0.5
     for group in groups or [list(range(len(y)))]:

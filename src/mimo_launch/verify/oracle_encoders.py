@@ -171,8 +171,7 @@ def _angles(model: VitModel, height: int, width: int) -> Tensor:
     """Return the angles of 2-D RoPE of each patch, [N, K/2]."""
     size = model.hidden // model.heads
     if not isinstance(model, Dinov3Model):
-        in_turn = model.rope_frequencies == "in_turn"
-        return image_angles(height, width, size, in_turn=in_turn)
+        return image_angles(height, width, size, model.rope_frequencies)
     turns, found = frequencies(size // 2, model.rope_theta), []
     for y in range(height):
         for x in range(width):

@@ -28,6 +28,7 @@ from mimo_launch.verify.oracle_layers import (
     hidden_from,
     layer_norm,
     linear,
+    pairs_in_halves,
     query_growth,
     rms_norm,
     turned,
@@ -129,18 +130,12 @@ def latent_heads(
 
     def with_turned(straight: Tensor, turning: Tensor) -> Tensor:
         if mla.interleaved:
-            turning = _pairs_in_halves(turning, turning.shape[-1])
+            turning = pairs_in_halves(turning, turning.shape[-1])
         return torch.cat([straight, turned(turning, angles, factor)], dim=-1)
 
     shared = down[:, None, mla.kv_rank :].repeat(1, heads, 1)
     q_SHK = with_turned(q_SHK[..., :plain], q_SHK[..., plain:])
     return q_SHK, with_turned(up[..., :plain], shared), up[..., plain:]
-
-
-def _pairs_in_halves(x: Tensor, size: int) -> Tensor:
-    """Return x with its first `size` / 2 pairs unzipped: first numbers, then second numbers."""
-    order = [*range(0, size, 2), *range(1, size, 2), *range(size, x.shape[-1])]
-    return x[..., order]
 
 
 def hybrid_layers(
@@ -233,7 +228,7 @@ def _attention(
             k = _normed(norm, k, f"{name}.k_norm", model)
         if angles is not None:
             if isinstance(model, LanguageModel) and model.rotary_interleaved:
-                q, k = (_pairs_in_halves(each, 2 * angles.shape[-1]) for each in (q, k))
+                q, k = (pairs_in_halves(each, 2 * angles.shape[-1]) for each in (q, k))
             q, k = turned(q, angles, factor), turned(k, angles, factor)
     if growth is not None:
         q = torch.einsum("shk,s->shk", q, growth)

@@ -192,6 +192,12 @@ def turned(x_SHK: Tensor, angle: Tensor, factor: float = 1.0) -> Tensor:
     return torch.cat([pairs.real, pairs.imag, x_SHK[..., 2 * half :]], dim=-1)
 
 
+def pairs_in_halves(x: Tensor, size: int) -> Tensor:
+    """Return x with its first `size` / 2 pairs unzipped: first numbers, then second numbers."""
+    order = [*range(0, size, 2), *range(1, size, 2), *range(size, x.shape[-1])]
+    return x[..., order]
+
+
 def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> list[float]:
     """Return 1 / theta^(2i/K) for pair i of a head of `size` K, scaled by its wavelength."""
     frequencies = [theta ** (-2 * i / size) for i in range(size // 2)]
@@ -282,19 +288,22 @@ def axis_angles(
     )
 
 
-def image_angles(height: int, width: int, size: int, *, in_turn: bool = False) -> Tensor:
+def image_angles(height: int, width: int, size: int, of_pairs: str = "shared") -> Tensor:
     """Return the angles of the patches of an image, row by row, for a head of `size` K, [N, K/2].
 
     The first K/4 pairs turn by the row, the others by the column. Both use the frequencies of the
-    head with even numbers; with `in_turn` columns use the frequencies with odd numbers.
+    head with even numbers; if those of pairs are `in_turn`, columns use the frequencies with odd
+    numbers; if they are `alternating`, each frequency turns a pair by the column, the next by the
+    row.
     """
     of_head = [10000.0 ** (-2 * i / size) for i in range(size // 2)]
-    frequencies = (of_head[::2], of_head[1::2] if in_turn else of_head[::2])
-    return torch.tensor(
-        [
-            [place * each for place, of in zip((y, x), frequencies, strict=True) for each in of]
-            for y in range(height)
-            for x in range(width)
-        ],
-        dtype=torch.float64,
-    )
+    frequencies = (of_head[::2], of_head[1::2] if of_pairs == "in_turn" else of_head[::2])
+    found = []
+    for y in range(height):
+        for x in range(width):
+            if of_pairs == "alternating":
+                found.append([place * each for each in of_head[::2] for place in (x, y)])
+                continue
+            axes = zip((y, x), frequencies, strict=True)
+            found.append([place * each for place, of in axes for each in of])
+    return torch.tensor(found, dtype=torch.float64)

@@ -37,7 +37,7 @@ _NORM_EPS = 1e-6
 _NORMS = {"layer_norm": "layer", "rms_norm": "rms"}
 
 
-def _side(config: Config, key: str, default: int) -> int:
+def side_of(config: Config, key: str, default: int) -> int:
     """Return the side of a square, written once or twice. Raises: ConfigError."""
     said = config.get(key, default)
     first = said[0] if isinstance(said, list | tuple) and said else said
@@ -45,11 +45,13 @@ def _side(config: Config, key: str, default: int) -> int:
 
 
 def _image(config: Config) -> tuple[int, int]:
-    side = _side(config, *_IMAGE) // max(1, _side(config, *_PATCH))
+    side = side_of(config, *_IMAGE) // max(1, side_of(config, *_PATCH))
     return (side, side)
 
 
-def _no_square(key: str) -> Refusal:
+def no_square(key: str) -> Refusal:
+    """Return the rule of a square whose two sides may differ."""
+
     def is_refused(config: Config) -> bool:
         said = config.get(key)
         return isinstance(said, list | tuple) and (len(said), len({*said})) != (2, 1)
@@ -73,7 +75,7 @@ INTERN_VIT = Family(
             "heads": ("num_attention_heads", 16),
             "mlp": ("intermediate_size", 4096),
             "patch": Computed(
-                lambda config: _side(config, *_PATCH),
+                lambda config: side_of(config, *_PATCH),
                 lambda model: {"patch_size": [model.patch, model.patch]},
                 "`patch_size`, once or twice; 14",
             ),
@@ -131,8 +133,8 @@ INTERN_VIT = Family(
         ),
     ),
     refused=refusals(
-        _no_square("image_size"),
-        _no_square("patch_size"),
+        no_square("image_size"),
+        no_square("patch_size"),
         one_of("hidden_act", ACTIVATIONS, "gelu"),
         one_of("norm_type", _NORMS, "layer_norm"),
         only("use_absolute_position_embeddings", True),
