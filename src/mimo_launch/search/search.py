@@ -22,8 +22,8 @@ from mimo_launch.search.judge import Judge, Judgement, Planned, text_of
 from mimo_launch.search.moves import lighter, neighbours
 from mimo_launch.search.team import Team
 
-# What a legal layout in sight costs, and how many are judged before the rest is counted.
-_BOUND, _AT_ONCE = 0.05, 32
+# How many layouts are judged before the rest is counted.
+_AT_ONCE = 32
 # No plan may take a larger part of what is left.
 _MOST_AT_ONCE = 0.25
 INFINITE = float("inf")
@@ -49,10 +49,10 @@ class Search:
 
     `most` gives the seconds that a layout on so many ranks may take at most to be of use. A layout
     is better if it takes a share of `step` less, and is planned if its bound is not above the best
-    by a share of `slack`. `ways` are settings outside of a layout that may make it faster. `width`
-    layouts are planned at once. With `of_each_kind` it seeks the best of each kind of change, not
-    only the best of all. `found` are the layouts that fit; `tried` counts the planned
-    ones by what they change first.
+    by a share of `slack`. A legal layout in sight costs a `bound`. `ways` are settings outside of a
+    layout that may make it faster. `width` layouts are planned at once. With `of_each_kind` it
+    seeks the best of each kind of change, not only the best of all. `found` are the layouts that
+    fit; `tried` counts the planned ones by what they change first.
     """
 
     judge: Judge
@@ -60,6 +60,7 @@ class Search:
     most: Callable[[int], float] = lambda ranks: INFINITE
     step: float = 0.0
     slack: float = 0.0
+    bound: float = 0.05
     width: int = 1
     ways: tuple[Settings, ...] = ()
     of_each_kind: bool = False
@@ -107,7 +108,7 @@ class Search:
                 if found is None or found.text in self._in_sight or found.text in self.seen:
                     continue
                 self._in_sight.add(found.text)
-                self.left -= _BOUND
+                self.left -= self.bound
                 if found.seconds < self.most(each.point.num_ranks):
                     seen = replace(each, kind=found.kind)
                     heappush(self._queue, (found.seconds, next(self._numbers), seen))

@@ -44,6 +44,8 @@ _JUMPS, _MOST_FRUITLESS = 60, 12
 # Parts of all plans: what starting points may take, what is kept to fill the list, and at least and
 # at most to estimate the best layouts over the whole run.
 _FOR_STARTS, _FOR_OTHERS, _FOR_WHOLE = 0.5, 0.1, (0.1, 0.5)
+# What a bound costs in a search that cuts layers in many ways: so many layers double it.
+_BOUND, _LAYERS_PER_BOUND = 0.05, 32
 # So many times as many layouts as are listed, and so many at least, are estimated over the run if
 # the plans suffice. One step tells less of uneven layouts, so some worse ones are planned, too.
 _CLOSER, _LEAST_CLOSER, _SLACK = 2, 24, 0.01
@@ -110,7 +112,11 @@ def tune(
     limit = int((1 - TOLERANCE) * (memory or GPUS[MEASURED].memory))
     judge = Judge(base, limit, wish.pins, steps=len(whole.simulated))
     with Team(judge, wish.processes) as team:
-        search = Search(judge=judge, left=wish.plans, width=_WIDTH, slack=_SLACK, team=team)
+        layers = sum(each.model.layers for each in start.modules.values())
+        bound = _BOUND * (1 + layers / _LAYERS_PER_BOUND)
+        search = Search(
+            judge=judge, left=wish.plans, width=_WIDTH, slack=_SLACK, bound=bound, team=team
+        )
         search.take(Change("", {}, start), judge.plan_of(start))
         work = work_of(base.layout, base.estimates())
         least, most = (part * wish.plans for part in _FOR_WHOLE)
