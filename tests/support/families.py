@@ -313,7 +313,7 @@ _QWEN_OFTEN: dict[str, tuple[Any, str]] = {
     "glm_ocr": ({"cp2, apart"}, "sgd"),
     "exaone4_5": ({"cp2, apart"}, "sgd"),
     "glm4v_moe": ({"tp2"}, ""),
-    "glm46v": (set[str](), ""),
+    **dict.fromkeys(("glm46v", "glmga"), (set[str](), "")),
     "qwen3_5": ({"one rank", "cp2, apart"}, "sgd"),
     "qwen3_5_moe": ({"tp2"}, ""),
 }
@@ -322,7 +322,7 @@ _QWEN_OFTEN: dict[str, tuple[Any, str]] = {
 def exact_qwen(kind: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Widen what `transformers` computes in fp32, experts and their routers as well."""
     # The parts of a GLM-4.6V are those of a GLM-4.1V.
-    kind = "glm4v" if kind == "glm46v" else kind
+    kind = "glm4v" if kind in ("glm46v", "glmga") else kind
     theirs: Any = import_module(f"transformers.models.{kind}.modeling_{kind}")
     for name in ("apply_rotary_pos_emb_vision", "get_vision_interpolation_indices_and_weights"):
         # So that what `widen_all` does to the module is undone.

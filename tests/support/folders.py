@@ -162,6 +162,7 @@ FORMS: dict[str, Config] = {
         **_GLM4V, "text_config": _NOW4V | {"head_dim": 64, "attention_bias": False},
     },
     "GLM-4.6V-Flash": {**_GLM4V, "model_type": "glm46v"},
+    "GLM-GA": {**_GLM4V, "model_type": "glmga"},
     "GLM-4.6V-Flash with types": {
         **_GLM4V, "model_type": "glm46v",
         "text_config": _NOW4V | {"model_type": "glm4v_text"},
@@ -353,6 +354,7 @@ CONFIGS = PUBLISHED | FORMS
 # Two forms of one model.
 SAME = [
     ("GLM-4.1V-9B", "GLM-4.1V of version 5"), ("GLM-4.1V-9B", "GLM-4.6V-Flash"),
+    ("GLM-4.1V-9B", "GLM-GA"),
     ("GLM-4.6V-Flash", "GLM-4.6V-Flash with types"), ("Qwen3-MoE, small", "Qwen3-MoE of version 5"),
     ("Nemotron-H", "Nemotron-H, layers by name"), ("Kimi-K2-Instruct", "Kimi-K2 as DeepSeek-V3"),
     ("gpt-oss-20b", "gpt-oss-20b with all said"),

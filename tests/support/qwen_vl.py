@@ -163,6 +163,9 @@ KINDS["glm4v"] = Kind(
 )  # fmt: skip
 # The same parts.
 KINDS["glm46v"] = replace(KINDS["glm4v"], name="Glm46V")
+KINDS["glmga"] = replace(KINDS["glm4v"], name="Glmga")
+# Names of models that are not those of their configurations.
+_CLASSES = {"Glmga": "Glm46V"}
 # The first layer has an MLP, the second one experts in two groups.
 KINDS["glm4v_moe"] = replace(
     KINDS["glm4v"],
@@ -282,7 +285,7 @@ def tiny(
         tie_word_embeddings=tied,
         **{f"{name}_id": vocab - 1 - i for i, name in enumerate(_SPECIAL)} | tokens,
     )
-    cls = getattr(transformers, f"{name}ForConditionalGeneration")
+    cls = getattr(transformers, f"{_CLASSES.get(name, name)}ForConditionalGeneration")
     return shaken(cls(config), dtype, partial(_start, kind))
 
 

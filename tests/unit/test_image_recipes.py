@@ -89,6 +89,15 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "size": {"shortest_edge": 2 * 16 * 16, "longest_edge": 2 * 48 * 40},
         },
     ),
+    "glmga": (
+        "glmga",
+        "GlmgaImageProcessorPil",
+        {
+            "patch_size": 4,
+            "merge_size": 2,
+            "size": {"shortest_edge": 2 * 32 * 32, "longest_edge": 2 * 96 * 80},
+        },
+    ),
     # Qwen3-VL has the same with other settings.
     "qwen3-vl": (
         "qwen2_vl",
@@ -206,6 +215,15 @@ def test_the_processor_of_a_model_decides_the_multiples(
     (tmp_path / "processor_config.json").write_text(json.dumps(whole))
     assert read_recipe(tmp_path).factor == factor
     assert read_recipe(tmp_path).most_pixels == (-(-64 // factor) * factor) ** 2
+
+
+def test_sides_are_multiples_of_a_patch_that_expands(tmp_path: Path) -> None:
+    """As in the class with torchvision; that of Pillow leaves the setting out."""
+    saved(tmp_path, "glmga")
+    config = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    config["patch_expand_factor"] = 3
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    assert read_recipe(tmp_path).factor == 4 * 2 * 3
 
 
 def test_a_side_that_shrinks_to_nothing_is_refused(tmp_path: Path) -> None:

@@ -128,7 +128,9 @@ def _large(config: Config) -> SmartAndLarge:
 
 def _over_time(config: Config) -> OverTime:
     return OverTime(
-        int(config["patch_size"]) * int(config["merge_size"]),
+        int(config["patch_size"])
+        * int(config["merge_size"])
+        * int(config.get("patch_expand_factor", 1)),
         int(config["size"]["shortest_edge"]),
         int(config["size"]["longest_edge"]),
         int(config["temporal_patch_size"]),
@@ -222,6 +224,7 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
     "Gemma3": _ImageProcessor({**_SIGLIP, "resample": BILINEAR}),
     "Glm46V": _GLM,
     "Glm4v": _GLM,
+    "Glmga": _GLM,
     "GotOcr2": _ImageProcessor(_OF_384, cut=_nearest),
     "Idefics3": _IDEFICS,
     "LlavaNext": _ImageProcessor(

@@ -167,3 +167,11 @@ GLM46V = replace(
     "videos (`Glm46VVideoProcessor`) are refused: they are sampled at other times, and the text "
     "after a patch gives tenths of a second.",
 )
+GLMGA = replace(
+    GLM46V,
+    model_type="glmga",
+    published=(),
+    rank=2,
+    notes="A GLM-4.6V with images whose sides are also multiples of `patch_expand_factor`. Videos "
+    "are not read.",
+)
