@@ -1,10 +1,10 @@
-"""The parts of a custom encoder or generator, all importable from here.
+"""The parts of a custom encoder, generator or loss, all importable from here.
 
 Decides: the names and signatures that stay from release to release. `Norm`, `ColumnLinear`,
 `RowLinear` and `Attention` take plain sizes and have the names of the layers that they build from
 shapes: a user's class that writes them gets the same layers as a built-in model.
 Relies on: `models` and `layers`, which define the parts, and `kinds.shapes` for their sizes.
-Leaves: how they are used to docs/custom-encoders.md and docs/custom-generators.md.
+Leaves: how they are used to the pages `custom-*.md` of docs.
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,7 @@ from mimo_launch.layers.parameter_segments import SegmentedModule, replicated
 from mimo_launch.models import projector as projectors
 from mimo_launch.models.custom_encoder import EncoderFactory, EncoderInput, EncoderStage
 from mimo_launch.models.custom_generator import GeneratorFactory, GeneratorStage
+from mimo_launch.models.custom_loss import LabelledTokens
 from mimo_launch.models.noise import PatchTargets
 from mimo_launch.spec.encoders import Projector
 
@@ -31,6 +32,7 @@ __all__ = [
     "EncoderStage",
     "GeneratorFactory",
     "GeneratorStage",
+    "LabelledTokens",
     "Norm",
     "ParallelContext",
     "PatchTargets",

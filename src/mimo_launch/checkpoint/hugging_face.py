@@ -46,6 +46,7 @@ from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.repeats import repeats
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD, Place
 from mimo_launch.kinds.adapters import is_adapter
+from mimo_launch.kinds.language import is_of_loss
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.layers.packed import PackedRows
@@ -180,7 +181,7 @@ def _placed(
     further rows of the model are filled by rule, and its padding is never used.
     """
     for box in boxes:
-        if is_adapter(box.name):
+        if is_adapter(box.name) or is_of_loss(box.name):
             continue
         key, shape = box.name.removeprefix(f"{PREFIX}/{module}."), box.shape
         if (place := _place_of(part, key, model)) is not None:

@@ -28,6 +28,7 @@ from mimo_launch.checkpoint.usable import Usable, newest_usable, sums_of
 from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.hugging_face.folder import FilesError, is_hugging_face, weight_files
 from mimo_launch.kinds.adapters import UP, is_adapter
+from mimo_launch.kinds.language import is_of_loss
 from mimo_launch.spec.adapters import adapter_in
 from mimo_launch.train.events import Listener, WeightsLoaded
 from mimo_launch.train.rank_session import RankSession
@@ -145,7 +146,9 @@ def _load_weights(
     boxes = [] if module is None else list(weight_boxes(module))
     boxes = [box for box in boxes if box.name in saved or box.name not in left]
     fitting = fit(saved, boxes, group, f"{WEIGHTS}/{name}.")
-    missing = tuple(each for each in fitting.missing if not is_adapter(each))
+    missing = tuple(
+        each for each in fitting.missing if not is_adapter(each) and not is_of_loss(each)
+    )
     misfits, lost = fitting.misfits, tuple(filter(is_adapter, fitting.unused))
     nothing = fitting.num_loaded == 0 and name not in usable.marker.bases
     if nothing or ((missing or misfits or lost) and not partial):

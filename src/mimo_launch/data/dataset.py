@@ -22,6 +22,8 @@ from mimo_launch.layout.step_data import SampleData
 Tokens = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int64]
+# Numbers of labels, or ids of tokens.
+TokenColumn = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 # Images, log-mel clips, or clips of codec tokens.
 Media = Pixels | Codes
 
@@ -135,6 +137,15 @@ class Dataset(Protocol):
             `labels[t]` is the token to predict at position t, IGNORE_LABEL where there is none.
         """
         ...
+
+    def columns(self, split: Split, index: int) -> Mapping[str, TokenColumn]:
+        """Return the columns that a user's loss reads, by name, at the places of labels.
+
+        Returns:
+            Arrays [seq] or [seq, width]: float64, or int64 of token ids; 0 where there is no label.
+        """
+        self.length(split, index)
+        return {}
 
     def images(self, split: Split, index: int, encoder: str) -> Sequence[Media]:
         """Return the images or clips of a sample for one encoder, in the order of its spans.

@@ -13,7 +13,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import BadSample, Contents, Dataset, Media, SourceSamples
+from mimo_launch.data.dataset import (
+    BadSample,
+    Contents,
+    Dataset,
+    Media,
+    SourceSamples,
+    TokenColumn,
+)
 from mimo_launch.data.index.indexer import SampleIndexer
 from mimo_launch.data.index.open_index import Say, open_index
 from mimo_launch.data.index.open_split import NotTrainable, OpenSplit
@@ -21,6 +28,7 @@ from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import Marker, marker_of
 from mimo_launch.data.samples.records import read_record
 from mimo_launch.data.samples.text_tokens import loss_mask_among
+from mimo_launch.data.samples.token_columns import at_labels
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.spec import Spec, UserData
@@ -43,6 +51,7 @@ class ShardSamples(Dataset):
         indexer = SampleIndexer(spec, data)
         self._data, self._seq = data, spec.batch.seq
         self._sample_encoder, self._inputs = indexer.sample_encoder, indexer.inputs
+        self._columns = indexer.columns
         self.notes = indexer.sample_encoder.notes
         self._placeholders = {name: placeholder_id(spec, name) for name in self._inputs.in_text}
         wanted: tuple[Split, ...] = ("train",) if spec.eval is None else ("train", "heldout")
@@ -119,6 +128,18 @@ class ShardSamples(Dataset):
         found = self.splits[split]
         row = found.row(index)
         return found.named(row, partial(self._text, found, row))
+
+    def columns(self, split: Split, index: int) -> dict[str, TokenColumn]:
+        """Return the columns that the loss reads, at the places of labels."""
+        found = self.splits[split]
+        row = found.row(index)
+        if not self._columns.suffixes:
+            return {}
+        members, places = found.members(row), found.label_places(row)
+        number = int(found.index.columns["labels"][row])
+        read = partial(found.read, row, members)
+        made = found.named(row, lambda: self._columns.read(members, number, read))
+        return at_labels(made, places, self._seq)
 
     def images(self, split: Split, index: int, encoder: str) -> list[Media]:
         """Return images [channels, height, width] or log-mel clips [mels, frames] of a sample."""

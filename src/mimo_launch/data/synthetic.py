@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Dataset, Media
+from mimo_launch.data.dataset import Dataset, Media, TokenColumn
 from mimo_launch.data.order.packing import count_labels
 from mimo_launch.data.random_draws import (
     Draws,
@@ -27,6 +27,7 @@ from mimo_launch.data.random_draws import (
     threshold,
 )
 from mimo_launch.data.sample_sizes import largest_image, longest_sample, sizes_drawn, sizes_in_tiles
+from mimo_launch.data.samples.token_columns import at_labels
 from mimo_launch.data.shared_images import (
     ImageSize,
     makers,
@@ -52,6 +53,8 @@ _MAX_SIZES = 1 << 14
 # Random words per image: presence, height, width, turn and place; with videos, one more for the
 # number of temporal patches.
 _WORDS_PER_IMAGE = 5
+# The stream of random words for columns: after those of modules and documents.
+_COLUMNS = 1 << 10
 
 
 class SyntheticSamples(Dataset):
@@ -127,6 +130,8 @@ class SyntheticSamples(Dataset):
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and positions of a sample, without its pixels."""
         drawn = self._drawn(split, index)
+        if (loss := self._spec.language.loss) is not None and loss.counts is not None:
+            drawn = replace(drawn, counted=float(self.columns(split, index)[loss.counts].sum()))
         if not self._depths:
             return drawn
         _, labels = self.text(split, index)
@@ -213,6 +218,20 @@ class SyntheticSamples(Dataset):
         chosen = np.append(pairs[order[: described.num_labels - 1]], pairs[-1])
         labels[chosen] = tokens[chosen + 1]
         return tokens, labels
+
+    def columns(self, split: Split, index: int) -> dict[str, TokenColumn]:
+        """Return random numbers between 0 and 1, or random tokens, for each label."""
+        loss = self._spec.language.loss
+        if loss is None or not loss.columns:
+            return {}
+        places = np.flatnonzero(self.text(split, index)[1] != IGNORE_LABEL)
+        drawn = np.random.Generator(generator(self._content[split], index, _COLUMNS))
+        found: dict[str, TokenColumn] = {}
+        for name, width in loss.columns.items():
+            shape = (len(places), width) if width > 1 else (len(places),)
+            is_ids, words = name in loss.token_columns, vocab_size(self._spec)
+            found[name] = drawn.integers(words, size=shape) if is_ids else drawn.random(shape)
+        return at_labels(found, places, self._seq)
 
     def images(self, split: Split, index: int, encoder: str) -> Sequence[Media]:
         """Return standard normal numbers in the shape of each image or clip, or random codes."""

@@ -107,7 +107,11 @@ def _loss_rows(layout: Layout, step: StepData) -> tuple[LossRow, ...]:
     if all(each.name == LANGUAGE and each.weight == 1 for each in layout.losses):
         return ()
     return tuple(
-        LossRow(module=each.name, weight=each.weight, terms=step.num_terms(each.module, each.depth))
+        LossRow(
+            module=each.name,
+            weight=each.weight,
+            terms=round(step.num_terms(each.module, each.depth)),
+        )
         for each in layout.losses
     )
 

@@ -233,5 +233,5 @@ class Estimator:
         return {
             name: missing
             for name, module in self.spec.modules.items()
-            if (missing := kind_of(module.model).not_estimated)
+            if (missing := kind_of(module.model).not_estimated + ("loss",) * bool(module.loss))
         }

@@ -24,9 +24,18 @@ from mimo_launch.kinds.saved_activations import (
 )
 from mimo_launch.kinds.shapes import HeadShape, NormShape, VocabShape
 from mimo_launch.kinds.weights import LayerShape
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.language_models import CausalModel, GateActivation
 from mimo_launch.spec.layers import Moe, Mtp, QueryScaling, SlidingWindow
 from mimo_launch.spec.spec import LanguageModel, RopeScaling
+
+# The part of the last stage that is a user's loss; its weights are in no folder of a model.
+LOSS = "loss"
+
+
+def is_of_loss(name: str) -> bool:
+    """Return whether a name is of a weight of a user's loss."""
+    return f"{LANGUAGE}.{LOSS}." in name
 
 
 @dataclass(frozen=True, slots=True)

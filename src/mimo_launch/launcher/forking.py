@@ -39,6 +39,7 @@ from mimo_launch.launcher.worker_processes import (
     take_stacks,
     write_stacks_on_signal,
 )
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 
 Answer = TypeVar("Answer")
@@ -212,7 +213,8 @@ def custom_class_fault(spec: Spec, stop: StopRequest | None = None) -> str:
     Raises: Interrupted.
     """
     has_models = any(kind_of(module.model).is_custom for module in spec.modules.values())
-    if not has_models and not any(custom_sources(spec.data)):
+    loss = spec.modules[LANGUAGE].loss if LANGUAGE in spec.modules else None
+    if not has_models and loss is None and not any(custom_sources(spec.data)):
         return ""
     import_for_workers()  # Here, so that workers inherit torch, too, not only the child.
 

@@ -208,8 +208,10 @@ def declared_parameters(module_name: str, root: nn.Module) -> Iterator[DeclaredP
             yield DeclaredParameter(attrgetter(attribute)(layer), tuple(placed))
 
 
-def adopt_parameters(root: nn.Module) -> list[str]:
+def adopt_parameters(root: nn.Module, *, counted: bool = True) -> list[str]:
     """Declare every parameter below `root` that no layer declares, and return their names.
+
+    `counted`: this rank counts them in norms.
 
     Raises: ValueError for a parameter without dimensions, which FSDP2 cannot shard, and for a tied
     parameter, which would become several parameters when they get memory.
@@ -238,7 +240,7 @@ def adopt_parameters(root: nn.Module) -> list[str]:
                 attribute,
                 tuple(parameter.shape),
                 "complete",
-                counted=True,
+                counted=counted,
                 init="given",
                 decay=parameter.ndim > 1,
                 trains=parameter.requires_grad,

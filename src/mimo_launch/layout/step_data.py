@@ -118,7 +118,8 @@ class SampleData:
     number is the number of its first part. A pack of no records is padding. `labels_ahead` counts
     the labels of each depth of multi-token prediction, from 1 on: at depth d, the labels d tokens
     further ahead in the same document. `source` is the name of its source, if
-    the data have several.
+    the data have several. `counted` is what a user's loss of language counts in place of labels, if
+    it does.
     """
 
     id: int
@@ -129,6 +130,12 @@ class SampleData:
     parts: tuple["SampleData", ...] | None = None
     labels_ahead: tuple[int, ...] = ()
     source: str = ""
+    counted: float | None = None
+
+    @property
+    def terms(self) -> float:
+        """What the loss of language counts: labels, unless a column says otherwise."""
+        return self.num_labels if self.counted is None else self.counted
 
     @property
     def records(self) -> tuple["SampleData", ...]:
@@ -175,6 +182,9 @@ def _joined(parts: Sequence[SampleData]) -> SampleData:
         labels_ahead=tuple(
             map(sum, zip_longest(*(part.labels_ahead for part in parts), fillvalue=0))
         ),
+        counted=None
+        if all(part.counted is None for part in parts)
+        else sum(part.terms for part in parts),
     )
 
 
@@ -208,27 +218,36 @@ class StepData:
         return sum(len(sample.records) for sample in self.samples)
 
     @cached_property
+    def _counted(self) -> float:
+        return sum(sample.terms for sample in self.samples)
+
+    @cached_property
     def num_labels(self) -> int:
         """Number of valid labels of the step."""
         return sum(sample.num_labels for sample in self.samples)
 
     @cached_property
-    def labels_by_source(self) -> dict[str, int]:
-        """Number of valid labels of each source with a sample in the step, if data have several."""
-        found: dict[str, int] = {}
+    def labels_by_source(self) -> dict[str, float]:
+        """Number of valid labels of each source with a sample in the step, if data have several.
+
+        Or what a user's loss counts in place of labels.
+        """
+        found: dict[str, float] = {}
         for sample in self.samples:
             for record in sample.records:
                 if record.source:
-                    found[record.source] = found.get(record.source, 0) + record.num_labels
+                    found[record.source] = found.get(record.source, 0) + record.terms
         return found
 
-    def num_terms(self, module: str, depth: int = 0) -> int:
+    def num_terms(self, module: str, depth: int = 0) -> float:
         """Return N, the divisor of a module's loss: the labels, or the rows that it makes.
+
+        Of a user's loss that counts a column, the sum of the column.
 
         With a `depth` of multi-token prediction, return the labels at that depth.
         """
         if depth:
             return sum(sum(sample.labels_ahead[depth - 1 : depth]) for sample in self.samples)
         if module == LANGUAGE:
-            return self.num_labels
+            return self._counted
         return sum(sample.rows(module) for sample in self.samples)

@@ -143,12 +143,14 @@ class Reads:
     documents: tuple[int, ...]
     answers: tuple[int, ...]
     images: dict[str, tuple[int, ...]]
+    columns: tuple[int, ...] = ()
 
 
 def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
     """Return what `rank` reads of a step; with `decode`, also what it needs to score answers."""
     layout = views.layout
     texts: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
     documents: tuple[int, ...] = ()
     answers: tuple[int, ...] = ()
     images = {
@@ -163,9 +165,11 @@ def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
         ends = any(stage.is_first or stage.is_last for stage in language.stages_of(rank))
         if decode or ends or language.whole_prompts:
             texts = documents
+        if any(stage.is_last for stage in language.stages_of(rank)):
+            columns = documents
         if decode and is_scorer(language, rank):
             answers = documents
-    return Reads(texts, documents, answers, images)
+    return Reads(texts, documents, answers, images, columns)
 
 
 def needs_arrays(module: ModuleLayout, rank: int) -> bool:

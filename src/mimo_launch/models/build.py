@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.adapters import adapter_of
+from mimo_launch.kinds.language import LOSS
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layers.dropout import name_dropouts
@@ -207,6 +208,8 @@ def _freeze(network: nn.Module, spec: Spec, name: str) -> None:
     before = kind_of(module.model).names_before(ends_of(spec, name, is_first=True, is_last=False))
     for part, layers in network.named_children():
         trains = module.projector_trains if part == "projector" else module.body_trains
+        if part == LOSS:
+            trains = module.frozen is not True
         layers.requires_grad_(module.layer_trains(0) if part in before else trains)
     if module.frozen_layers:
         for number, layer in network.get_submodule("layers").named_children():

@@ -12,11 +12,10 @@ from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.diag.users_code import CustomClassError, failed, import_named
@@ -30,6 +29,7 @@ from mimo_launch.layers.parameter_segments import (
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.custom_encoder import EncoderInput
+from mimo_launch.models.custom_loss import build_loss, cast_network, check_loss, without_memory
 from mimo_launch.models.stage_interface import ListForward
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
@@ -43,8 +43,7 @@ class CustomStages:
     @staticmethod
     def build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:
         """Return a stage with parameters on the meta device. Raises: CustomClassError."""
-        with torch.device("cpu"):  # Also inside `torch.device("meta")`: buffers are real.
-            return build_custom_stage(spec, stage, context)
+        return build_custom_stage(spec, stage, context)
 
     @staticmethod
     def inputs(network: nn.Module, forward: ListForward) -> EncoderInput:
@@ -57,26 +56,11 @@ def build_custom_stage(spec: Spec, stage: Stage, context: ParallelContext) -> nn
 
     Raises: CustomClassError
     """
-
-    def without_memory(
-        module: nn.Module, name: str, parameter: nn.Parameter | None
-    ) -> nn.Parameter | None:
-        if parameter is None or parameter.is_meta:
-            return None
-        return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-
-    handle = register_module_parameter_registration_hook(cast(Any, without_memory))
-    try:
+    with without_memory():
         network = _build(spec, stage, context)
-    finally:
-        handle.remove()
     for complaint in _complaints(spec, stage, network, context):
         raise CustomClassError(f"{_where(spec, stage.module)} {complaint}")
-    network.to(context.dtype)
-    for owner in network.modules():
-        for name, buffer in list(owner.named_buffers(recurse=False)):
-            if buffer.is_floating_point():
-                setattr(owner, name, buffer.to(context.compute_dtype))
+    cast_network(network, context)
     return network
 
 
@@ -96,8 +80,11 @@ def plain_values(spec: Spec, name: str, network: nn.Module) -> dict[str, Tensor]
     digest = blake2b(f"{spec.train.seed}/{name}".encode(), digest_size=8).digest()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(digest, "little") >> 1)
-        made = _build(spec, whole, ParallelContext(owner=name))
-    adopt_parameters(made)
+        if kind_of(spec.modules[name].model).is_custom:
+            made = _build(spec, whole, ParallelContext(owner=name))
+            adopt_parameters(made)
+        else:
+            made = nn.ModuleDict({"loss": build_loss(spec, ParallelContext(owner=name))})
     return {
         placed.name: declared.parameter.detach()
         for declared in declared_parameters(name, made)
@@ -122,6 +109,7 @@ def check_custom_classes(spec: Spec) -> None:
             context = ParallelContext(tp, cp, module.sequence_parallel, owner=module.name)
             for stage in module.stages:
                 build_custom_stage(spec, stage, context)
+    check_loss(spec)
 
 
 def _build(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Module:

@@ -79,6 +79,7 @@ class LanguageInput:
     token of a prompt, if these attend to each other; else -1. ahead: the text of each depth of
     multi-token prediction, in training. draws: for dropout. sources [sources of the step, B, S]:
     whether each token is of a source, on the last stage in training, if the data have several.
+    labelled: for a user's loss.
     """
 
     num_sequences: int
@@ -94,6 +95,38 @@ class LanguageInput:
     ahead: tuple[TextAhead, ...] = ()
     draws: Draws | None = None
     sources: Tensor | None = None
+    labelled: "Labelled | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """The learnt tokens of a microbatch on this rank, for a user's loss.
+
+    places [M] are those of labels among the tokens of this cp rank; columns are [M] or [M, width].
+    """
+
+    places: Tensor
+    columns: Mapping[str, Tensor]
+
+
+def read_labelled(forward: TextForward, widths: Mapping[str, int]) -> Labelled:
+    """Return the places of labels, and the columns of these widths there; no device is asked."""
+    view, samples, context = forward.view, forward.samples, forward.context
+    held = zigzag_positions(
+        view.layout.seq, context.cp.index, context.cp.size, torch.device("cpu")
+    ).numpy()
+    labels = np.stack([samples.text(each)[1] for each in view.samples])[:, held].flatten()
+    places = np.flatnonzero(labels != IGNORE_LABEL)
+    found = [samples.columns(each) for each in view.samples]
+    exact = torch.promote_types(context.compute_dtype, torch.float32)
+    columns = {}
+    for name, width in widths.items():
+        none = np.zeros((view.layout.seq, *(width,) * (width > 1)))  # Of padding without records.
+        rows = np.stack([each.get(name, none) for each in found])[:, held]
+        values = rows.reshape(-1, *rows.shape[2:])[places]
+        made = to_device(values, context.device)
+        columns[name] = made.to(exact) if made.is_floating_point() else made
+    return Labelled(to_device(places, context.device), columns)
 
 
 def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:

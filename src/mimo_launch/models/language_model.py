@@ -8,18 +8,21 @@ Legend: B sequences of S tokens in a microbatch, N = B * S tokens, n tokens of t
 rows of an encoder, V vocabulary, v this rank's part of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mimo_launch.comm.autograd_collectives import gather_rows
 from mimo_launch.kinds.language import LanguageKind
-from mimo_launch.kinds.layer import Ends, Sight
+from mimo_launch.kinds.layer import Ends, Sight, even_cut
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import soft_capped
+from mimo_launch.layers.pointwise import soft_capped, widened
 from mimo_launch.layers.sequence_contexts import (
     SequenceContext,
     in_window,
@@ -36,12 +39,25 @@ from mimo_launch.layers.vocab_parallel import (
     vocab_cross_entropy,
 )
 from mimo_launch.layout.stages import Stage
-from mimo_launch.models.language_input import LanguageInput, TextForward, language_input
+from mimo_launch.models.custom_loss import (
+    LabelledTokens,
+    build_loss,
+    cast_network,
+    terms_of,
+    without_memory,
+)
+from mimo_launch.models.language_input import (
+    Labelled,
+    LanguageInput,
+    TextForward,
+    language_input,
+    read_labelled,
+)
 from mimo_launch.models.row_places import all_rows, rows_at
 from mimo_launch.models.stage_interface import ModelStage, StageLosses
 from mimo_launch.models.transformer_block import MtpDepth
 from mimo_launch.spec.module import Recompute
-from mimo_launch.spec.spec import LanguageModel
+from mimo_launch.spec.spec import LanguageModel, Spec
 
 
 class LanguageStage(ModelStage):
@@ -70,9 +86,27 @@ class LanguageStage(ModelStage):
             MtpDepth(context.bare, kind.depth(number), recompute=recompute) for number in numbers
         )
 
+        # A user's loss, and the widths of the columns that it reads.
+        self.loss: nn.Module | None = None
+        self.widths: Mapping[str, int] = {}
+
+    @classmethod
+    def build(cls, spec: Spec, stage: Stage, context: ParallelContext) -> Self:
+        """Return the layers of one stage with unset weights, and the user's loss, if any."""
+        made = super().build(spec, stage, context)
+        if stage.is_last and (asked := spec.language.loss) is not None:
+            made.widths = asked.columns
+            with without_memory():
+                made.loss = loss = build_loss(spec, context)
+            cast_network(loss, context)
+        return made
+
     def inputs(self, forward: TextForward) -> LanguageInput:
         """Return the input of a forward."""
-        return language_input(forward, self.kind)
+        made = language_input(forward, self.kind)
+        if self.loss is None or made.labels is None:
+            return made
+        return replace(made, labelled=read_labelled(forward, self.widths))
 
     def forward(self, hidden: Tensor | None, batch: LanguageInput) -> Tensor | StageLosses:
         """Return the hidden state [n, D], or on the last stage the summed losses of the labels.
@@ -98,7 +132,10 @@ class LanguageStage(ModelStage):
         if batch.labels is None:
             logits, part = self._logits(self.context.enter(normed_nD))
             return greedy_choice(logits, part, self.context.tp).view(batch.num_sequences, -1)
-        loss_N = self._token_losses(normed_nD, batch.labels)
+        if self.loss is None or batch.labelled is None:
+            loss_N = self._token_losses(normed_nD, batch.labels)
+        else:
+            loss_N = self._own_losses(self.loss, normed_nD, batch, batch.labelled)
         losses, by_source = [loss_N.sum()], None
         if batch.sources is not None:
             by_source = (loss_N.detach().double() * batch.sources.flatten(1)).sum(dim=1)
@@ -176,6 +213,48 @@ class LanguageStage(ModelStage):
         """Return the loss of each label, [N]; 0 where there is none."""
         logits, part = self._logits(self.context.enter(normed_nD))
         return vocab_cross_entropy(logits, labels_BS.flatten(), part, self.context)
+
+    def _own_losses(
+        self, loss: nn.Module, normed_nD: Tensor, batch: LanguageInput, labelled: Labelled
+    ) -> Tensor:
+        """Return the user's loss of each label, [N]; 0 where there is none."""
+        if batch.labels is None:
+            raise ValueError("a loss needs labels")
+        context, places = self.context, labelled.places
+        labels_M = batch.labels.flatten()[places]
+
+        @cache
+        def part() -> tuple[Tensor, range]:
+            return self._logits(context.enter(normed_nD)[places])
+
+        def hidden() -> Tensor:
+            # Every tp rank computes the whole loss: gradients are complete, and not summed.
+            whole = normed_nD
+            if context.sequence_parallel:
+                whole = gather_rows(normed_nD, (len(normed_nD),) * context.tp.size, context.tp)
+            return whole[places]
+
+        def logits() -> Tensor:
+            logits_Mv, _ = part()
+            sizes = tuple(
+                len(even_cut(self.ends.vocab, context.tp.size, index))
+                for index in range(context.tp.size)
+            )
+            logits_VM = gather_rows(logits_Mv.t().contiguous(), sizes, context.tp)
+            return widened(logits_VM[: self.ends.words].t())
+
+        def cross_entropy() -> Tensor:
+            logits_Mv, words = part()
+            return vocab_cross_entropy(logits_Mv, labels_M, words, context)
+
+        tokens = LabelledTokens(labels_M, labelled.columns, hidden, logits, cross_entropy)
+        terms_M = widened(terms_of(loss, tokens))
+        loss_N = terms_M.new_zeros(batch.labels.numel()).index_copy(0, places, terms_M)
+        # Every weight gets a gradient, if only of 0: ranks reduce the same ones.
+        is_used = part.cache_info().currsize > 0
+        logits_0v = (part() if is_used else self._logits(context.enter(normed_nD)[:0]))[0][:0]
+        unused = [logits_0v, normed_nD[:0], *(each.flatten()[:0] for each in loss.parameters())]
+        return loss_N + torch.stack([each.sum().to(loss_N.dtype) for each in unused]).sum()
 
     def _logits(self, x_ND: Tensor) -> tuple[Tensor, range]:
         """Return this rank's logits [N, v] and their range of token ids."""

@@ -63,6 +63,9 @@ class StepInputs(Protocol):
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""
 
+    def columns(self, sample: int) -> Mapping[str, np.ndarray]:
+        """Return the columns that a user's loss reads, [seq] or [seq, width] each, by name."""
+
     def documents(self, sample: int) -> np.ndarray:
         """Return the document that each position belongs to, int64 [seq]."""
 

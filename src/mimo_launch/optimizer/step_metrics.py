@@ -67,7 +67,7 @@ class PendingMetrics:
     num_flags: int
     host: HostCopy
     own: "PendingFlags | None" = None
-    sources: Mapping[str, int] = field(default_factory=dict)
+    sources: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def bad(self) -> Tensor:
@@ -98,7 +98,7 @@ def reduce_metrics(
     flags: Sequence[int] = (),
     *,
     count_zeros: bool = False,
-    sources: Mapping[str, int] | None = None,
+    sources: Mapping[str, float] | None = None,
     source_losses: Tensor | None = None,
 ) -> PendingMetrics:
     """Return loss and gradient norms, equal on all ranks, without waiting for the device.

@@ -78,7 +78,7 @@ class Stages:
         """
         # An evaluation has only the first of them.
         means = {
-            loss: each / max(1, step.data.num_terms(loss.module, loss.depth))
+            loss: each / (step.data.num_terms(loss.module, loss.depth) or 1)
             for loss, each in zip(module.layout.losses, found.losses, strict=False)
         }
         if module.context.tp.index == 0:
@@ -87,7 +87,7 @@ class Stages:
             if found.by_source is not None:
                 # As with every loss: the divisor counts the labels of the whole step.
                 labels = found.by_source.new_tensor([*step.data.labels_by_source.values()])
-                mean = found.by_source / labels.clamp(min=1)
+                mean = found.by_source / torch.where(labels == 0, 1, labels)
                 before = step.source_losses
                 step.source_losses = mean if before is None else before + mean
             if found.right is not None:

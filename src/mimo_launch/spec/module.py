@@ -33,6 +33,7 @@ from mimo_launch.spec.base import (
     Strict,
     rank_range,
 )
+from mimo_launch.spec.custom_loss import CustomLoss
 from mimo_launch.spec.dinov3 import Dinov3Model
 from mimo_launch.spec.encoders import AudioModel, ConnectorModel, EncoderModel, GeneratorKinds
 from mimo_launch.spec.hybrid import HybridModel
@@ -177,6 +178,12 @@ class ModuleSpec(Strict):
         1.0,
         description="What the loss of this module, a mean over the step, counts in the sum of all "
         "losses; for `language` and generators.",
+    )
+    loss: CustomLoss | None = Field(
+        None,
+        description="Of `language`: a loss of your own in place of the cross-entropy of the next "
+        "tokens (docs/custom-losses.md).",
+        examples=["{kind: my_losses:weighted, columns: {weight: 1}}"],
     )
     sequence_parallel: bool = Field(
         False, description="Split the activations between tp layers over tp as well."

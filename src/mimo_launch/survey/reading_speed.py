@@ -91,7 +91,7 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
         for _, _, data in first_steps(spec, dataset, num_steps, dataset.num_samples("train")):
             source = UnreadStep(dataset, "train", data)
             every = tuple(range(len(data.samples)))
-            all_reads = Reads(every, every, (), dict.fromkeys(arrays, every))
+            all_reads = Reads(every, every, (), dict.fromkeys(arrays, every), every)
             inputs, reasons = read_step(source, all_reads, spec, _rest, threads=threads)
             bad |= {inputs.record(number).id: why for number, why in reasons.items()}
             views = StepViews(layout, data)

@@ -58,7 +58,7 @@ def evaluate(
     # Right answer tokens, all answer tokens; recognised images, judged images; right codes; then
     # the sum of each loss over its terms.
     sums = torch.zeros(5 + len(names), dtype=torch.float64, device=session.device)
-    terms, seen = dict.fromkeys(names, 0), 0
+    terms, seen = dict.fromkeys(names, 0.0), 0
     kinds = {n: kind_of(session.spec.modules[each.module].model) for n, each in losses_of.items()}
     if there is None:
         there = range(reader.dataset.num_samples("heldout"))

@@ -6,7 +6,7 @@ Leaves: decoding to the data set, agreeing on unreadable samples to `prefetch`.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample, Dataset
-from mimo_launch.data.order.packing import joined_documents, joined_texts
+from mimo_launch.data.order.packing import joined_columns, joined_documents, joined_texts
 from mimo_launch.data.order.record_order import Sample
 from mimo_launch.data.order.sample_order import make_step_data
 from mimo_launch.data.random_draws import Noise, Split, noises_of
@@ -57,6 +57,10 @@ class UnreadStep:
         """Return tokens and labels, int64 [seq] each."""
         found = self._answers(self.dataset.text, sample)
         return joined_texts(found, len(found[0][1][0]))
+
+    def columns(self, sample: int) -> dict[str, np.ndarray]:
+        """Return the columns that a user's loss reads, [seq] or [seq, width] each, by name."""
+        return joined_columns(self._answers(self.dataset.columns, sample))
 
     def documents(self, sample: int) -> np.ndarray:
         """Return the document of each position, int64 [seq]."""
@@ -104,6 +108,7 @@ class ReadStep:
     seq: int
     numbers: tuple[range, ...]
     texts: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    column_rows: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     document_rows: dict[int, np.ndarray] = field(default_factory=dict)
     pixels: dict[tuple[int, str], list[Patches]] = field(default_factory=dict)
     noise: dict[tuple[int, str], list[Noise]] = field(default_factory=dict)
@@ -118,6 +123,10 @@ class ReadStep:
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and labels, int64 [seq] each."""
         return joined_texts(((r, self.texts[n]) for n, r in self._readable(sample)), self.seq)
+
+    def columns(self, sample: int) -> dict[str, np.ndarray]:
+        """Return the columns that a user's loss reads, [seq] or [seq, width] each, by name."""
+        return joined_columns((r, self.column_rows[n]) for n, r in self._readable(sample))
 
     def documents(self, sample: int) -> np.ndarray:
         """Return the document of each position, int64 [seq]."""
@@ -222,8 +231,11 @@ def _records(
                 into.numbers[position], source.data.samples[position].records, strict=True
             )
 
+    loss = spec.language.loss
+    columns = () if loss is None or not loss.columns else reads.columns
     for asked, ask, answers in (
         (reads.texts, dataset.text, into.texts),
+        (columns, dataset.columns, into.column_rows),
         (reads.documents, dataset.documents, into.document_rows),
         (reads.answers, dataset.answer, into.answers),
     ):

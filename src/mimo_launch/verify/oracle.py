@@ -68,10 +68,11 @@ class Oracle:
         self.means: dict[str, float] = {}
         # Number of most probable codes that were right, over all records so far.
         self.right_codes = 0
-        self.terms: dict[str, int] = {}
+        self.terms: dict[str, float] = {}
         self.loads: list[Load] = []
         parts = parts_of(spec, randomise=randomise)
         self.weights, self.custom, self.custom_decays = parts.weights, parts.networks, parts.decays
+        self.own_loss = parts.losses.get(LANGUAGE)
 
     @property
     def _names_ahead(self) -> list[str]:
@@ -91,7 +92,7 @@ class Oracle:
         trained = {name: w for name, w in self.weights.items() if w.requires_grad}
         self.loads = []
         sums = {name: torch.zeros((), dtype=torch.float64) for name in self.losses}
-        terms = dict.fromkeys(self.losses, 0)
+        terms: dict[str, float] = dict.fromkeys(self.losses, 0)
         balance, moe = torch.zeros((), dtype=torch.float64), kind_of(self.model).moe
         for sample in samples:
             load = Load()
@@ -103,7 +104,7 @@ class Oracle:
                 self.loads.append(load)
         self.balance_loss = float(balance.detach())
         self.terms = terms
-        means = {name: sums[name] / max(1, terms[name]) for name in sums}
+        means = {name: sums[name] / (terms[name] or 1) for name in sums}
         self.means = {name: float(mean.detach()) for name, mean in means.items()}
         loss = torch.stack([self.losses[name] * mean for name, mean in means.items()]).sum()
         if not any(terms.values()):
@@ -138,7 +139,7 @@ class Oracle:
 
     def record_losses(
         self, split: Split, index: int, load: Load, step: int
-    ) -> dict[str, tuple[Tensor, int]]:
+    ) -> dict[str, tuple[Tensor, float]]:
         """Return each loss of a record, summed over its terms, and the number of its terms."""
         if split == "train":
             with self.weights.drawing(step, index):
@@ -147,10 +148,10 @@ class Oracle:
 
     def _losses_of(
         self, split: Split, index: int, load: Load, step: int
-    ) -> dict[str, tuple[Tensor, int]]:
+    ) -> dict[str, tuple[Tensor, float]]:
         tokens, targets = (torch.from_numpy(x) for x in self.dataset.text(split, index))
         x_SD = self.stream(split, index, tokens, load)
-        found = {LANGUAGE: self._cross_entropy(x_SD, targets)}
+        found: dict[str, tuple[Tensor, float]] = {LANGUAGE: self._own_loss(split, index, x_SD)}
         if split == "train":
             text = self._text(split, index, load)
             ahead = streams_ahead(self.weights, self.model, x_SD, tokens, text, self.embedded)
@@ -165,6 +166,22 @@ class Oracle:
                 self.right_codes += right
             found[name] = total, number
         return found
+
+    def _own_loss(self, split: Split, index: int, x_SD: Tensor) -> tuple[Tensor, float]:
+        """Return the summed loss of language, which may be a user's, and what it counts."""
+        labels, asked = (
+            torch.from_numpy(self.dataset.text(split, index)[1]),
+            self.spec.language.loss,
+        )
+        if self.own_loss is None or asked is None:
+            return self._cross_entropy(x_SD, labels)
+        has = labels != IGNORE_LABEL
+        given = self.dataset.columns(split, index)
+        columns = {name: torch.from_numpy(values)[has] for name, values in given.items()}
+        hidden = x_SD[has]
+        terms = self.own_loss.terms(self.weights, labels[has], columns, hidden, self.words(hidden))
+        count = int(has.sum()) if asked.counts is None else float(columns[asked.counts].sum())
+        return terms.sum(), count
 
     def _cross_entropy(self, x_SD: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         """Return the summed loss of a normed stream and the number of labels."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from mimo_launch.data.random_draws import Noise
+from mimo_launch.kinds.language import LOSS, is_of_loss
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layers.image_contexts import image_context, two_list_context
@@ -26,6 +27,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.models.build import build_network, keep_activations
 from mimo_launch.models.custom_encoder import EncoderInput
+from mimo_launch.models.custom_loss import given_tokens
 from mimo_launch.models.custom_stages import plain_values, whole_stage
 from mimo_launch.models.noise import PatchTargets
 from mimo_launch.models.patches import Patches, Reader, pack, reader
@@ -46,17 +48,20 @@ class Parts:
     weights: Weights
     networks: dict[str, "OneRankEncoder"]
     decays: dict[str, bool]
+    losses: dict[str, "OneRankLoss"]
 
 
 def parts_of(spec: Spec, *, randomise: bool) -> Parts:
     """Draw the same initial weights as every layout of a spec."""
-    found = Parts(Weights(spec), {}, {})
+    found = Parts(Weights(spec), {}, {}, {})
     context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
     for name, module in spec.modules.items():
         # A second forward would use the weights of the network, not the oracle's.
         network = build_network(keep_activations(spec), whole_stage(spec, name), context)
         given = plain_values(spec, name, network)
         is_custom = kind_of(module.model).is_custom
+        if isinstance(loss := getattr(network, LOSS, None), nn.Module):
+            found.losses[name] = OneRankLoss(loss, f"{name}.{LOSS}")
         if is_custom:
             how = reader(module.model)
             found.networks[name] = OneRankEncoder(name, network, how, context)
@@ -75,8 +80,9 @@ def parts_of(spec: Spec, *, randomise: bool) -> Parts:
                 if placed.name.startswith(f"{name}.projector."):
                     learns |= module.frozen == "except_projector"
                 learns |= ".lora_" in placed.name
+                learns |= is_of_loss(placed.name) and module.frozen is not True
                 found.weights[placed.name] = values.requires_grad_(placed.segment.trains and learns)
-                if is_custom:
+                if is_custom or is_of_loss(placed.name):
                     found.decays[placed.name] = declared.decays(
                         embeddings=spec.optimizer.decay.embeddings
                     )
@@ -94,6 +100,29 @@ def _learns(spec: Spec, module: str, name: str) -> bool:
     in_layer = re.match(rf"{module}\.layers\.(\d+)\.", name)
     number = int(in_layer[1]) if in_layer else 0 if name in before else own.model.layers
     return not int(first) <= number <= int(last or first)
+
+
+@dataclass(frozen=True, slots=True)
+class OneRankLoss:
+    """A user's loss, called with the oracle's weights, which have this prefix."""
+
+    network: nn.Module
+    prefix: str
+
+    def terms(
+        self,
+        weights: Mapping[str, Tensor],
+        labels: Tensor,
+        columns: Mapping[str, Tensor],
+        hidden: Tensor,
+        logits: Tensor,
+    ) -> Tensor:
+        """Return the term of each label, [M]."""
+        names = [name for name, _ in self.network.named_parameters()]
+        values = {name: weights[f"{self.prefix}.{name}"] for name in names}
+        tokens = given_tokens(labels, columns, hidden, logits)
+        made: Tensor = functional_call(self.network, values, (tokens,))
+        return made
 
 
 class OneRankEncoder:

@@ -270,9 +270,9 @@ def _decay(oracle: Oracle, name: str) -> float:
 def _evaluate(oracle: Oracle, samples: HeldOut) -> RightEvaluation:
     """Return the mean losses over all held-out terms, and the share of right answer tokens."""
     dataset, spec = oracle.dataset, oracle.spec
-    sums, terms = dict.fromkeys(oracle.losses, 0.0), dict.fromkeys(oracle.losses, 0)
+    sums, terms = dict.fromkeys(oracle.losses, 0.0), dict.fromkeys(oracle.losses, 0.0)
     right, total, recognised, judged, ends = 0, 0, 0, 0, dataset.answer_ends
-    oracle.right_codes = codes = 0
+    oracle.right_codes, codes = 0, 0.0
     with torch.no_grad():
         for index in _held_out(oracle, samples):
             for name, (own, num) in oracle.record_losses("heldout", index, Load(), 0).items():

@@ -31,12 +31,12 @@ from mimo_launch.layout.step_data import ImageSpan
 Column = npt.NDArray[Any]
 
 META, BAD, BLOCKS = "index.json", "bad.jsonl", "blocks.npy"
-VERSION = 12
+VERSION = 13
 
 # The fields of `Tiling` for an image in tiles; for a frame only a height, 2 for the last frame.
 TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
-# Per sample; `content` is a checksum of its members.
-SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4", "content": "u4"}
+# Per sample; `content` is a checksum of its members, `counted` the sum of a column for a loss.
+SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4", "content": "u4", "counted": "f8"}
 # Per member that training reads; per span of rows of one image or per target; per run of learned
 # tokens; per byte of a key. Of a span, `reads` is the number of tokens from which a target is made,
 # `later` is, for a video, 1 plus the places by which it is later, and `told` is the number from
@@ -248,7 +248,8 @@ class IndexedSample:
 
     `runs` are start and end of each run of learned tokens, [runs, 2]. `members` are the suffixes of
     its images, clips and targets, in order. `ignored` is its content that is not read. `checksum`
-    covers its text and the first bytes of its members.
+    covers its text and the first bytes of its members. `columns` are the suffixes of those that a
+    loss reads, `counted` the sum of the one that it counts.
     """
 
     num_tokens: int
@@ -257,6 +258,8 @@ class IndexedSample:
     members: dict[Marker, list[str]]
     ignored: tuple[str, ...] = ()
     checksum: int = 0
+    columns: tuple[str, ...] = ()
+    counted: float = 0.0
 
 
 def count_ignored(counts: Counter[str], more: Mapping[str, int]) -> None:
@@ -271,7 +274,7 @@ class ShardRows:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.values: dict[str, list[int]] = defaultdict(list)
+        self.values: dict[str, list[float]] = defaultdict(list)
         self.suffixes: dict[str, int] = {}
         self.ignored: Counter[str] = Counter()
 
@@ -281,14 +284,18 @@ class ShardRows:
         count_ignored(self.ignored, dict.fromkeys(seen.ignored, 1))
         kept = [
             suffix
-            for suffix in (*TEXT_SUFFIXES, *(s for found in seen.members.values() for s in found))
+            for suffix in (
+                *TEXT_SUFFIXES,
+                *(s for found in seen.members.values() for s in found),
+                *seen.columns,
+            )
             if suffix in member.places
         ]
         places = [member.places[suffix] for suffix in kept]
         numbers = [self.suffixes.setdefault(suffix, len(self.suffixes)) for suffix in kept]
         num_labels = int((runs[:, 1] - runs[:, 0]).sum())
         content = crc32(str([place.size for place in places]).encode(), seen.checksum)
-        self._append(SAMPLES, [(seen.num_tokens, num_labels, self.number, content)])
+        self._append(SAMPLES, [(seen.num_tokens, num_labels, self.number, content, seen.counted)])
         found: dict[str, Iterable[Sequence[int]]] = {
             "member": ((at.offset, at.size, n) for at, n in zip(places, numbers, strict=True)),
             "span": map(numbers_of, seen.placed),
@@ -299,7 +306,7 @@ class ShardRows:
             self._append(columns, found[name])
             self.values[f"{name}_end"].append(len(self.values[next(iter(columns))]))
 
-    def _append(self, columns: Iterable[str], rows: Iterable[Sequence[int]]) -> None:
+    def _append(self, columns: Iterable[str], rows: Iterable[Sequence[float]]) -> None:
         for row in rows:
             for name, value in zip(columns, row, strict=True):
                 self.values[name].append(value)

@@ -38,6 +38,7 @@ from mimo_launch.data.samples.member_readers import MediumSize, ShownVideo
 from mimo_launch.data.samples.records import TEXT_SUFFIXES, read_record
 from mimo_launch.data.samples.sample_encoder import SampleEncoder
 from mimo_launch.data.samples.text_tokens import loss_mask_among
+from mimo_launch.data.samples.token_columns import TokenColumns
 from mimo_launch.data.sources.file_formats import open_file
 from mimo_launch.data.sources.media_suffixes import target_of
 from mimo_launch.data.sources.shard_names import NamedShard
@@ -59,6 +60,7 @@ class SampleIndexer:
         self.spec, self.data = spec, data
         self.inputs = ShardInputs(spec, data)
         self.sample_encoder = SampleEncoder(spec, data, self.inputs)
+        self.columns = TokenColumns(spec)
         template = data.template
         self.reads_txt = isinstance(template, CaptionTemplate) and template.text is None
 
@@ -74,7 +76,8 @@ class SampleIndexer:
         """
         members: dict[Marker, list[str]] = {"image": [], "audio": [], "video": [], "target": []}
         unread: list[str] = []
-        for suffix in sorted(set(suffixes).difference(TEXT_SUFFIXES), key=place_of):
+        columns = [each for each in self.columns.suffixes.values() if each in suffixes]
+        for suffix in sorted(set(suffixes).difference(TEXT_SUFFIXES, columns), key=place_of):
             marker = marker_of(suffix)
             if marker is None or not self.inputs.takes(marker, suffix):
                 unread.append(suffix)
@@ -108,14 +111,24 @@ class SampleIndexer:
         loss_mask = loss_mask_among(encoded.loss_mask, is_row)
         if not loss_mask.any() and not members["target"]:
             raise BadSample("it has no token to learn from")
+        read_columns = self.columns.read(suffixes, int(loss_mask.sum()), lambda s: read(s, None))
         runs = np.flatnonzero(np.diff(loss_mask, prepend=False, append=False)).reshape(-1, 2)
         ignored = {*record.ignored, *encoded.ignored, *map(_named, unread)}
         if len(texts := [each for each in TEXT_SUFFIXES if each in suffixes]) > 1:
             ignored.add(_named(*(each for each in texts if each != record.member)))
         checksum = _checksum(
-            [*texts, *(each for found in members.values() for each in found)], read
+            [*texts, *(each for found in members.values() for each in found), *columns], read
         )
-        return IndexedSample(len(is_row), runs, placed, members, tuple(sorted(ignored)), checksum)
+        return IndexedSample(
+            len(is_row),
+            runs,
+            placed,
+            members,
+            tuple(sorted(ignored)),
+            checksum,
+            tuple(columns),
+            self.columns.counted(read_columns),
+        )
 
     def _size(self, suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
         if medium_of(suffix) == "audio":

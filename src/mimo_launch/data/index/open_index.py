@@ -36,6 +36,7 @@ from mimo_launch.data.index.indexer import SampleIndexer, Task, indexed_parts, i
 from mimo_launch.data.index.kept_parts import KeptParts
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.media_rows import ShardInputs
+from mimo_launch.data.samples.token_columns import TokenColumns
 from mimo_launch.data.sources.custom_records import CustomSet
 from mimo_launch.data.sources.fetching import NotFetched
 from mimo_launch.data.sources.file_formats import split_files
@@ -133,6 +134,7 @@ def _identity(
     is_here = any(isinstance(each.path, Path) for each in shards)
     media = [[str(folder) for folder in each.media] for each in shards]
     customs = [each.custom and [each.custom.kind, each.custom.options] for each in shards]
+    columns = TokenColumns(spec).asked
     identity = {
         "names": [str(each.path.absolute()) for each in shards],
         "settings": {
@@ -147,6 +149,7 @@ def _identity(
             "max_characters": data.max_characters,
             **({"media": media} if any(media) else {}),
             **({"custom": customs} if any(customs) else {}),
+            **({"columns": columns} if columns else {}),
         },
         "shards": [_state(each) for each in shards],
         "tokenizer": tokenizer.hexdigest(),

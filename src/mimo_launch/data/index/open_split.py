@@ -23,6 +23,7 @@ from mimo_launch.data.samples.decode_media import marker_of
 from mimo_launch.data.samples.media_rows import PlacedMedium, ShardInputs
 from mimo_launch.data.samples.records import TEXT_SUFFIXES
 from mimo_launch.data.sources.file_formats import in_set, open_file, split_files
+from mimo_launch.data.sources.media_suffixes import COLUMN
 from mimo_launch.data.sources.remote_files import RemotePath
 from mimo_launch.data.sources.source_file import MemberPlace, OpenFiles, Places
 from mimo_launch.data.sources.tables import copied_bytes
@@ -62,6 +63,8 @@ class OpenSplit:
         self.split: Split = split
         self.index = index
         self._data, self._seq = data, spec.batch.seq
+        loss = spec.language.loss
+        self._counts = loss is not None and loss.counts is not None
         self._depths = kind_of(spec.language.model).depths
         self._inputs = inputs
         self._gaps = [inputs.gap(name) for name in inputs.names]
@@ -192,7 +195,13 @@ class OpenSplit:
         ahead = tuple(self.num_labels(row, depth) for depth in range(1, self._depths + 1))
         source = self.source_of(sample)
         return SampleData(
-            sample, self.end(row), self.num_labels(row), spans, labels_ahead=ahead, source=source
+            sample,
+            self.end(row),
+            self.num_labels(row),
+            spans,
+            labels_ahead=ahead,
+            source=source,
+            counted=float(self.index.columns["counted"][row]) if self._counts else None,
         )
 
     def describe_all(self, samples: Sequence[int]) -> list[SampleData]:
@@ -210,7 +219,7 @@ class OpenSplit:
         last = number.cumsum()
         spans = np.repeat(begins - (last - number), number) + np.arange(last[-1])
         placed = self._placed_at(spans)
-        is_plain = (tokens <= self._seq) & (number == 0) & (self._depths == 0)
+        is_plain = (tokens <= self._seq) & (number == 0) & (self._depths == 0) & (not self._counts)
         found = zip(
             *(samples, rows.tolist(), last.tolist(), number.tolist(), tokens.tolist()),
             *(labels.tolist(), is_plain.tolist()),
@@ -310,6 +319,13 @@ class OpenSplit:
         )
         return int((last - first).sum())
 
+    def label_places(self, row: int) -> npt.NDArray[np.int64]:
+        """Return the places of the labels of a sample: before each learnt token that is used."""
+        runs, end = self.index.range("run", row), self.end(row)
+        columns = (self.index.columns[name][runs].tolist() for name in ("run_first", "run_last"))
+        found = [np.arange(first, min(last, end)) for first, last in zip(*columns, strict=True)]
+        return np.concatenate(found) - 1
+
     def placed(self, row: int) -> tuple[PlacedMedium, ...]:
         """Return the rows of images, clips and targets, in the order of the sample."""
         return self._placed_at(self.index.range("span", row))
@@ -360,7 +376,8 @@ class OpenSplit:
         wanted = []
         for row in {*map(self.row, texts)} | whole:
             places = self.members(row)
-            suffixes = places.keys() if row in whole else TEXT_SUFFIXES
+            texts_of = [each for each in places if each.startswith(COLUMN)]
+            suffixes = places.keys() if row in whole else (*TEXT_SUFFIXES, *texts_of)
             wanted.append((int(self.index.columns["shard"][row]), places, tuple(suffixes)))
         self._reader.fetch(wanted)
 

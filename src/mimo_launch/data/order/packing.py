@@ -13,7 +13,8 @@ SIAM J. Comput. 3), and nearly the minimum where many records are short. No reco
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +74,18 @@ def joined_texts(
         tokens[here] = own_tokens[: record.num_tokens]
         labels[here] = own_labels[: record.num_tokens]
     return tokens, labels
+
+
+def joined_columns(
+    records: Iterable[tuple[SampleData, Mapping[str, npt.NDArray[Any]]]],
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of a pack, [seq] or [seq, width] each, from those of its records."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    for record, columns in records:
+        here = slice(record.first, record.first + record.num_tokens)
+        for name, values in columns.items():
+            found.setdefault(name, np.zeros_like(values))[here] = values[: record.num_tokens]
+    return found
 
 
 def joined_documents(records: Iterable[tuple[SampleData, Int64s]], seq: int) -> Int64s:

@@ -29,6 +29,10 @@ TARGET = "target."
 CODES_SUFFIX = "npy"
 
 
+# The prefix of the suffixes of columns, which a user's loss reads: numpy files.
+COLUMN = "column."
+
+
 def target_of(suffix: str) -> tuple[str, int]:
     """Return the name and number in a target's suffix, such as `target.drawer.1.png`."""
     parts = suffix.split(".")[1:-1]

@@ -4,20 +4,26 @@ Decides: the keys and parts of messages that name images, clips, videos and targ
 becomes members as in a tar shard: a JSON text, in which a place of a medium is a marker or a part
 without its file, and media in the order of these places; that pairs of `user` and `assistant`
 show their images first (The Cauldron, FineVision).
-Relies on: nothing.
+Relies on: numpy for columns.
 Leaves: files to `media_folders`, the meaning of the text to `samples.records`.
 """
 
 import base64
 import binascii
+import io
 import json
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from mimo_launch.data.sources.media_suffixes import (
     AUDIO_SUFFIXES,
     CODES_SUFFIX,
+    COLUMN,
     FRAMES_SUFFIX,
     IMAGE_FORMATS,
     TARGET,
@@ -45,6 +51,8 @@ _SUFFIXES = {
     "target": ("png", *IMAGE_FORMATS, *sorted(AUDIO_SUFFIXES), CODES_SUFFIX),
 }
 PAIRS = "texts"
+# The key of columns for a user's loss.
+_COLUMNS = "columns"
 
 
 class BadRecord(ValueError):
@@ -122,8 +130,28 @@ def shaped(record: Any) -> ShapedRecord:
         for kind, media in found.items()
         for number, each in enumerate(media)
     }
+    named |= _columns(rest)
     text = json.dumps(rest, ensure_ascii=False, default=_shown)
     return ShapedRecord(text.encode("utf-8", "surrogatepass"), named)
+
+
+def _columns(record: dict[str, Any]) -> dict[str, Medium]:
+    """Take columns of numbers out of a record, by suffix."""
+    found: dict[str, Medium] = {}
+    if isinstance(given := record.get(_COLUMNS), dict):
+        for name, value in given.items():
+            # A ragged list makes no array.
+            with suppress(ValueError, TypeError, OverflowError):
+                array = np.asarray(value)
+                if array.dtype.kind in "biuf" and re.fullmatch(r"[A-Za-z]\w*", str(name)):
+                    file = io.BytesIO()
+                    np.save(file, array, allow_pickle=False)
+                    found[f"{COLUMN}{name}.npy"] = Medium("column", data=file.getvalue())
+        rest = {k: v for k, v in given.items() if f"{COLUMN}{k}.npy" not in found}
+        record[_COLUMNS] = rest
+        if not rest:
+            del record[_COLUMNS]
+    return found
 
 
 def _shown(value: object) -> str:

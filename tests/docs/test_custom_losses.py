@@ -1,0 +1,76 @@
+"""The losses on the page about losses of one's own train, are proved, and are refused as said."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.docs.test_custom_modules import read, train
+from tests.docs.test_docs import ROOT, blocks, write_files
+from tests.support.proof import failures, verdicts
+from tests.support.shards import tokenizer_folder
+from yaml import safe_load
+
+from mimo_launch.data.shard_samples import ShardSamples
+from mimo_launch.launcher.forking import custom_class_fault
+from mimo_launch.spec.spec import UserData
+
+PAGE = ROOT / "docs" / "custom-losses.md"
+# The loss of the whole spec, then the others.
+SETTINGS: list[tuple[str, ...]] = [
+    (),
+    *(
+        (f"modules.language.loss={json.dumps(safe_load(block.text)['loss'])}",)
+        for block in blocks(PAGE)
+        if block.language == "yaml" and block.text.startswith("loss:")
+    ),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of the page and a tokenizer, in the current folder."""
+    write_files(PAGE, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("my_losses", "my_taught"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    tokenizer_folder(tmp_path / "models" / "tokenizer")
+    return tmp_path
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["weighted", "distilled", "scored"])
+def test_the_losses_are_taken_and_proved(folder: Path, settings: tuple[str, ...]) -> None:
+    spec = read("taught.yaml", *settings)
+    assert custom_class_fault(spec) == ""
+    assert failures(verdicts(spec)) == []
+    assert isinstance(spec.data, UserData)
+    found = ShardSamples(spec, spec.data)
+    assert found.num_samples("train") == 64
+    assert spec.language.loss is not None
+    assert found.columns("train", 3).keys() == spec.language.loss.columns.keys()
+
+
+def test_the_refusal_on_the_page_is_that_of_a_mean(folder: Path) -> None:
+    (folder / "my_losses.py").write_text(
+        "import torch\n\n\ndef mean(tokens):\n    return tokens.cross_entropy().mean()\n"
+    )
+    said = custom_class_fault(read("taught.yaml", "modules.language.loss.kind=my_losses:mean"))
+    shown = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"error: {said.replace(str(folder), '/home/me')}" in shown
+
+
+@pytest.mark.example
+@pytest.mark.parametrize("settings", SETTINGS, ids=["weighted", "distilled", "scored"])
+def test_the_losses_are_learnt_and_go_on(folder: Path, settings: tuple[str, ...]) -> None:
+    saving = ("checkpoint={every: 10}", "optimizer.lr=3e-3", *settings)
+    words = [word for each in saving for word in ("--set", each)]
+    first = train("taught.yaml", *words, "--steps", "10")
+    assert first.returncode == 0, first.stderr
+    more = train("taught.yaml", *words, "--set", "modules.language.grid={pp: 2, dp: 2}")
+    assert (more.returncode, "resumes after step 10" in more.stdout) == (0, True), more.stderr
+    lines = (folder / "runs" / "taught" / "metrics.jsonl").read_text().splitlines()
+    losses = [record["loss"] for record in map(json.loads, lines) if "loss" in record]
+    assert len(losses) == 20
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
