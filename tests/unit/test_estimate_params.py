@@ -303,13 +303,13 @@ def test_large_blocks_become_units_and_fully_sharded_ones_always() -> None:
             network: Any = build.build_network(made, stage, context)
         blocks = [sum(p.numel() for p in block.parameters()) for block in network.layers.values()]
         runs = stage.units
-        *units, _ = stage_weights(made, stage, 0).units()
+        *units, _ = stage_weights(made, stage, 0).units
         want = [sum(blocks[run.start : run.stop]) for run in runs]
         assert [sum(weight.numel for weight in unit) for unit in units] == want
         assert len(runs) == (1 if module.name == "vision" else 0)
     for module in build_layout(specs()["full sharding"]).modules:
         for stage in module.stages:
-            units = stage_weights(specs()["full sharding"], stage, 0).units()
+            units = stage_weights(specs()["full sharding"], stage, 0).units
             assert len(units) == stage.num_layers + 1
 
 

@@ -72,7 +72,7 @@ def _gathered_bytes(session: RankSession, module: ModuleLayout) -> dict[tuple[Ax
     held = max(work.held for work in first_work(spec, layout).slowest(module))
     tp, cp = module.grid.size(Axis.TP), module.grid.size(Axis.CP)
     stage = module.stages_of(session.rank)[0]
-    unit = stage_weights(spec, stage, module.grid.index(Axis.TP, session.rank)).units()[0]
+    unit = stage_weights(spec, stage, module.grid.index(Axis.TP, session.rank)).units[0]
     wanted = {
         (Axis.TP,): held * model.hidden * number,  # Activations.
         (Axis.CP,): held * cp * gathered // tp * number,  # Keys and values.

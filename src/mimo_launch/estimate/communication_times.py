@@ -114,7 +114,7 @@ class WeightTimes:
     def gather(self, weights: StageWeights) -> list[float]:
         """Return the seconds to gather each FSDP unit, the root last."""
         number, seconds = self.spec.train.numbers.computed.bytes, []
-        for unit in weights.units():
+        for unit in weights.units:
             group = self._replicas(unit)
             # Packed weights are whole on each rank, except under full sharding.
             full = weights.full_sharding
@@ -127,9 +127,9 @@ class WeightTimes:
     def reduction(self, weights: StageWeights) -> list[float]:
         """Return the seconds to reduce the gradients of each unit, the root last."""
         number, seconds = self.spec.train.numbers.stored.bytes, []
-        for unit in weights.units():
+        for unit, trained in zip(weights.units, weights.trained_units, strict=True):
             group = self._replicas(unit)
-            size = sum(weight.numel for weight in unit if weight.trains) * number
+            size = trained.total() * number
             copies = 2 * size / self.constants.memory_bandwidth / GIGA
             seconds.append((self.links.collective(group, size) + copies) if size else 0.0)
         return seconds
@@ -162,10 +162,10 @@ class WeightTimes:
         """Return the seconds that the optimizer takes to update this rank's shards."""
         seconds = 0.0
         for rule in self.module.rules:
+            takes = [each for each in (False, True) if self._rule(is_matrix=each) is rule]
             own = sum(
-                sum(each.numel for each in unit if each.trains and self._rule(each) is rule)
-                / len(self._replicas(unit))
-                for unit in weights.units()
+                sum(trained[each] for each in takes) / len(self._replicas(unit))
+                for unit, trained in zip(weights.units, weights.trained_units, strict=True)
             )
             size = own * self.spec.train.numbers.stored.bytes
             seconds += rule.passes * size / self.constants.memory_bandwidth / GIGA
@@ -174,7 +174,7 @@ class WeightTimes:
                 moved = 2 * len(rule.state) * size
                 seconds += moved / self.constants.host_bandwidth / GIGA
             if rule.whole_matrices:
-                seconds += sum(self._whole(rule, unit) for unit in weights.units())
+                seconds += sum(self._whole(rule, unit) for unit in weights.units)
         return seconds
 
     def _whole(self, rule: UpdateRule, unit: tuple[Parameter, ...]) -> float:
@@ -182,7 +182,7 @@ class WeightTimes:
 
         Parts travel over shards first, then over tp.
         """
-        own = [each for each in unit if each.trains and self._rule(each) is rule]
+        own = [each for each in unit if each.trains and self._rule(is_matrix=each.matrix) is rule]
         if not own:
             return 0.0
         shards, cut = self._replicas(unit), self._cut(unit)
@@ -198,8 +198,8 @@ class WeightTimes:
         speed = self.constants.speed(self.spec.train.numbers)
         return 2 * travel + seconds / speed / len(shards) / len(cut)
 
-    def _rule(self, weight: Parameter) -> UpdateRule:
-        return rule_for(self.module.rules, is_matrix=weight.matrix)
+    def _rule(self, *, is_matrix: bool) -> UpdateRule:
+        return rule_for(self.module.rules, is_matrix=is_matrix)
 
     def _replicas(self, unit: tuple[Parameter, ...]) -> tuple[int, ...]:
         """Return the ranks over which the weights of an FSDP unit are sharded."""

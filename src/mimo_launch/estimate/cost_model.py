@@ -203,7 +203,7 @@ class CostModel:
             late = reduction[-1] + max(0.0, sum(reduction[:-1]) + summed - backs[-1])
         flops, trains = self._flops(module, stage)
         overhead = self.constants.action_overhead * MICRO
-        units = sum(1 for _ in weights.units()) if weights.full_sharding else 0
+        units = sum(1 for _ in weights.units) if weights.full_sharding else 0
         starting = HostStarts(self.spec, self.constants, module, stage).passes(
             changes=self._changes(module), trains=trains, units=units
         )

@@ -138,7 +138,7 @@ def weight_memory(
         for each in weights.all()
     )
     unpacked = max((each.numel * _beside_values(each, computed) for each in packed), default=0)
-    *blocks, root = weights.units()
+    *blocks, root = weights.units
     if module.experts or weights.depths:
         # Units differ in size: in the worst case the two largest are adjacent.
         blocks.sort(key=lambda unit: -sum(each.numel for each in unit))

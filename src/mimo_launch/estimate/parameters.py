@@ -5,6 +5,7 @@ Relies on: `kinds` for the weights of layers and ends, `layout.stages` for FSDP 
 Leaves: bytes to `memory`.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -49,8 +50,20 @@ class StageWeights:
             yield from block
         yield from self.ends
 
+    @cached_property
+    def trained_units(self) -> tuple[Counter[bool], ...]:
+        """The trained elements of each FSDP unit, of matrices (True) and of others."""
+        found = []
+        for unit in self.units:
+            counted = Counter[bool]()
+            for each in unit:
+                counted[each.matrix] += each.numel * each.trains
+            found.append(counted)
+        return tuple(found)
+
+    @cached_property
     def units(self) -> tuple[tuple[Parameter, ...], ...]:
-        """Return the FSDP units, the root last."""
+        """The FSDP units, the root last."""
         experts = [
             own
             for block in (*self.blocks, *self.depths)
