@@ -18,7 +18,7 @@ from typing import Any
 from tests.docs.files_page import ROOT, SOURCES
 
 from mimo_launch.estimate.accuracy import Judged, traits_of
-from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.device_constants import Calibration, constants_for
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import load_spec
@@ -113,7 +113,10 @@ def _row(data: dict[str, Any]) -> Row:
     spec = load_spec(ROOT / path, settings).spec
     if spec is None:
         raise ValueError(f"{data['command']} has no legal spec")
-    got = Estimator.of(Plan.of(spec)).estimates()
+    constants = constants_for(spec.nodes)
+    if "--with-loader" not in data["command"]:
+        constants = constants.without_reading
+    got = Estimator.of(Plan.of(spec), constants).estimates()
     allocated = {
         stage: max(each.allocated_bytes for each in got.ranks if stage in each.role) / 1e9
         for stage in data.get("allocated_gb", {})

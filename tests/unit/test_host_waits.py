@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.docs.files_page import ROOT
 from tests.support.specs import box, spec
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.spec import Spec
 
 SHORT = Starts(times=4, running=(1.0, 2.0), starting=(3.0, 6.0))
@@ -146,3 +148,38 @@ def test_each_fully_sharded_unit_takes_the_host_time_to_gather() -> None:
     """The units are six blocks and the rest of the stage."""
     settings = {"tp": 1, "dp": 2, "sharding": "full"}
     assert passes(settings, gather_starts=2.0) == pytest.approx((6 + 7 * 2.0, 6 + 7 * 2.0))
+
+
+def test_a_thread_that_reads_makes_the_host_as_much_slower() -> None:
+    """A role that is limited by its host waits for all of it; one with long kernels hides it."""
+    slow = {("v", 0): SHORT}
+    role = (("v", 0),)
+    lacking, more = (
+        SHORT.times * sum(host_waits(slow, [role], {role: busy})["v", 0]) for busy in (0.0, 3.0)
+    )
+    assert more - lacking == pytest.approx(3.0)
+    hidden = {("v", 0): replace(SHORT, running=(1e3, 1e3))}
+    assert host_waits(hidden, [role], {role: 3.0})["v", 0] == (0.0, 0.0)
+
+
+def test_ranks_count_the_python_of_what_they_read_themselves() -> None:
+    """Each of four replicas reads a quarter of the texts and photographs, and describes all."""
+    sets = ["nodes.gpus=4", "batch.global=32"]
+    for name in ("vision", "language"):
+        sets += [f"modules.{name}.ranks=0-3", f"modules.{name}.grid.dp=4"]
+    read = load_spec(ROOT / "docs/measured/photographs_qwen3_vl_4b.yaml", sets).spec
+    assert read is not None
+    rates = Calibration(
+        record_overhead=1.0, text_overhead=10.0, token_overhead=0.0, array_overhead=100.0
+    )
+    model = Estimator.of(Plan.of(read), rates).model
+    step, vision = model.step, model.layout["vision"]
+    photographs = [
+        sum(work.spans.total() for work in step.forwards(vision, replica)) for replica in range(4)
+    ]
+    slowest = sum(work.spans.total() for work in step.slowest(vision))
+    records = step.data.num_records
+    assert slowest in photographs
+    assert 1e6 * model.python == pytest.approx(records + 10 * records / 4 + 100 * slowest)
+    in_memory = Estimator.of(Plan.of(read), rates.without_reading).model
+    assert 1e6 * in_memory.python == pytest.approx(records)

@@ -160,7 +160,8 @@ def bench(
         hosts=len({each.host for each in measured}),
         versions=versions(session.device),
     )
-    expected = build_report(Plan.of(spec), constants).estimates
+    as_run = constants if options.with_loader else constants.without_reading
+    expected = build_report(Plan.of(spec), as_run).estimates
     known = machine.device == constants.rated_device
     peak = peak_tflops(machine.device, spec.train.numbers, constants)
     timed = [samples.data_of(options.warmup + number) for number in range(options.steps)]

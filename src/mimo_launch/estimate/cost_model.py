@@ -14,7 +14,11 @@ from itertools import chain
 from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage
 from mimo_launch.estimate.communication_times import GIGA, MICRO, MILLI, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.host_costs import agreeing_seconds, python_seconds
+from mimo_launch.estimate.host_costs import (
+    agreeing_seconds,
+    describing_seconds,
+    reading_seconds,
+)
 from mimo_launch.estimate.host_starts import HostStarts
 from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.estimate.kernel_times import StageKernels
@@ -34,12 +38,13 @@ from mimo_launch.kinds.weights import widths_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
+from mimo_launch.layout.step_views import takes_arrays
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
 from mimo_launch.schedule.data_flow import exchanges
 from mimo_launch.schedule.simulation_result import Costs
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import Spec, UserData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +158,7 @@ class CostModel:
             key: Starts(times=len(cost.forwards), running=cost.mean, starting=cost.starting)
             for key, cost in alone.items()
         }
-        waits = host_waits(starts, self.layout.roles)
+        waits = host_waits(starts, self.layout.roles, self._reads)
         return {key: cost.waiting(waits[key]) for key, cost in alone.items()}
 
     @property
@@ -168,13 +173,42 @@ class CostModel:
 
         The thread that describes it and the thread that starts kernels take turns in Python.
         """
-        stages = self.stages
-        starting = max(
-            sum(len(stages[each].forwards) * sum(stages[each].starting) for each in role)
-            for role in set(self.layout.roles)
+        stages, agreeing = self.stages, agreeing_seconds(self.constants, self.layout.world_size)
+        return self._describing + max(
+            read
+            + max(
+                agreeing,
+                sum(len(stages[each].forwards) * sum(stages[each].starting) for each in role),
+            )
+            for role, read in self._reads.items()
         )
-        agreeing = agreeing_seconds(self.constants, self.layout.world_size)
-        return python_seconds(self.constants, self.step.data.num_records) + max(starting, agreeing)
+
+    @property
+    def python(self) -> float:
+        """The seconds of Python in which a rank describes a step and reads its share."""
+        return self._describing + max(self._reads.values())
+
+    @property
+    def _describing(self) -> float:
+        return describing_seconds(self.constants, self.step.data.num_records)
+
+    @cached_property
+    def _reads(self) -> dict[tuple[tuple[str, int], ...], float]:
+        """The seconds of Python in which ranks read samples of files, by the stages they hold."""
+        roles = dict.fromkeys(self.layout.roles, 0.0)
+        if not isinstance(self.spec.data, UserData):
+            return roles
+        texts, tokens = self.step.texts
+        of_texts = reading_seconds(self.constants, texts=texts, tokens=tokens, arrays=0)
+        for role in roles:
+            for module in map(self.layout.__getitem__, dict.fromkeys(name for name, _ in role)):
+                held = [module.stages[stage] for name, stage in role if name == module.name]
+                if module.is_language:
+                    roles[role] += of_texts * any(each.is_first or each.is_last for each in held)
+                elif takes_arrays(module, held):
+                    arrays = sum(work.spans.total() for work in self.work[module.name])
+                    roles[role] += reading_seconds(self.constants, texts=0, tokens=0, arrays=arrays)
+        return roles
 
     def stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
         """Return the seconds of a stage on the tp rank with the largest part, without host waits.

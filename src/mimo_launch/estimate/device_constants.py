@@ -34,6 +34,10 @@ _HOST = "measured with topologies/bench/kernels.yaml on one H200"
 _SHEET = "ratio of peaks in NVIDIA's H200 data sheet, not measured"
 _OPEN = "assumed; not measured yet"
 _NCCL = "of NCCL's own model (src/graph/tuning.cc); not measured here"
+_READING = (
+    "photographs of 0.3 to 2.8 million pixels with chats of 700 tokens, on the host of that GPU "
+    "(docs/performance.md)"
+)
 _EPYC = "one core of an AMD EPYC of 2023 at 2.6 GHz, Python 3.11 (docs/performance.md)"
 
 
@@ -202,6 +206,13 @@ class Calibration:
     record_overhead: float = _constant(
         35.0, "us", "Python of every rank for each record of a step: described, dealt out", _EPYC
     )
+    text_overhead: float = _constant(
+        800.0, "us", "Python of a rank for each text that it reads, without its tokens", _READING
+    )
+    token_overhead: float = _constant(1.0, "us", "the same for each token of a text", _READING)
+    array_overhead: float = _constant(
+        1000.0, "us", "the same for each image or clip; decoding itself needs no Python", _READING
+    )
     agreement_latency: float = _constant(
         40.0, "us", "one of the 2 (ranks - 1) hops in which hosts agree on unreadable data", _OPEN
     )
@@ -250,6 +261,11 @@ class Calibration:
     def seconds_of(self, kernel: str, amount: float, *sizes: float) -> float:
         """Return the seconds of a kernel in a step; see `KernelTable.seconds`."""
         return self.kernels.seconds(kernel, amount, *sizes) / self.sustained
+
+    @property
+    def without_reading(self) -> "Calibration":
+        """The constants for steps with samples that are in memory already."""
+        return replace(self, text_overhead=0.0, token_overhead=0.0, array_overhead=0.0)
 
     @property
     def rated_device(self) -> str:

@@ -223,7 +223,7 @@ class Estimator:
         return host_costs(
             self.plan,
             self.constants,
-            records=self.typical.records,
+            python=self.typical.model.python,
             communicators=most,
             boxes=boxes,
         )

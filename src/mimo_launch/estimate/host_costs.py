@@ -7,7 +7,8 @@ Leaves: the weights that a run starts from, which are not counted; how a step wa
 to `estimates`.
 
 Every rank describes all samples of every step and deals them out, in a thread that reads a step
-ahead. In the end of it all ranks agree on unreadable samples: gloo passes a few numbers around a
+ahead. It reads the texts and the arrays of its own replicas: decoding leaves Python to others, the
+rest does not. In the end all ranks agree on unreadable samples: gloo passes a few numbers around a
 ring of all ranks, twice. All ranks meet at one store for every group that any of them is in. The
 first rank makes the index of a checkpoint alone, and every rank reads it.
 """
@@ -30,10 +31,10 @@ class HostCosts:
     """Seconds and bytes; of a checkpoint None if the spec saves nothing.
 
     `python_seconds` is what a rank's thread takes to describe and deal out the samples of a step,
-    `agreeing_seconds` what it then waits for all others. `start_seconds` is the time until all
-    ranks have their `groups`, `compiling_seconds` what the first steps take longer; a rank opens at
-    most so many `communicators`. While a checkpoint is saved, training waits for
-    `stall_seconds`; `save_seconds` and `resume_seconds` are the whole.
+    and to read its own, `agreeing_seconds` what it then waits for all others. `start_seconds` is
+    the time until all ranks have their `groups`, `compiling_seconds` what the first steps take
+    longer; a rank opens at most so many `communicators`. While a checkpoint is saved, training
+    waits for `stall_seconds`; `save_seconds` and `resume_seconds` are the whole.
     """
 
     python_seconds: float
@@ -48,9 +49,15 @@ class HostCosts:
     resume_seconds: float | None
 
 
-def python_seconds(constants: Calibration, records: float) -> float:
+def describing_seconds(constants: Calibration, records: float) -> float:
     """Return the seconds in which a rank describes and deals out the records of a step."""
     return records * constants.record_overhead * MICRO
+
+
+def reading_seconds(constants: Calibration, *, texts: float, tokens: float, arrays: float) -> float:
+    """Return the seconds of Python in which a rank reads its texts, with `tokens`, and arrays."""
+    text = texts * constants.text_overhead + tokens * constants.token_overhead
+    return (text + arrays * constants.array_overhead) * MICRO
 
 
 def agreeing_seconds(constants: Calibration, num_ranks: int) -> float:
@@ -71,9 +78,9 @@ def num_boxes(module: ModuleLayout, weights: StageWeights) -> int:
 
 
 def host_costs(
-    plan: Plan, constants: Calibration, *, records: float, communicators: int, boxes: int
+    plan: Plan, constants: Calibration, *, python: float, communicators: int, boxes: int
 ) -> HostCosts:
-    """Return the costs of a plan whose steps have so many records.
+    """Return the costs of a plan whose ranks need so much `python` for the samples of a step.
 
     A checkpoint has so many `boxes`, the parts that ranks write of its tensors.
     """
@@ -95,7 +102,7 @@ def host_costs(
         if not saving.asynchronous:
             stall = save
     return HostCosts(
-        python_seconds=python_seconds(constants, records),
+        python_seconds=python,
         agreeing_seconds=agreeing_seconds(constants, world),
         start_seconds=constants.import_time + meeting + communicators * constants.communicator_time,
         compiling_seconds=_kinds_of_layers(plan.spec) * constants.compiling,

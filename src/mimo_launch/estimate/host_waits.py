@@ -3,13 +3,14 @@
 Decides: a host starts the kernels of a rank one after another and runs ahead of them, so that long
 kernels of one stage hide the starts of those that follow on the same rank: encoders run forward
 before language and backward after it, and what reads language between its forwards and backwards.
-The time that a step lacks is added to the stages that start slower than they run.
+The time that a step lacks is added to the stages that start slower than they run. A thread that
+reads the next step meanwhile takes turns with the one that starts kernels, all along a step.
 Relies on: the times of starting and running, by stage.
 Leaves: the times to `cost_model`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mimo_launch.spec.base import LANGUAGE
 
@@ -61,23 +62,42 @@ class _Clocks:
 
 
 def host_waits(
-    stages: Mapping[_Key, Starts], roles: Iterable[tuple[_Key, ...]]
+    stages: Mapping[_Key, Starts],
+    roles: Iterable[tuple[_Key, ...]],
+    reading: Mapping[tuple[_Key, ...], float] | None = None,
 ) -> dict[_Key, tuple[float, float]]:
     """Return the seconds that a forward and a backward of each stage wait for the host.
 
-    `roles` are the stages that ranks hold together, in the order of the data. If a stage is in
-    several roles, the longest wait counts.
+    `roles` are the stages that ranks hold together, in the order of the data; `reading` are the
+    seconds of a step in which another thread of such a rank keeps Python. If a stage is in several
+    roles, the longest wait counts.
     """
     waits = dict.fromkeys(stages, (0.0, 0.0))
     for role in set(roles):
-        lacking = sum(stages[key].times * sum(stages[key].lacking) for key in role)
+        mine = _slowed(stages, role, 0.0 if reading is None else reading.get(role, 0.0))
+        lacking = sum(each.times * sum(each.lacking) for each in mine.values())
         if not lacking:
             continue
-        share = min(1.0, _waited(stages, role) / lacking)
+        share = min(1.0, _waited(mine, role) / lacking)
         for key in role:
-            forward, backward = (share * each for each in stages[key].lacking)
+            forward, backward = (share * each for each in mine[key].lacking)
             waits[key] = max(waits[key], (forward, backward))
     return waits
+
+
+def _slowed(
+    stages: Mapping[_Key, Starts], role: tuple[_Key, ...], reading: float
+) -> dict[_Key, Starts]:
+    """Return the stages of a role, started more slowly by `reading` seconds in a step in all."""
+    mine = {key: stages[key] for key in role}
+    starting = sum(each.times * sum(each.starting) for each in mine.values())
+    if not reading or not starting:
+        return mine
+    slower = 1 + reading / starting
+    return {
+        key: replace(each, starting=(each.starting[0] * slower, each.starting[1] * slower))
+        for key, each in mine.items()
+    }
 
 
 def _waited(stages: Mapping[_Key, Starts], role: tuple[_Key, ...]) -> float:

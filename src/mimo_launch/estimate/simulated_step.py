@@ -33,11 +33,6 @@ class SimulatedStep:
     programs: Programs
 
     @property
-    def records(self) -> int:
-        """The records of the step."""
-        return self.model.step.data.num_records
-
-    @property
     def layout(self) -> Layout:
         """The layout of the plan."""
         return self.model.layout

@@ -36,7 +36,7 @@ def workload(views: StepViews, module: ModuleLayout, replica: int, forward: int)
     forwards = views.layout.num_groups(module)
     if not module.is_language:
         return encoder_workload(views.encoder(module.name, replica, forward), forwards)
-    seq, samples = views.layout.seq, _samples(views, replica, forward)
+    seq, samples = views.layout.seq, samples_of(views, replica, forward)
     images = (s.spans.get(name, ()) for name in module.whole_images for s in samples)
     blocks = Counter(span.num_positions for span in chain.from_iterable(images))
     if module.whole_prompts:
@@ -52,7 +52,7 @@ def workload(views: StepViews, module: ModuleLayout, replica: int, forward: int)
     )
 
 
-def _samples(views: StepViews, replica: int, microbatch: int) -> list[SampleData]:
+def samples_of(views: StepViews, replica: int, microbatch: int) -> list[SampleData]:
     """Return the samples of a microbatch of a language replica."""
     return [views.data.samples[each] for each in views.language(replica, microbatch).samples]
 
@@ -90,7 +90,7 @@ def rows_sent(views: StepViews, bridge: Bridge, replica: int, transfer: int) -> 
     source, rows = views.layout[bridge.source], 0
     for forward in bridge.sources(transfer):
         if source.is_language:
-            samples = _samples(views, replica, forward)
+            samples = samples_of(views, replica, forward)
             spans = (span for each in samples for span in each.spans.get(bridge.target, ()))
             rows += sum(span.num_positions for span in spans)
         else:
@@ -103,7 +103,7 @@ def rows_received(views: StepViews, bridge: Bridge, replica: int, transfer: int)
     target, rows = views.layout[bridge.target], 0
     for forward in bridge.targets(transfer):
         if target.is_language:
-            rows += sum(each.rows(bridge.source) for each in _samples(views, replica, forward))
+            rows += sum(each.rows(bridge.source) for each in samples_of(views, replica, forward))
         else:
             view = views.encoder(target.name, replica, forward)
             rows += view.rows_read[target.reads.index(bridge.source)]

@@ -11,7 +11,7 @@ the StepData. Which patches a cp rank holds depends on which samples are readabl
 reads all pixels of its replica.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mimo_launch.layout.balance import Shares, even_share, replicas_that_share, shared_out
@@ -19,6 +19,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.replica_views import EncoderView, LanguageView, pieces_of
 from mimo_launch.layout.row_owners import Piece, Run
 from mimo_launch.layout.samples import Bridge
+from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.base import LANGUAGE, Axis
 
@@ -177,7 +178,11 @@ def needs_arrays(module: ModuleLayout, rank: int) -> bool:
 
     Other stages know the sizes of images from the StepData.
     """
-    held = module.stages_of(rank)
+    return takes_arrays(module, module.stages_of(rank))
+
+
+def takes_arrays(module: ModuleLayout, held: Iterable[Stage]) -> bool:
+    """Return whether a rank that holds these stages of a module reads images."""
     return module.reads_arrays and any(
         stage.is_first or (stage.is_last and module.computes_loss) for stage in held
     )
