@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.answer import LostTime
@@ -76,3 +77,13 @@ def test_fp8_that_the_host_makes_slower_than_bf16_is_told() -> None:
         "modules.language.fp8": None,
     }
     assert loss.change.text == "compute language in bf16 with torch's layers"
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"), [("qwen3_vl_4b", ["fp8-slower"]), ("r1_colocated_dp4", [])]
+)
+def test_validate_warns_of_fp8_only_where_bf16_is_faster(name: str, codes: list[str]) -> None:
+    """As measured: 2.02 and 1.56 s on one H200; 3.12 and 3.91 s on four."""
+    sets = ["nodes.gpu=h200-141gb", ENGINE, FP8]
+    found = load_and_check(BENCH / f"{name}.yaml", sets).diagnostics
+    assert [each.code for each in found] == codes

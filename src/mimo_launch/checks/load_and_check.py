@@ -1,8 +1,9 @@
 """Turns a file into a spec that can run, or into a list of everything that is wrong with it.
 
-Decides: that memory is estimated only for a spec without errors; that the absence of files is a
-warning where no run starts.
-Relies on: `spec.load` for the file, `all_checks` for the rules, `memory` for what ranks need.
+Decides: that memory and time are estimated only for a spec without errors; that the absence of
+files is a warning where no run starts.
+Relies on: `spec.load` for the file, `all_checks` for the rules, `memory` for what ranks need,
+`slow_fp8` for what FP8 gains.
 Leaves: showing the findings to `diag.text`.
 """
 
@@ -14,6 +15,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.epochs import counted
 from mimo_launch.checks.memory import memory_findings
 from mimo_launch.checks.packages import backends_are_here
+from mimo_launch.checks.slow_fp8 import fp8_findings
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, SpecSource
 from mimo_launch.diag.text import has_errors
 from mimo_launch.estimate.device_constants import Calibration, constants_for
@@ -111,6 +113,8 @@ def _checked(
         of_memory = tuple(memory_findings(plan, memory))
         unfit = spec if has_errors(of_memory) else None
         found += of_memory
+        if not only_plans and not has_errors(found):  # `plan` advises the same change.
+            found += tuple(fp8_findings(plan, memory))
     is_valid = spec is not None and not has_errors(found)
     return Checked(
         spec if is_valid else None, in_order(found, loaded.source), loaded.source, unfit, plan
