@@ -309,6 +309,7 @@ _QWEN_OFTEN: dict[str, tuple[Any, str]] = {
     "qwen3_vl": ({"one rank", "pp2, apart"}, "adamw"),
     "qwen3_vl_moe": ({"tp2"}, ""),
     "cohere_compass": ({"pp2, apart"}, "sgd"),
+    "cosmos3_omni": (set[str](), "sgd"),
     "glm4v": ({"one rank", "unequal, apart"}, ""),
     "glm_ocr": ({"cp2, apart"}, "sgd"),
     "exaone4_5": ({"cp2, apart"}, "sgd"),

@@ -162,6 +162,9 @@ FORMS: dict[str, Config] = {
         **_GLM4V, "text_config": _NOW4V | {"head_dim": 64, "attention_bias": False},
     },
     "GLM-4.6V-Flash": {**_GLM4V, "model_type": "glm46v"},
+    "Cosmos 3 Omni": {
+        **PUBLISHED["Qwen3-VL-4B"], "model_type": "cosmos3_omni", "tie_word_embeddings": False,
+    },
     "GLM-GA": {**_GLM4V, "model_type": "glmga"},
     "GLM-4.6V-Flash with types": {
         **_GLM4V, "model_type": "glm46v",
@@ -379,6 +382,21 @@ IGNORED = [
         for tensor in ("mtp.layers.0.self_attn.q_proj.weight", "mtp.fc.weight", "strange.weight")
     ),
 ]
+IGNORED += [
+    ("Cosmos 3 Omni", kind, tensor, not tensor.endswith("strange.weight"))
+    for kind in ("decoder", "vit")
+    for tensor in (
+        "layers.0.self_attn.add_q_proj.weight",
+        "layers.0.self_attn.norm_added_k.weight",
+        "layers.0.mlp_moe_gen.up_proj.weight",
+        "norm_moe_gen.weight",
+        "time_embedder.linear.bias",
+        "proj_out.weight",
+        "audio_modality_embed",
+        "layers.0.strange.weight",
+    )
+    if kind == "decoder" or not tensor.startswith("layers.")
+]
 # What a configuration means, in some keys of each of our kinds.
 READ: dict[str, dict[str, dict[str, Any]]] = {
     "EXAONE 4.5": {"vit": {"kv_heads": 8, "layers": 28}, "decoder": {"mrope": None}},
@@ -592,6 +610,7 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
     "paligemma2-3b-pt-224": {
         "decoder": {"bidirectional_prompts": True, "sliding_window": {"size": 4096}},
     },
+    "Cosmos 3 Omni": {"vit": {"deepstack": (5, 11, 17)}, "decoder": {"mrope": (24, 20, 20)}},
     "PaddleOCR-VL": {
         "vit": {
             "image": (27, 27), "positions": "learned+rope2d", "interpolation": "linear",
@@ -771,6 +790,7 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ],
     ("paligemma-3b-pt-224", "vit", ""): [{"projection_dim": 2304}],
     ("paligemma-3b-pt-224", "decoder", "text_config"): [{"hidden_act": "relu"}],
+    ("Cosmos 3 Omni", "vit", "vision_config"): [{"out_hidden_size": 256}],
     ("PaddleOCR-VL", "vit", "vision_config"): [
         {"hidden_act": "relu"}, {"attention_dropout": 0.1},
         ({"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}}, "rope_theta: 100.0"),

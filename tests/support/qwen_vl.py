@@ -104,6 +104,7 @@ KINDS = {
     ),
 }  # fmt: skip
 _QWEN3 = KINDS["qwen3_vl"]
+KINDS["cosmos3_omni"] = replace(_QWEN3, name="Cosmos3Omni")
 # The first layer has no experts.
 KINDS["qwen3_vl_moe"] = replace(
     _QWEN3,
