@@ -332,3 +332,13 @@ def test_plan_is_quick_and_imports_no_torch(tmp_path: Path) -> None:
         seconds.append(float(elapsed))
     # CPU time, which a busy machine hardly changes. Measured: 0.3 to 0.6 s, by machine.
     assert min(seconds) < 1.0
+
+
+def test_a_large_vocabulary_moves_layers_to_the_first_stage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The output layer of the last of two stages takes as long as two and a half layers."""
+    assert run(["plan", "topologies/bench/r1_dp2_pp2.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "into stages of 9 and 7 layers" in " ".join(out.split())
+    assert "       language: {stages: [9, 7]}\n" in out

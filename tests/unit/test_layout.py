@@ -41,3 +41,12 @@ def test_the_groups_of_a_rank_are_those_of_all_that_hold_it(modules: dict) -> No
     for rank in range(layout.world_size):
         mine = Counter(groups_of(layout, rank))
         assert mine == Counter(each for each in rank_groups(layout) if rank in each.ranks)
+
+
+def test_stages_hold_as_many_layers_as_the_spec_says() -> None:
+    """By default earlier ones are longer."""
+    for stages, want in ((None, [2, 2, 1]), ([1, 3, 1], [1, 3, 1])):
+        made = spec({"language": box(0, pp=3, model={"layers": 5}, stages=stages)})
+        language = build_layout(made).language
+        assert [stage.num_layers for stage in language.stages] == want
+        assert [each for stage in language.stages for each in stage.layers] == list(range(5))

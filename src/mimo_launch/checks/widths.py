@@ -14,6 +14,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.space import divisors
+from mimo_launch.layout.stages import even_stages
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.hybrid import RECURRENT, DeltaNetSizes, MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
@@ -127,6 +128,40 @@ def layers_over_stages(spec: Spec, name: str) -> Findings:
         why="a stage without a layer would only pass activations on",
         help=_smaller(Axis.PP, [each for each in divisors(stages) if each * virtual <= layers]),
         related=(Related(("modules", name, "grid", Axis.PP), f"{stages} stages"),),
+    )
+
+
+def stages_are_those_of_grid(spec: Spec, name: str) -> Findings:
+    """Stages of chosen sizes are as many as the grid has, and hold all layers."""
+    module = spec.modules[name]
+    virtual = spec.schedule.virtual_stages if name == LANGUAGE else 1
+    number, layers, sizes = module.grid.pp * virtual, module.model.layers, module.stages
+    if sizes is None or layers < number:
+        return
+    held = sum(sizes)
+    if (len(sizes), held) == (number, layers):
+        return
+    is_short = len(sizes) != number
+    product = f"pp {module.grid.pp}"
+    if virtual > 1:
+        product += f" * {virtual} virtual stages = {number}"
+    even = ", ".join(map(str, even_stages(layers, number)))
+    yield Diagnostic(
+        code="stages-not-of-grid",
+        headline=f"`{name}`: "
+        + (
+            f"{len(sizes)} stage{'s' * (len(sizes) > 1)} for {product}"
+            if is_short
+            else f"stages of {held} layers in all, for a model of {layers}"
+        ),
+        path=("modules", name, "stages"),
+        why="each layer is on one stage, and each stage of a rank has its number of layers",
+        help=f"write `stages: [{even}]`, or other numbers of that sum; or delete `stages`",
+        related=(
+            Related(("modules", name, "grid", Axis.PP), f"{number} stages")
+            if is_short
+            else Related(("modules", name, "model"), f"{layers} layers"),
+        ),
     )
 
 

@@ -31,11 +31,17 @@ class Placement:
     sequence_parallel: bool | None = None
     order: tuple[str, ...] | None = None
     shard_over: int | None = None
+    stages: tuple[int, ...] | None = None
 
 
 # The keys of a module that a placement sets, besides its ranks; and where a spec has the course of
 # a step.
-OF_MODULE = ("grid", "experts", "sharding", "recompute", "sequence_parallel", "order", "shard_over")
+OF_MODULE = (
+    "grid", "experts", "sharding", "recompute", "sequence_parallel", "order", "shard_over",
+    "stages",
+)  # fmt: skip
+# Those of which None is a value.
+_OPTIONAL = ("shard_over", "stages")
 OF_STEP = {
     "microbatches": "schedule.microbatches",
     "at_once": "schedule.encoder_microbatches",
@@ -104,13 +110,19 @@ class Point:
             found[f"{module}.ranks"] = rank_text(place.ranks)
             for key in OF_MODULE:
                 value = getattr(place, key)
+                if key == "stages" and value and len(value) != self._num_stages(name):
+                    value = None  # They were those of another grid.
                 if isinstance(value, Strict):
                     value = value.model_dump()
                 elif isinstance(value, tuple):
                     value = list(value)
-                if value is not None or key == "shard_over":
+                if value is not None or key in _OPTIONAL:
                     found[f"{module}.{key}"] = value
         return found
+
+    def _num_stages(self, name: str) -> int:
+        virtual = self.virtual_stages or 1 if name == LANGUAGE else 1
+        return self.places[name].grid.pp * virtual
 
 
 def divisors(number: int) -> list[int]:

@@ -47,21 +47,30 @@ def cut_into_stages(
     lanes: Callable[[int], int],
     sizes: Sequence[int],
 ) -> tuple[Stage, ...]:
-    """Cut the layers into consecutive runs, as equal as possible; earlier runs may be longer.
+    """Cut the layers into consecutive runs, as the spec says.
 
     `lanes(number)` is the number of lanes that a layer receives; `sizes` are the parameters of each
     layer on a tp rank, without experts, which are units of their own.
     """
-    total = module.grid.pp * virtual
-    share, extra = divmod(module.model.layers, total)
+    runs = stage_sizes(module, virtual)
     stages, first = [], 0
-    for index in range(total):
-        num_layers = share + (index < extra)
-        ends = index == 0, index == total - 1
+    for index, num_layers in enumerate(runs):
+        ends = index == 0, index == len(runs) - 1
         units = _fsdp_units(sizes[first : first + num_layers], module.fsdp)
         stages.append(Stage(name, index, first, num_layers, *ends, lanes(first), units))
         first += num_layers
     return tuple(stages)
+
+
+def stage_sizes(module: ModuleSpec, virtual: int) -> tuple[int, ...]:
+    """Return the layers of each stage: as equal as possible if the spec does not say them."""
+    return module.stages or even_stages(module.model.layers, module.grid.pp * virtual)
+
+
+def even_stages(layers: int, number: int) -> tuple[int, ...]:
+    """Return numbers of layers of so many stages, as equal as possible; earlier ones are longer."""
+    share, extra = divmod(layers, number)
+    return tuple(share + (index < extra) for index in range(number))
 
 
 def _fsdp_units(sizes: Sequence[int], sharding: Sharding) -> tuple[range, ...]:

@@ -8,7 +8,7 @@ Leaves: which changes there are to `moves`.
 Models, data and batch stay as they are, so a step computes the same.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,9 @@ _OF_MODULES: dict[str, Callable[[Any, str], str]] = {
     "sharding": lambda value, names: f"sharding {value} for {names}",
     "shard_over": lambda value, names: (
         f"shard {names} over {f'each {value} replicas' if value else 'all replicas'}"
+    ),
+    "stages": lambda value, names: (
+        f"cut {names} into stages of {'equal size' if value is None else _layers(value)}"
     ),
     "order": lambda value, names: f"order {', '.join(value)} for {names}",
     "balance": lambda value, names: f"balance {value} for {names}",
@@ -135,6 +138,10 @@ class Change:
         if "schedule.generator_microbatches" in settings:
             at_once = own.generator_microbatches
             yield f"run generators on {_counted(at_once or 1)} at once"
+
+
+def _layers(sizes: Sequence[int]) -> str:
+    return f"{listed([str(each) for each in sizes])} layers"
 
 
 def _are_apart(one: range, other: range) -> bool:

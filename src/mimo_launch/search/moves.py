@@ -21,6 +21,7 @@ from mimo_launch.layout.space import (
     legal_grids,
     microbatch_numbers,
 )
+from mimo_launch.layout.stages import even_stages
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.module import Recompute
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
@@ -43,6 +44,7 @@ def neighbours(spec: Spec, point: Point) -> Iterator[Point]:
     """Yield the points that differ in one setting, and in what has to go with it."""
     yield from _microbatches(spec, point)
     yield from _orders(spec, point)
+    yield from _stages(spec, point)
     for name, place in point.places.items():
         if place.recompute != "none":
             for less in LESS_AGAIN:
@@ -103,6 +105,33 @@ def _orders(spec: Spec, point: Point) -> Iterator[Point]:
         yield replace(point, kind="interleaved", virtual_stages=virtual)
     if _sharing(spec, point):
         yield replace(point, kind="bubble_filling", virtual_stages=1)
+
+
+def _stages(spec: Spec, point: Point) -> Iterator[Point]:
+    """Yield other sizes of the first or the last stage of language; the others are equal.
+
+    The last stage also computes the output layer, the first one may follow encoders.
+    """
+    number = point.language.grid.pp * (point.virtual_stages or 1)
+    layers = spec.language.model.layers
+    if number == 1 or layers < number:
+        return
+    own = point.language.stages
+    if own is None or len(own) != number:
+        own = even_stages(layers, number)
+    for first, last in ((0, -1), (0, 1), (-1, 0), (1, 0), (-1, -1), (0, -2)):
+        ends = (own[0] + first, own[-1] + last)
+        rest = layers - sum(ends)
+        if min(ends) < 1 or rest < number - 2 or (number == 2 and first and last):
+            continue
+        if number == 2:
+            ends = (layers - ends[1], ends[1]) if last else (ends[0], layers - ends[0])
+            rest = 0
+        inside = even_stages(rest, number - 2) if number > 2 else ()
+        sizes = (ends[0], *inside, ends[1])
+        if min(sizes) > 0:
+            is_even = sizes == even_stages(layers, number)
+            yield point.moved(LANGUAGE, stages=None if is_even else sizes)
 
 
 def _experts(spec: Spec, point: Point, name: str) -> Iterator[Point]:

@@ -161,6 +161,13 @@ class ModuleSpec(Strict):
         description="Axes, from the fastest to the slowest varying with the rank.",
         strict=False,
     )
+    stages: Annotated[tuple[Count, ...], Field(strict=False, min_length=1)] | None = Field(
+        None,
+        description="Layers of each pipeline stage, in order; default: as equal as possible, "
+        "earlier ones longer. With `virtual_stages` there are pp * virtual_stages, of which stage "
+        "i is on pp rank i modulo pp.",
+        examples=[[9, 7]],
+    )
     experts: ExpertGrid | None = Field(
         None,
         description="Sizes of the grid of the model's experts; without it every rank of a stage "

@@ -16,6 +16,7 @@ from typing import Any
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import Bridge, group_size, runs_in_phases
+from mimo_launch.layout.stages import stage_sizes
 from mimo_launch.schedule.orders import ORDERS
 from mimo_launch.spec.base import LANGUAGE, rank_range
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
@@ -68,10 +69,10 @@ def consequences(spec: Spec) -> Facts:
     """Return facts that follow from sizes of grids: fans, islands, shared heads, uneven stages."""
     facts = {}
     for name, module in spec.modules.items():
-        each, rest = divmod(module.model.layers, num_stages(spec, name))
-        even = "" if rest == 0 else ", unevenly cut"
+        layers = stage_sizes(module, num_stages(spec, name) // module.grid.pp)
+        even = "" if len(set(layers)) == 1 else ", unevenly cut"
         facts[f"stages of `{name}`"] = (
-            f"{'one layer' if each == 1 else 'several layers'} each{even}"
+            f"{'one layer' if min(layers) == 1 else 'several layers'} each{even}"
         )
         for reader in (each for each in spec.modules if name in spec.sources_of(each)):
             mine, theirs = module.grid.dp, spec.modules[reader].grid.dp

@@ -47,6 +47,7 @@ from mimo_launch.verify.shrink_models import (
     shrink_encoder,
     shrink_frozen,
     shrink_hybrid,
+    shrink_stages,
     shrink_talker,
     shrink_vit,
 )
@@ -159,15 +160,14 @@ def _shrink_module(
     module: ModuleSpec, stages_before: int, stages: int, precision: str
 ) -> ModuleSpec:
     model = module.model
-    # One or two layers per stage as before; an uneven cut stays uneven.
-    each, rest = divmod(model.layers, stages_before)
     # Three can be frozen below, between and above others.
     most = 3 if module.frozen_layers else MAX_LAYERS
-    layers = stages * max(1, min(most, each)) + (rest > 0)
-    small = _shrink_model(model, module, layers)
+    sizes = shrink_stages(module, stages_before, stages, most)
+    small = _shrink_model(model, module, sum(sizes))
     optimizer = module.optimizer.replace(kind=None, lr=None, weight_decay=None, warmup=None)
     return module.replace(
         model=small,
+        stages=None if module.stages is None else _over(small.layers, sizes),
         frozen=shrink_frozen(module, small.layers),
         optimizer=optimizer,
         # Small widths have few inputs; how maps are cut and kept is the same for every kind.
@@ -179,6 +179,13 @@ def _shrink_module(
         fp8=None,
         compile=(False if precision == "fp64" and module.compile == "auto" else module.compile),
     )
+
+
+def _over(layers: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return stages of these sizes; the longest also takes what a kind of model needs besides."""
+    longest = sizes.index(max(sizes))
+    more = layers - sum(sizes)
+    return tuple(each + more * (number == longest) for number, each in enumerate(sizes))
 
 
 @singledispatch

@@ -10,6 +10,7 @@ from math import lcm
 from typing import Literal, TypeVar
 
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layout.stages import even_stages
 from mimo_launch.spec.aut import AutModel
 from mimo_launch.spec.base import LayerChoice, Strict
 from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
@@ -106,6 +107,24 @@ def full_layers(full: Sequence[int], before: int, layers: int) -> tuple[int, ...
         return tuple(range(layers if whole else 0))
     at = layers - 1 if before - 1 in whole else layers - 2
     return (at,) if at >= 0 else ()
+
+
+def shrink_stages(module: ModuleSpec, before: int, number: int, most: int) -> tuple[int, ...]:
+    """Return the layers of `number` small stages, each of one or `most` at the most.
+
+    An uneven cut of the `before` stages stays uneven: shorter ones stay shorter.
+    """
+    whole = module.stages or even_stages(module.model.layers, before)
+    least = min(whole)
+    if module.stages is None or len(set(whole)) == 1:
+        small = max(1, min(most, least))
+        return (small + (max(whole) > least), *[small] * (number - 1))
+    found = [1 + (each > least) for each in whole]
+    if number < len(found):
+        found = [found[0], *[2] * (number - 2), found[-1]]
+        if len(set(found)) == 1:
+            found[-1] = 3 - found[0]
+    return tuple(found)
 
 
 def shrink_frozen(
