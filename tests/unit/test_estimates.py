@@ -265,6 +265,21 @@ def test_full_sharding_lasts_as_long_as_its_gathers() -> None:
     assert stage.backward_ms / 1000 == pytest.approx(gather + reduction, rel=1e-3)
 
 
+@pytest.mark.parametrize("sharding", ["full", "optimizer"])
+def test_processors_that_exchange_weights_do_not_compute_meanwhile(sharding: str) -> None:
+    def step(bandwidth: float, overlap: float) -> float:
+        made = replace(FREE, collective_bandwidth=bandwidth, collective_overlap=overlap)
+        return of(language(4, dp=2, sharding=sharding), made).step_seconds
+
+    free = step(1e9, 1.0)
+    (row,) = of(language(4, dp=2)).ranks
+    # Half of the weights arrive, in 2 bytes, and half of the gradients leave, in 4. With full
+    # sharding they do so in each of four microbatches, and weights arrive for backwards, too.
+    sent = row.parameters * (4 * (2 + 2 + 4) if sharding == "full" else 2 + 4) / 2
+    assert step(1000.0, 0.0) == pytest.approx(free + sent / 1e12, rel=2e-3)
+    assert step(1000.0, 1.0) < free + 0.5 * sent / 1e12
+
+
 def test_weights_are_updated_at_memory_bandwidth() -> None:
     slow = replace(FREE, memory_bandwidth=1.0)
     one, two = (of(language(1, dp=dp), slow) for dp in (1, 2))

@@ -171,6 +171,8 @@ class _Measurements:
         yield from self.links()
         if self.session.device.type == "cuda":
             yield from self.starts()
+        else:
+            yield "collective_overlap", 0.0
         held = [each.allocated for each in self.measured if each.allocated is not None]
         if held:
             yield "allocator_slack", statistics.median(r / a - 1 for a, r in held)

@@ -225,16 +225,17 @@ class CostModel:
         if weights.full_sharding:
             # Every action gathers weights, and every backward reduces; both overlap with compute.
             computed = sum(aheads) + sum(backs)
-            aheads = [max(each, sum(gather)) for each in aheads]
-            backs = [max(each, sum(gather) + sum(reduction)) for each in backs]
+            aheads = [self._beside(each, sum(gather)) for each in aheads]
+            backs = [self._beside(each, sum(gather) + sum(reduction)) for each in backs]
             waited = sum(aheads) + sum(backs) - computed
             late = reduction[-1] + times.sums_of_copies(weights) if weights.trained else 0.0
         else:
             added = times.accumulation(weights, len(works))
             backs = [each + added for each in backs]
-            first = gather[-1] + max(0.0, sum(gather[:-1]) - aheads[0])
+            hides = self.constants.collective_overlap
+            first = gather[-1] + max(0.0, sum(gather[:-1]) - hides * aheads[0])
             summed = times.sums_of_copies(weights)
-            late = reduction[-1] + max(0.0, sum(reduction[:-1]) + summed - backs[-1])
+            late = reduction[-1] + max(0.0, sum(reduction[:-1]) + summed - hides * backs[-1])
         flops, trains = self._flops(module, stage)
         overhead = self.constants.action_overhead * MICRO
         units = sum(1 for _ in weights.units) if weights.full_sharding else 0
@@ -256,6 +257,11 @@ class CostModel:
             starting=(starting[0] * one_pass, starting[1] * one_pass),
             flops=flops / _parts(module),
         )
+
+    def _beside(self, computing: float, exchanging: float) -> float:
+        """Return the seconds of computing and of exchanges that it hides as far as it can."""
+        exposed = 1 - self.constants.collective_overlap
+        return max(computing, exchanging) + exposed * min(computing, exchanging)
 
     def _known(self, module: ModuleLayout, stage: Stage, work: Workload) -> StageTimes:
         key = module.name, stage.index, id(work)

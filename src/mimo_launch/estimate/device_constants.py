@@ -100,6 +100,12 @@ class Calibration:
     network_bandwidth: float = _constant(
         50.0, "GB/s", "per rank between hosts", "400 Gbit/s per GPU, line rate; not measured"
     )
+    collective_overlap: float = _constant(
+        1.0,
+        "x",
+        "share of the exchange of weights and gradients that may run while ranks compute",
+        "streams of a GPU; none on processors, which exchange with the cores that compute",
+    )
     collective_latency: float = _constant(
         20.0, "us", "start of one collective, without its hops", _OPEN
     )
