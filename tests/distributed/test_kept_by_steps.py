@@ -98,6 +98,9 @@ STEPS = {
     "learned positions": step(vision(positions="learned", image=[8, 8]), data=SMALL),
     "a class token": step(vision(class_token=True)),
     "rows of three layers": step(vision(layers=4, deepstack=[0, 1])),
+    "states of three layers side by side": step(
+        vision(layers=4, features=[3, 0, 1], projector_norm_eps=1e-5)
+    ),
     "videos": step(
         {
             **vision(positions="rope2d", temporal_patch=2, video={"time": "patches"}),
@@ -182,6 +185,9 @@ STEPS_OF_TWO_RANKS = {
     ),
     "pp 2, compiled rows of three layers": step(
         vision(layers=4, deepstack=[0, 1]), each={"pp": 2}, compiled=True
+    ),
+    "pp 2, compiled states of three layers": step(
+        vision(layers=4, features=[3, 0, 1]), each={"pp": 2}, compiled=True
     ),
     "dp 2, fully sharded": step(each={"dp": 2, "sharding": "full"}),
 }

@@ -13,6 +13,7 @@ from tests.support.planted_scales import (
     ALTERNATING,
     GATED,
     GROUPED,
+    LISTED,
     MERGED,
     NEAREST,
     POOLED,
@@ -167,7 +168,7 @@ SCALE_OFTEN = "sp cp"
         )
         for each in (
             *(SCALED, NEAREST, POOLED, MERGED, GATED, GROUPED, REGISTERED, SQUARED),
-            *(ALIGNED, ALTERNATING),
+            *(ALIGNED, ALTERNATING, LISTED),
         )
         for layout in SCALE_LAYOUTS
     ],

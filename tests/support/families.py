@@ -219,24 +219,32 @@ _LLAVAS = {
     # The last word is the placeholder of a spec that names none.
     for tower, text, token, given in (("clip", "llama", 7, 7), ("siglip", "qwen2", 40, None))
 }
+_LLAVAS["llava of two layers"] = replace(
+    _LLAVAS["llava of clip and llama"],
+    tiny=partial(llava.tiny_llava, "clip", "llama", 7, chosen=[1, -2]),
+    made=partial(llava.made_llava, "clip", "llama", placeholder=7, features=(0, 1)),
+    often={"pp2"},
+    untouched={},
+)
 _SEEING_OFTEN = {
     "gemma3": ("cp2", "adamw"), "internvl": ("apart", "adamw"), "internvl_large": ("tp2", ""),
     "video_llama_3": ("apart", "adamw"), "janus": ("", "adamw"), "video_llava": ("", "sgd"),
     "kimi_k25": ("apart", "sgd"),
     "cohere2_vision": ("apart", "sgd"), "aya_vision": ("cp2", ""),
     "paddleocr_vl": ("cp2", "adamw"), "paligemma": ("apart", "sgd"),
+    "vipllava": ("apart", "sgd"),
     "mistral3": ("apart", "sgd"), "smolvlm": ("cp2", "sgd"), "ministral3": ("cp2", "adamw"),
 }  # fmt: skip
 
 # Their towers take images of one size.
 _ONE_SIZE = (
     "gemma3", "deepseek_vl", "janus", "video_llava", "cohere2_vision", "aya_vision",
-    "paligemma", "paligemma2",
+    "paligemma", "paligemma2", "vipllava",
 )  # fmt: skip
 # Parts that are left out.
 _STAYS = {
     "janus": r"vqmodel|generation_", "video_llava": r"post_layernorm|layers\.2\.|video_tower",
-    "aya_vision": "post_layernorm",
+    "aya_vision": "post_layernorm", "vipllava": "post_layernorm",
 }  # fmt: skip
 
 

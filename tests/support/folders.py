@@ -286,6 +286,10 @@ FORMS: dict[str, Config] = {
         "vision_config": {**INTERN, "model_type": "qianfan_ocr_vision", "drop_path_rate": 0.0},
     },
     "ShieldGemma 2": PUBLISHED["gemma-3-4b"] | {"model_type": "shieldgemma2"},
+    "vip-llava-7b": {
+        "model_type": "vipllava", "image_token_index": 32000, "vision_config": CLIP,
+        "text_config": {"model_type": "llama", "vocab_size": 32064, "rms_norm_eps": 1e-5},
+    },
     "EXAONE 4.5": {
         "model_type": "exaone4_5", "image_token_id": 67, "video_token_id": 68,
         "text_config": {
@@ -399,6 +403,9 @@ IGNORED += [
 ]
 # What a configuration means, in some keys of each of our kinds.
 READ: dict[str, dict[str, dict[str, Any]]] = {
+    "vip-llava-7b": {
+        "vit": {"layers": 23, "features": (22, 19, 16, 13, 5), "projector_norm_eps": 1e-5},
+    },
     "EXAONE 4.5": {"vit": {"kv_heads": 8, "layers": 28}, "decoder": {"mrope": None}},
     "GLM-OCR": {
         "vit": {
@@ -734,6 +741,10 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         ({"layer_norm_eps": 1e-5}, "layer_norm_eps: 1e-05 with use_qk_norm: true"),
         ({"use_mean_pooling": False}, "use_mean_pooling: false with norm_type: rms_norm"),
     ],
+    ("vip-llava-7b", "vit", ""): [
+        {"vision_feature_layer": [-2, 0]}, {"vision_feature_layer": []},
+        {"projector_hidden_act": "relu"},
+    ],
     ("EXAONE 4.5", "decoder", "text_config"): [
         ({"model_type": "llama"}, "text_config.model_type: llama"),
     ],
@@ -760,7 +771,7 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"vision_feature_layer": [-1, -2]},
     ],
     ("LLaVA, small", "vit", ""): [
-        {"vision_feature_select_strategy": "full"}, {"vision_feature_layer": [-2, -1]},
+        {"vision_feature_select_strategy": "full"}, {"vision_feature_layer": [-2, -2]},
         ({"vision_config": {**SIGLIP, **_TOWER, "model_type": "siglip_vision_model"}},
          "vision_feature_select_strategy: default"),
         {"vision_feature_layer": 0}, {"multimodal_projector_bias": False},
@@ -778,7 +789,7 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"multimodal_projector_bias": False},
     ],
     ("llava-v1.6-mistral-7b", "vit", ""): [
-        {"image_grid_pinpoints": [[336, 400]]}, {"vision_feature_layer": [-2, -1]},
+        {"image_grid_pinpoints": [[336, 400]]}, {"vision_feature_layer": [-2, -2]},
         {"vision_feature_select_strategy": "full"}, {"multimodal_projector_bias": False},
     ],
     ("Video-LLaVA, small", "vit", ""): [

@@ -62,8 +62,10 @@ def text_keys(text: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def tiny_llava(tower: str, text: str, token: int, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a LLaVA in which no weight is a constant."""
+def tiny_llava(
+    tower: str, text: str, token: int, dtype: torch.dtype = torch.float32, *, chosen: Any = -2
+) -> Any:
+    """Return a LLaVA in which no weight is a constant; `chosen` are the layers that it projects."""
     transformers = theirs()
     vision = {"siglip": transformers.SiglipVisionConfig, "clip": transformers.CLIPVisionConfig}
     decoder = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}
@@ -71,7 +73,7 @@ def tiny_llava(tower: str, text: str, token: int, dtype: torch.dtype = torch.flo
         vision_config=vision[tower](**VISION),
         text_config=decoder[text](**TEXT, tie_word_embeddings=text == "qwen2"),
         image_token_index=token,
-        vision_feature_layer=-2,
+        vision_feature_layer=chosen,
         vision_feature_select_strategy={"siglip": "full", "clip": "default"}[tower],
     )
     return shaken(transformers.LlavaForConditionalGeneration(config), dtype)
@@ -98,6 +100,7 @@ def made_llava(
     precision: str = "fp32",
     *,
     placeholder: int | None,
+    features: tuple[int, ...] = (),
 ) -> Spec:
     """Return a spec whose two modules start from the folder of a LLaVA."""
     vision, language = (dict(each) for each in LAYOUTS[layout])
@@ -106,7 +109,7 @@ def made_llava(
             0,
             init_from=str(folder),
             placeholder=placeholder,
-            model=tower_keys(tower, 2, final_norm=False),
+            model={**tower_keys(tower, 2, final_norm=False), "features": [*features]},
             **vision,
         ),
         "language": box(

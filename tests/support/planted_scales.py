@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from tests.support.planted_norms import norms_of_heads_exchanged
 from tests.support.shapes import plant
 from tests.support.specs import box, spec
@@ -53,6 +54,11 @@ GROUPED: dict[str, Any] = {
     "windows": {"side": 2, "full": [1]}, "shuffle": 2,
 }  # fmt: skip
 
+# As a ViP-LLaVA.
+LISTED: dict[str, Any] = {
+    "layers": 3, "features": [1, 2, 0], "class_token": True, "pre_norm": True, "final_norm": False,
+    "positions": "learned", "image": [3, 4], "projector_norm_eps": 1e-3, "shuffle": 2,
+}  # fmt: skip
 # As an Aya Vision.
 ALIGNED: dict[str, Any] = {
     "layers": 2, "positions": "learned", "image": [4, 4], "projector": "swiglu",
@@ -197,8 +203,14 @@ def rows_turn_first() -> None:
     vision_encoder.turned_by_place = exchanged
 
 
+def states_in_the_order_of_layers() -> None:
+    """The states of several layers stand side by side as they were computed."""
+    VisionStage._side_by_side = lambda self, x_nD, kept: torch.cat([*kept, x_nD], dim=1)
+
+
 SCALE_BUGS = {
     "rows turn first": (rows_turn_first, scaled({"cp": 2}, ALTERNATING)),
+    "states in the order of layers": (states_in_the_order_of_layers, scaled({"pp": 2}, LISTED)),
     "gate taken for up": (gate_taken_for_up, scaled({"tp": 2}, ALIGNED)),
     "table to its corners": (table_to_its_corners, scaled({}, EACH)),
     "norm of own patches": (

@@ -142,6 +142,15 @@ KINDS = {
         {"model_type": "siglip_vision_model", "vision_use_head": False},
         {"mm_tokens_per_image": 4},
     ),
+    # States of two layers after one of a layer later, in no order.
+    "vipllava": Kind(
+        "VipLlava",
+        _CLIP | {"layers": 3, "features": [1, 2, 0], "projector_norm_eps": 1e-3},
+        {"model_type": "llama"},
+        {},
+        {"model_type": "clip_vision_model"},
+        {"vision_feature_layer": [-2, -1, 1], "projector_layernorm_eps": 1e-3},
+    ),
     "deepseek_vl": Kind(
         "DeepseekVL",
         _SIGLIP,
@@ -428,6 +437,7 @@ _SEVERAL = (
     "VideoLlava",
     "Cohere2V",
     "Aya",
+    "VipLlava",
 )
 
 

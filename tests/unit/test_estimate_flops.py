@@ -244,14 +244,18 @@ def test_a_hybrid_model_costs_what_torch_counts() -> None:
 
 @pytest.mark.parametrize("projector", ["mlp", "linear", "merger", "gated", "swiglu"])
 @pytest.mark.parametrize(
-    ("frames", "deepstack", "pooling"),
-    [(1, [], None), (2, [], None), (1, [0, 1], None), (1, [], "linear"), (1, [0], "linear")],
+    "more",
+    [
+        {},
+        {"temporal_patch": 2},
+        {"deepstack": [0, 1]},
+        {"pooling": "linear"},
+        {"deepstack": [0], "pooling": "linear"},
+        {"features": [2, 0], "pooling": "linear"},
+    ],
 )
-def test_vision_costs_what_torch_counts(
-    projector: str, frames: int, deepstack: list[int], pooling: str | None
-) -> None:
-    model = {**VIT, "shuffle": 2, "projector": projector, "temporal_patch": frames}
-    model |= {"deepstack": deepstack, "pooling": pooling}
+def test_vision_costs_what_torch_counts(projector: str, more: dict[str, Any]) -> None:
+    model = {**VIT, "shuffle": 2, "projector": projector, **more}
     data = {"kind": "synthetic", "image": [4, 6], "text_only": 0.0}
     made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=2, seq=64, data=data)
     work = work_of(made, "vision")

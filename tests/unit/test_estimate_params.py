@@ -118,6 +118,7 @@ def specs() -> dict[str, Spec]:
             {}, {"norm": "rms", "activation": "swiglu", "pre_norm": True, "projector": "merger"}, 2
         ),
         "tp 2, several layers": one({}, {"deepstack": [0, 2], "shuffle": 2}, 2),
+        "tp 2, states side by side": one({}, {"layers": 3, "features": [0, 2]}, 2),
         "tp 4, kv heads shared": one({"kv_heads": 2}, {"mlp": 64}, 4, sequence_parallel=True),
         "tied, qk_norm, head_dim": one({"tied": True, "qk_norm": True, "head_dim": 6}, {}, 2, 3),
         "norms on both sides, sinks": one(

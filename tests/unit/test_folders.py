@@ -26,8 +26,8 @@ CLASSES = {"kimi_k2": "deepseek_v3"}
 WITHOUT_CLASS = {"Nemotron-3-Nano-Omni-30B-A3B", "Omni that predicts further tokens"}
 # Their configurations leave out what classes write at two places; the files decide.
 TIED_BY_FILES = {"Mistral-Small-3.1-24B", "Ministral-3-8B-2512", "Qwen3-VL-4B"}
-# Of whole models, not of a decoder alone.
-OF_WHOLES = {"bidirectional_images", "bidirectional_prompts"}
+# Of whole models, not of a part alone.
+OF_WHOLES = {"bidirectional_images", "bidirectional_prompts", "features"}
 
 
 def plain(value: Any) -> Any:

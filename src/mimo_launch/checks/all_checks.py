@@ -126,6 +126,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(VitModel, positions.windows_hold_all_tokens),
     ModelRule(VitModel, tiles_and_videos.tiles_fit),
     ModelRule(VitModel, joined_rows.deepstack_in_order),
+    ModelRule(VitModel, joined_rows.features_are_layers),
     ModelRule(VitModel, tiles_and_videos.videos_can_be_read, needs=_READS),
     ModelRule(
         VitModel, joined_rows.deepstack_is_added, needs=(*_READS, "no-language-module", *_ROLE)

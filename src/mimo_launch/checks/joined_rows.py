@@ -114,6 +114,32 @@ def deepstack_in_order(spec: Spec, name: str, model: VitModel) -> Findings:
     )
 
 
+def features_are_layers(spec: Spec, name: str, model: VitModel) -> Findings:
+    """Layers with states side by side exist, each once, and the last one is among them."""
+    path = ("modules", name, "model", "features")
+    if model.features and model.deepstack:
+        yield Diagnostic(
+            code="features-not-layers",
+            headline=f"`{name}` has both `features` and `deepstack`",
+            path=path,
+            why="rows of further layers are those of one state each",
+            help="delete `features` or `deepstack`",
+        )
+    last, chosen = model.layers - 1, sorted({*model.features})
+    if not chosen or (chosen[-1] == last and len(chosen) == len(model.features)):
+        return
+    fits = [each for each in dict.fromkeys(model.features) if each < last]
+    yield Diagnostic(
+        code="features-not-layers",
+        headline=f"`{name}`: layers {', '.join(map(str, model.features))} are not some of its "
+        f"{model.layers} layers, each once, with layer {last} among them",
+        path=path,
+        why="layers are counted from 0, and nothing reads the layers after the last that is named",
+        help=f"write `features: {[last, *fits]}`",
+        related=(Related(("modules", name, "model", "layers"), f"{model.layers} layers"),),
+    )
+
+
 def deepstack_is_added(spec: Spec, name: str, model: VitModel) -> Findings:
     """Only language adds rows after layers; after its last layer no loss would see them."""
     number, layers = model.deep_rows, spec.language.model.layers

@@ -42,7 +42,8 @@ class TowerAndDecoder:
     and places as in `Part`. `fixed`: keys of the tower's `model` that the whole decides, each a
     value or a function of the configuration; `refusals`: its settings that we do not compute. Both
     read the tower's section with its type. `feature_layer`: the default of `vision_feature_layer`,
-    where it is a setting. `tied(config, text_config)`: whether the output layer is the embedding.
+    where it is a setting; `joins_layers`: it may be a list. `tied(config, text_config)`: whether
+    the output layer is the embedding.
     `token`: the setting for the placeholder. `settings`: the other settings of the whole, each a
     value or a function of our tower. `text_fixed`: keys of the decoder's `model` that the whole
     decides. `text_defaults`: default settings of the decoder. `section`: the key of the tower's
@@ -66,7 +67,8 @@ class TowerAndDecoder:
     token: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     old_types: Mapping[str, Family] = field(default_factory=dict)
-    feature_layer: int | None = None
+    feature_layer: int | tuple[int, ...] | None = None
+    joins_layers: bool = False
     text_fixed: Mapping[str, Any] = field(default_factory=dict)
     text_defaults: Config = field(default_factory=dict)
     beside: tuple[str, ...] = ()
@@ -121,7 +123,9 @@ class TowerAndDecoder:
             # The default of its class.
             usual = int(tower.keys({})["layers"])
             used = _layers_used(config, inner, default=self.feature_layer, layers=usual)
-            layers = {"layers": used}
+            layers = {"layers": max(used, default=usual)}
+            if self.joins_layers:
+                layers["features"] = tuple(x - 1 for x in used) if len(used) > 1 else ()
         return Part(
             family=tower,
             config=inner,
@@ -140,7 +144,8 @@ class TowerAndDecoder:
         if pair is None or token is None:
             return None
         encoder, text = pair
-        decided = {key: value_of(encoder, key) for key in self.decides}
+        decides = (*self.decides, *(("features",) if self.joins_layers else ()))
+        decided = {key: value_of(encoder, key) for key in decides}
         tower, words = (
             equal(self.towers, encoder, decided),
             equal(self.text, text, self.text_fixed),
@@ -224,29 +229,52 @@ def tied_by_default(default: bool) -> Callable[[Config, Config], bool]:
     return lambda config, text: bool(config.get(key, text.get(key, default)))
 
 
-def _layers_used(config: Config, inner: Config, *, default: int, layers: int) -> int:
-    """Return the number of layers that precede the hidden states that become rows.
+_FEATURES = "vision_feature_layer"
+
+
+def _layers_used(
+    config: Config, inner: Config, *, default: int | tuple[int, ...], layers: int
+) -> list[int]:
+    """Return the number of layers that precede each of the hidden states that become rows.
 
     A tower of N layers has N + 1 hidden states: the input of the first layer, then the output of
     each. Raises: ConfigError.
     """
-    chosen = config.get("vision_feature_layer", default)
     layers = int(number(inner, "num_hidden_layers", layers))
-    if isinstance(chosen, list):
-        return layers  # `ONE_LAYER` refuses it.
-    if isinstance(chosen, bool) or not isinstance(chosen, int) or not -layers <= chosen <= layers:
-        raise ConfigError(
-            f"`vision_feature_layer` is {short(chosen)}, but the tower has {layers} layers"
-        )
-    return chosen if chosen >= 0 else layers + 1 + chosen
+    said = config.get(_FEATURES, default)
+    found = []
+    for chosen in said if isinstance(said, list | tuple) else [said]:
+        if type(chosen) is not int or not -layers <= chosen <= layers:
+            raise ConfigError(
+                f"`{_FEATURES}` is {short(chosen)}, but the tower has {layers} layers"
+            )
+        found.append(chosen if chosen >= 0 else layers + 1 + chosen)
+    return found
 
 
-# The rule for layers with states that our towers do not give.
+# The rules for layers with states that our towers do not give.
 ONE_LAYER = where(
-    "vision_feature_layer",
+    _FEATURES,
     "that is a list, or 0",
-    lambda config: isinstance(chosen := config.get("vision_feature_layer"), list) or chosen == 0,
+    lambda config: isinstance(chosen := config.get(_FEATURES), list) or chosen == 0,
 )
+
+
+def _is_odd(config: Config) -> bool:
+    """Return whether the input of the first layer is chosen, no layer, or one twice."""
+    said = config.get(_FEATURES)
+    chosen = said if isinstance(said, list) else [said]
+    return 0 in chosen or not chosen or len({*chosen}) < len(chosen)
+
+
+LAYERS = where(_FEATURES, "of 0, of none, or of a layer twice", _is_odd)
+
+
+def features_as_written(vision: Any) -> Any:
+    """Return the states that become rows, for a tower of which all layers are used."""
+    return [each + 1 for each in vision.features] or -1
+
+
 # transformers writes Qwen2-VL and Qwen2.5-VL with the first prefixes, and Qwen3-VL with the others;
 # versions from 4.52 to 5 write all three with the others.
 _VISION_NAMES = (("visual.", ""), ("model.visual.", ""))

@@ -194,7 +194,7 @@ class VisionKind(TransformerEncoderKind):
 
     def lanes(self, number: int, *, deep_rows: int) -> int:
         """Return how many states besides the hidden one a layer gets from the layer before it."""
-        return sum(layer < number for layer in self.model.deepstack)
+        return sum(layer < number for layer in self.model.kept_layers)
 
     @property
     def has_final_norm(self) -> bool:
@@ -259,11 +259,11 @@ class VisionKind(TransformerEncoderKind):
         maps = replace(
             self.maps(out),
             activation=model.projector_activation,
-            patches=row // model.hidden,
+            patches=row // model.patch_width,
         )
         if (eps := model.projector_norm_eps) is not None:
             offset = float(model.projector_norm_offset)
-            width = model.hidden if model.norms_each_patch else row
+            width = model.patch_width if model.norms_each_patch else row
             norm = NormShape(width, model.projector_norm, eps, offset=offset)
         newline = table(out, layer="mimo_launch.models.tiled_rows:TiledRows", embeds=False)
         deep = DeepShape(
@@ -309,14 +309,16 @@ class VisionKind(TransformerEncoderKind):
             norm += not held.through_layers
             total += rows * (row * (1 + norm) + 2 * row // held.tp + ends.row_width // held.tp)
             # Of the layers before this stage, norms read copies.
-            copied = self.lanes(held.first_layer, deep_rows=0) * held.passes.are_compiled
+            copied = sum(layer < held.first_layer for layer in self.model.deepstack)
+            copied *= held.passes.are_compiled
             total += copied * held.stream_tokens * self.model.hidden
-            of_patches, width = self.model.norms_each_patch, self.model.hidden
+            of_patches, width = self.model.norms_each_patch, self.model.patch_width
             if self.model.projector_norm_eps is not None:
-                # Without a norm before it, it reads the stream.
+                # Without a norm before it, it reads the stream, unless that is one of several.
                 normed = held.patches // (1 if of_patches else self.model.patches_per_row)
                 norm = held.passes.of_norm(self.model.projector_norm)
-                total += normed * (width if of_patches else row) * (self.has_final_norm + norm)
+                copied = self.has_final_norm or bool(self.model.features)
+                total += normed * (width if of_patches else row) * (copied + norm)
             if self.model.pooling == "linear":
                 total += held.patches * row
         return total

@@ -117,31 +117,39 @@ class VisionStage(ModelStage):
     def forward(self, hidden: Tensor | None, packed: ImagesInput) -> Tensor:
         """Return the hidden state [n, D], or on the last stage the rows [r, L] that this rank owns.
 
-        Layers that also send rows append their states to the width, here, in `hidden` and in the
-        rows. Shapes: hidden [n, D] from the stage before, None on the first.
+        Layers with states that are kept append them to the width, here and in `hidden`; layers
+        that also send rows, in the rows. Shapes: hidden [n, D] from the stage before, None on the
+        first.
         """
         given = self.embed(packed) if hidden is None else hidden
-        x_nD, *deep = torch.split(given, self.model.hidden, dim=1)
+        x_nD, *kept = torch.split(given, self.model.hidden, dim=1)
         masks = self._masks(packed, x_nD.dtype)
         for number, layer in self.layers.items():
             x_nD = layer(x_nD, masks[self.kind.attending.in_windows(int(number))])
-            if int(number) in self.model.deepstack:
-                deep.append(x_nD)
+            if int(number) in self.model.kept_layers:
+                kept.append(x_nD)
         if not self.stage.is_last:
-            return torch.cat([x_nD, *deep], dim=1) if deep else x_nD
+            return torch.cat([x_nD, *kept], dim=1) if kept else x_nD
         patches = slice(len(x_nD) - packed.extra_tokens)
         x_nD = x_nD[patches]
         if self.norm is not None:
             x_nD = self.norm(x_nD)
+        if self.model.features:
+            x_nD = self._side_by_side(x_nD, [each[patches] for each in kept])
         rows: Tensor = self.projector(self._normed_rows(x_nD))
-        if deep:
+        if self.model.deepstack:
             layers = self.projector.get_submodule("deepstack").children()
-            pairs = zip(layers, deep, strict=True)
+            pairs = zip(layers, kept, strict=True)
             others = (layer(self._rows(each[patches])) for layer, each in pairs)
             rows = torch.cat([rows, *others], dim=1)
         if packed.row_sources is not None:
             rows = self.projector.get_submodule("newline")(rows, packed.row_sources)
         return owned(rows, packed.sizes, self.context)
+
+    def _side_by_side(self, x_nD: Tensor, kept: list[Tensor]) -> Tensor:
+        """Return the states of all chosen layers, [n, D] each; `x_nD` are those of the last one."""
+        states = dict(zip(self.model.kept_layers, kept, strict=True))
+        return torch.cat([states.get(each, x_nD) for each in self.model.features], dim=1)
 
     def _normed_rows(self, x_nD: Tensor) -> Tensor:
         """Return the input of the projector [n, W], after its norm over rows or patches."""

@@ -77,9 +77,14 @@ class TransformerEncoder(EncoderBlocks):
     )
 
     @property
+    def patch_width(self) -> int:
+        """Width of a patch after the last layer."""
+        return self.hidden
+
+    @property
     def row_width(self) -> int:
         """Width of the patches of a row, the input of the projector."""
-        return self.hidden * self.patches_per_row
+        return self.patch_width * self.patches_per_row
 
     def projector_width(self, out: int) -> int:
         """Return the width inside a projector to `out` numbers; 0 if it is one linear map."""

@@ -145,6 +145,14 @@ class VitModel(Images, TransformerEncoder):
         examples=["[8, 16, 24]"],
         strict=False,
     )
+    features: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (),
+        description="Layers, counted from 0, with states that stand side by side in each patch "
+        "before the projector, in this order; the last layer is one of them. By default it is "
+        "alone. As in ViP-LLaVA.",
+        examples=["[22, 19, 16, 13, 5]"],
+        strict=False,
+    )
     pooling: Literal["mean", "linear"] | None = Field(
         None,
         description="What makes one row, as wide as one patch, of the patches of its square, which "
@@ -188,9 +196,19 @@ class VitModel(Images, TransformerEncoder):
         return (channels, self.frames, *sides) if has_frames else (channels, *sides)
 
     @property
+    def patch_width(self) -> int:
+        """Width of a patch after the last layer, with the states of all `features`."""
+        return self.hidden * max(1, len(self.features))
+
+    @property
     def row_width(self) -> int:
         """Width of the patches of a row, the input of the projector."""
-        return self.hidden * (1 if self.pooling else self.patches_per_row)
+        return self.patch_width * (1 if self.pooling else self.patches_per_row)
+
+    @property
+    def kept_layers(self) -> tuple[int, ...]:
+        """The layers, in order, with states that are kept for the end."""
+        return self.deepstack or tuple(sorted({*self.features} - {self.layers - 1}))
 
     @property
     def norms_each_patch(self) -> bool:
@@ -200,7 +218,7 @@ class VitModel(Images, TransformerEncoder):
     @property
     def merge_width(self) -> int:
         """Width of the patches that a linear map joins into a row; 0 without such a map."""
-        return self.hidden * self.patches_per_row if self.pooling == "linear" else 0
+        return self.patch_width * self.patches_per_row if self.pooling == "linear" else 0
 
     @property
     def deep_rows(self) -> int:

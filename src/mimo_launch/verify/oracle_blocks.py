@@ -254,7 +254,7 @@ def project(
     if model.projector == "linear":
         return linear(weights, x_ND, f"{encoder}.projector.linear")
     if model.projector == "gated":
-        return _project_gated(weights, x_ND, f"{encoder}.projector", model.hidden, activation)
+        return _project_gated(weights, x_ND, f"{encoder}.projector", model.patch_width, activation)
     hidden = linear(weights, x_ND, f"{encoder}.projector.up")
     if model.projector == "swiglu":
         hidden = swiglu(linear(weights, x_ND, f"{encoder}.projector.gate"), hidden)

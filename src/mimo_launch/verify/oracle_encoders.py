@@ -131,7 +131,7 @@ def _encode_image(
         turn = _angles(model, height, width)
         # Learned tokens come first, and do not rotate.
         turn = torch.cat([turn.new_zeros(len(x_ND) - len(turn), turn.shape[1]), turn])
-    norm, deep = NORMS[model.norm], []
+    norm, deep, states = NORMS[model.norm], [], {}
     if model.pre_norm:
         x_ND = norm(weights, x_ND, f"{encoder}.pre_norm", model.norm_eps)
     for i in range(model.layers):
@@ -141,8 +141,12 @@ def _encode_image(
         x_ND = block(weights, x_ND, f"{encoder}.layers.{i}", model, turn, groups)
         if i in model.deepstack:
             deep.append(x_ND)
+        states[i] = x_ND
     if model.final_norm:
         x_ND = norm(weights, x_ND, f"{encoder}.norm", model.norm_eps)
+    if model.features:
+        states[model.layers - 1] = x_ND
+        x_ND = torch.cat([states[each] for each in model.features], dim=1)
     if model.norms_each_patch:
         last = _joined(weights, _before(weights, x_ND, encoder, model), encoder, model, width)
     else:
@@ -281,7 +285,7 @@ def _joined(weights: Weights, x_ND: Tensor, encoder: str, model: VitModel, width
     """
     x_ND = x_ND[int(model.class_token) + model.registers :]
     if model.pooling == "linear":
-        side, size = model.shuffle, model.hidden
+        side, size = model.shuffle, model.patch_width
         kernel = weights[f"{encoder}.projector.merge.weight"].view(size, size, side, side)
         grid = x_ND.T.reshape(1, size, -1, width)
         return F.conv2d(grid, kernel, stride=side)[0].flatten(1).T

@@ -291,6 +291,12 @@ def shrink_vit(model: VitModel, module: ModuleSpec, layers: int) -> VitModel:
     update: dict[str, object] = {}
     if model.image is not None:
         update["image"] = min(3, model.image[0]), min(4, model.image[1])
+    if model.features:
+        # As many of the last layers as there are, in the same order.
+        last = sorted(model.features)[-layers:]
+        update["features"] = tuple(
+            layers - len(last) + last.index(each) for each in model.features if each in last
+        )
     if model.tiles is not None:
         # If grids were averaged before, one grid is.
         most = None if model.tiles.most is None else 2

@@ -59,7 +59,11 @@ def _as_written(model: Any) -> Config:
     found: dict[str, Config | None] = {}
     for i in range(model.layers):
         theta = model.rope_theta if i in full or not window.rope_theta else window.rope_theta
-        rope = {"rope_type": _DEFAULT, "rope_theta": theta, "mrope_section": list(model.mrope)}
+        rope = {
+            "rope_type": _DEFAULT,
+            "rope_theta": theta,
+            "mrope_section": list(model.mrope or ()),
+        }
         found[FULL if i in full else SLIDING] = None if i in still else rope
     return {_ROPES: found}
 

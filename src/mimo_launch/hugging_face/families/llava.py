@@ -19,7 +19,13 @@ from mimo_launch.hugging_face.towers import (
     activation_of_projector,
     theirs_of_projector,
 )
-from mimo_launch.hugging_face.wholes import ONE_LAYER, TowerAndDecoder, tied_by_default
+from mimo_launch.hugging_face.wholes import (
+    LAYERS,
+    ONE_LAYER,
+    TowerAndDecoder,
+    features_as_written,
+    tied_by_default,
+)
 from mimo_launch.spec.spec import VitModel
 
 _STRATEGY, _BIAS = "vision_feature_select_strategy", "multimodal_projector_bias"
@@ -60,7 +66,7 @@ def tied_if_said(*configs: Config) -> bool:
 
 
 REFUSED = refusals(
-    ONE_LAYER,
+    LAYERS,
     # `default` leaves out the first token of an image, which is the class token of CLIP.
     where(_STRATEGY, "other than `default` of CLIP, `full`", _strategy_is_other, "default"),
     ACTIVATION_REFUSED,
@@ -71,7 +77,7 @@ SETTINGS: dict[str, Any] = {
     "image_seq_length": lambda vision: prod(vision.image or (1, 1)),
     "projector_hidden_act": theirs_of_projector,
     _BIAS: True,
-    "vision_feature_layer": -1,
+    "vision_feature_layer": features_as_written,
     _STRATEGY: lambda vision: "default" if vision.class_token else "full",
 }
 
@@ -86,13 +92,15 @@ LLAVA = TowerAndDecoder(
     text_names=TEXT_NAMES,
     projector=layers_at(PROJECTOR_LAYERS),
     feature_layer=-2,
+    joins_layers=True,
     fixed=FIXED,
     refusals=REFUSED,
     tied=tied_if_said,
     token="image_token_index",
     settings=SETTINGS,
     notes="A LLaVA projects the states after one layer, without the last norm: "
-    "`vision_feature_layer` -2 of 24 layers is `layers: 23`; later layers are ignored. With a "
+    "`vision_feature_layer` -2 of 24 layers is `layers: 23`; later layers are ignored. A list of "
+    "layers is `features`. With a "
     "Pixtral (Pixtral 12B) `shuffle` is 1, and there is no `pooling`.",
 )
 _NEWLINE, _RATIO = "image_newline", "anyres_max_9"

@@ -21,6 +21,7 @@ LLAVA_NEXT = TowerAndDecoder(
     text_names=llava.TEXT_NAMES,
     projector=llava.PROJECTOR_IN_TILES,
     feature_layer=-2,
+    joins_layers=True,
     fixed={**llava.FIXED, "tiles": lambda x: llava.tiles_of(x, _USUAL, each=True)},
     refusals=llava.REFUSED + refusals(llava.grids_refused(_USUAL)),
     tied=tied_by_default(False),
