@@ -1,18 +1,20 @@
-"""Videos of shards are what the thinker of a Qwen2.5-Omni of `transformers` computes of them."""
+"""Videos of shards are what the thinkers of Qwen-Omni of `transformers` compute of them."""
 
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.support import omni
 from tests.support.hugging_face import ids_of, save, tokens_of
 from tests.support.proof import failures
 from tests.support.qwen_omni import LANGUAGE, tiny
-from tests.support.qwen_vl import ALL_KINDS, LAYOUTS
+from tests.support.qwen_vl import ALL_KINDS, LANGUAGE_KEYS, LAYOUTS
 from tests.support.specs import Box, box, spec
 from tests.support.videos import video_shard
 from tests.support.whole_models import deviation, found_logits
@@ -33,7 +35,12 @@ SIZE = {"shortest_edge": 8 * 8, "longest_edge": 16 * 16}
 SIDES = {"patch_size": 2, "merge_size": 2, "temporal_patch_size": 2}
 # Temporal patches of the videos of the samples `between` and `two`: of all frames, or by `fps`.
 GROUPS = {None: [5, 3, 2], 4.0: [2, 2, 1]}
-OFTEN = {("one rank", 4.0), ("tp2", None), ("cp2, apart", 4.0)}
+OFTEN = {
+    *(("qwen2_5_omni", *each) for each in (("one rank", 4.0), ("tp2", None), ("cp2, apart", 4.0))),
+    ("qwen3_omni_moe", "cp2, apart", 4.0),
+}
+# Frames per second that a processor counts by, if none are asked for.
+RATES = {"qwen2_5_omni": 2.0, "qwen3_omni_moe": 1.0}
 _TOWER = {
     **ALL_KINDS["qwen2_5_vl"].keys, "layers": 2, "hidden": 32, "heads": 4, "mlp": 24,
     "windows": {"side": 2, "full": [0]}, "video": VIDEO,
@@ -53,8 +60,17 @@ def token(shards: Path, text: str) -> int:
     return found
 
 
-def saved(shards: Path, folder: Path) -> Any:
-    """Return a model with the tokens of the shards, saved with processors."""
+_EXACT = {"time": "exact_seconds", "per_second": 14}
+_QWEN3 = ALL_KINDS["qwen3_vl_moe"]
+# Of each family: the tower, and keys of language.
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen2_5_omni": (_TOWER, LANGUAGE),
+    "qwen3_omni_moe": (_QWEN3.keys | {"video": _EXACT}, LANGUAGE_KEYS | _QWEN3.language),
+}
+
+
+def saved(kind: str, shards: Path, folder: Path) -> Any:
+    """Return a thinker with the tokens of the shards; its model is saved with processors."""
     tokens = {
         "image_token_id": token(shards, "<|image_pad|>"),
         "video_token_id": token(shards, "<|video_pad|>"),
@@ -62,22 +78,26 @@ def saved(shards: Path, folder: Path) -> Any:
         "vision_end_token_id": token(shards, "<|vision_end|>"),
         "audio_token_id": VOCAB - 1, "audio_start_token_id": VOCAB - 2,
     }  # fmt: skip
-    model = tiny(torch.float32, VOCAB, tokens)
+    if kind == "qwen2_5_omni":
+        model = tiny(torch.float32, VOCAB, tokens)
+    else:
+        model = omni.tiny(kind, vocab=VOCAB, position_id_per_seconds=14, **tokens)
     save(model, folder)
     settings = {"image_processor_type": "Qwen2VLImageProcessor", **SIDES, "size": SIZE}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    return model
+    return getattr(model, "thinker", model)
 
 
-def made(layout: str, fps: float | None, shards: Path, folder: Path) -> Spec:
+def made(kind: str, layout: str, fps: float | None, shards: Path, folder: Path) -> Spec:
     vision, language = LAYOUTS[layout]
+    tower, words = MODELS[kind]
     modules = {
         "vision": {
-            **vision, "model": _TOWER, "init_from": str(folder),
+            **vision, "model": tower, "init_from": str(folder),
             "placeholder": token(shards, "<|image_pad|>"),
         },
         "language": {
-            **language, "model": LANGUAGE | {"vocab": VOCAB}, "init_from": str(folder),
+            **language, "model": words | {"vocab": VOCAB}, "init_from": str(folder),
         },
     }  # fmt: skip
     asked = {} if fps is None else {"fps": fps, "max_frames": 4}
@@ -91,7 +111,7 @@ def made(layout: str, fps: float | None, shards: Path, folder: Path) -> Spec:
     return found
 
 
-def wanted(thinker: Any, asked: Spec, fps: float | None) -> Tensor:
+def wanted(thinker: Any, asked: Spec, fps: float | None, usual: float) -> Tensor:
     """Return the logits of transformers for what our data set gives, sample by sample."""
     dataset: Any = build_dataset(asked)
     config = thinker.config
@@ -124,8 +144,9 @@ def wanted(thinker: Any, asked: Spec, fps: float | None) -> Tensor:
                 more[f"{medium}_grid_thw"] = torch.tensor(grids)
                 more[f"pixel_values{suffix}"] = torch.cat(values)
         if shown["video"]:
-            # As its processor says it: two frames at the rate that it is called with, or at 2.
-            more["video_second_per_grid"] = torch.tensor([2 / (fps or 2)] * len(shown["video"]))
+            # As its processor says it: two frames at the rate of its call, or at its own.
+            seconds = [2 / (fps or usual)] * len(shown["video"])
+            more["video_second_per_grid"] = torch.tensor(seconds)
         assert (given == picture).sum() == sum(span.rows for span in spans)
         with torch.no_grad():
             ones = torch.ones_like(text)[None]
@@ -134,20 +155,19 @@ def wanted(thinker: Any, asked: Spec, fps: float | None) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("layout", "fps"),
+    ("kind", "layout", "fps"),
     [
-        pytest.param(layout, fps, marks=() if (layout, fps) in OFTEN else pytest.mark.sweep)
-        for layout in LAYOUTS
-        for fps in GROUPS
+        pytest.param(*each, marks=() if each in OFTEN else pytest.mark.sweep)
+        for each in product(MODELS, LAYOUTS, GROUPS)
     ],
 )
 def test_logits_are_those_of_transformers(
-    layout: str, fps: float | None, shards: Path, tmp_path: Path
+    kind: str, layout: str, fps: float | None, shards: Path, tmp_path: Path
 ) -> None:
     """A video between images, two videos, an image, and text."""
-    model = saved(shards, tmp_path / "model")
-    asked = made(layout, fps, shards, tmp_path / "model")
-    there = wanted(model.thinker, asked, fps)
+    thinker = saved(kind, shards, tmp_path / "model")
+    asked = made(kind, layout, fps, shards, tmp_path / "model")
+    there = wanted(thinker, asked, fps, RATES[kind])
     assert deviation(found_logits(asked, tmp_path), there) < 1e-5
 
 

@@ -68,16 +68,17 @@ KINDS = {
 }  # fmt: skip
 
 
-def tiny(kind: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a thinker in which no weight is a constant."""
+def tiny(
+    kind: str, dtype: torch.dtype = torch.float32, vocab: int = qwen_vl.VOCAB, **tokens: int
+) -> Any:
+    """Return a thinker in which no weight is a constant; `tokens` are special ones."""
     family = KINDS[kind]
     like = qwen_vl.ALL_KINDS[family.seeing]
     config = getattr(theirs(), f"{family.name}ThinkerConfig")(
         audio_config=family.audio,
         vision_config=like.vision,
-        text_config=qwen_vl.TEXT | like.text | {"tie_word_embeddings": False},
-        image_token_id=SEEN,
-        audio_token_id=HEARD,
+        text_config=qwen_vl.TEXT | like.text | {"tie_word_embeddings": False, "vocab_size": vocab},
+        **{"image_token_id": SEEN, "audio_token_id": HEARD, **tokens},
     )
     made = getattr(theirs(), f"{family.name}ThinkerForConditionalGeneration")(config)
     return shaken(made, dtype, lambda name: float("norm" in name or "ln_" in name))

@@ -19,6 +19,7 @@ from mimo_launch.hugging_face.families.qwen2_5_omni import QWEN2_5_OMNI
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.models.text_positions import axis_positions
+from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.frame_sampling import VideoSize
 from mimo_launch.processors.video_recipe import as_asked
 from mimo_launch.processors.videos import read_video_recipe
@@ -27,6 +28,7 @@ from mimo_launch.spec.user_data import VideoSettings
 
 VIDEO, START, END, IMAGE, AUDIO = 3, 4, 5, 6, 7
 NOMINAL = Videos(time="nominal_seconds", per_second=25.0)
+EXACT = Videos(time="exact_seconds", per_second=13.0)
 
 
 def folder_of(folder: Path, **settings: Any) -> Path:
@@ -40,12 +42,15 @@ def folder_of(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-def their_positions(text: list[int], grids: list[list[int]], seconds: float) -> np.ndarray:
-    theirs: Any = import_module("transformers.models.qwen2_5_omni.modeling_qwen2_5_omni")
-    of = theirs.Qwen2_5OmniPreTrainedModelForConditionalGeneration
+def their_positions(
+    text: list[int], grids: list[list[int]], seconds: float, name: str, each: int
+) -> np.ndarray:
+    kind = {"Qwen2_5Omni": "qwen2_5_omni", "Qwen3OmniMoe": "qwen3_omni_moe"}[name]
+    theirs: Any = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    of = getattr(theirs, f"{name}PreTrainedModelForConditionalGeneration")
     config = SimpleNamespace(
         image_token_id=IMAGE, video_token_id=VIDEO, audio_token_id=AUDIO,
-        vision_start_token_id=START, audio_start_token_id=8, position_id_per_seconds=25,
+        vision_start_token_id=START, audio_start_token_id=8, position_id_per_seconds=each,
         seconds_per_chunk=2,
     )  # fmt: skip
     model = SimpleNamespace(spatial_merge_size=2, config=config)
@@ -53,6 +58,7 @@ def their_positions(text: list[int], grids: list[list[int]], seconds: float) -> 
     found, _ = of.get_rope_index(
         model,
         torch.tensor([text]),
+        attention_mask=torch.ones(1, len(text), dtype=torch.int64),
         video_grid_thw=torch.tensor(grids),
         second_per_grids=torch.tensor([seconds] * len(grids)),
     )
@@ -60,12 +66,19 @@ def their_positions(text: list[int], grids: list[list[int]], seconds: float) -> 
     return positions
 
 
-@pytest.mark.parametrize("fps", [None, 2, 0.3, 3.0, 7.3, 24, 29.97])
-def test_positions_are_those_of_transformers(fps: float | None, tmp_path: Path) -> None:
+RATES = [
+    *(("Qwen2_5Omni", NOMINAL, 2.0, fps) for fps in (None, 2, 0.3, 3.0, 7.3, 24, 29.97)),
+    *(("Qwen3OmniMoe", EXACT, 1.0, fps) for fps in (None, 0.5, 2, 6.5)),
+]
+
+
+@pytest.mark.parametrize(("name", "videos", "usual", "fps"), RATES)
+def test_positions_are_those_of_transformers(
+    name: str, videos: Videos, usual: float, fps: float | None, tmp_path: Path
+) -> None:
     """By the rate that is asked for, not that of what is taken; text goes on behind all of it."""
-    recipe = as_asked(
-        read_video_recipe(folder_of(tmp_path), NOMINAL), VideoSettings(fps=fps, max_frames=None)
-    )
+    folder = folder_of(tmp_path, processor_class=f"{name}Processor")
+    recipe = as_asked(read_video_recipe(folder, videos), VideoSettings(fps=fps, max_frames=None))
     text, spans, grids = [0, 1], [], []
     for number, height, width in ((60, 2, 3), (9, 1, 4), (4, 5, 1)):
         taken = recipe.taken(VideoSize(number, 200, 300, 8.0))
@@ -75,8 +88,18 @@ def test_positions_are_those_of_transformers(fps: float | None, tmp_path: Path) 
             spans.append(ImageSpan(len(text), height, width, later=later, holds_text=True))
             text += [VIDEO] * (height * width)
         text += [END, 1, 0]
-    wanted = their_positions(text, grids, 2 / (fps or 2.0))
-    assert axis_positions(spans, len(text)).tolist() == wanted.tolist()
+    assert videos.per_second is not None
+    wanted = their_positions(text, grids, 2 / (fps or usual), name, int(videos.per_second))
+    # Times of a Qwen3-Omni are fractions, rounded in fp32.
+    assert np.abs(axis_positions(spans, len(text)) - wanted).max() < (1e-4 if usual == 1 else 1e-9)
+
+
+@pytest.mark.parametrize(("fps", "fits"), [(3.0, "2"), (7.3, "2"), (24, "13")])
+def test_times_between_whole_positions_are_refused(fps: float, fits: str, tmp_path: Path) -> None:
+    """`transformers` rotates by them in a Qwen3-Omni; our positions are whole."""
+    recipe = read_video_recipe(folder_of(tmp_path, processor_class="Qwen3OmniMoeProcessor"), EXACT)
+    with pytest.raises(ProcessorError, match=f"write `fps: {fits}` in `data.video`"):
+        as_asked(recipe, VideoSettings(fps=fps, max_frames=None))
 
 
 def test_frames_have_the_sizes_that_the_whole_processor_asks_for(tmp_path: Path) -> None:
@@ -109,13 +132,20 @@ def test_pixels_are_those_of_transformers(tmp_path: Path) -> None:
     assert np.abs(np.stack(groups) - there.numpy()).max() < 1e-5
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_5_omni", "qwen2_5_omni_thinker"])
-def test_a_folder_says_how_many_places_a_second_takes(model_type: str) -> None:
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize(
+    ("model_type", "time"),
+    [("qwen2_5_omni", "nominal_seconds"), ("qwen3_omni_moe", "exact_seconds")],
+)
+def test_a_folder_says_how_many_places_a_second_takes(
+    model_type: str, time: str, is_whole: bool
+) -> None:
     for said, second in (({}, 25.0), ({"position_id_per_seconds": 13}, 13.0)):
         thinker = {"vision_config": {}, "text_config": {}, **said}
-        whole = {"thinker_config": thinker} if model_type == "qwen2_5_omni" else thinker
-        part = part_of({"model_type": model_type, **whole}, "vit")
-        assert part.video() == {"time": "nominal_seconds", "per_second": second}
+        whole = {"model_type": model_type, "thinker_config": thinker}
+        part = {"model_type": f"{model_type}_thinker", **thinker}
+        found = part_of(whole if is_whole else part, "vit")
+        assert found.video() == {"time": time, "per_second": second}
 
 
 def test_an_export_says_it_again() -> None:

@@ -70,9 +70,13 @@ TIMES: dict[str, dict[str, Any]] = {
     "patches": {"time": "patches"},
     "seconds": {"time": "seconds", "per_second": 2.5},
     "nominal_seconds": {"time": "nominal_seconds", "per_second": 25},
+    "exact_seconds": {"time": "exact_seconds", "per_second": 13},
     "text": {"time": "text"},
     "none": {"time": "none"},
 }
+
+
+HELD = {"nominal_seconds", "exact_seconds"}
 
 
 @pytest.mark.parametrize("time", TIMES)
@@ -84,12 +88,14 @@ def test_an_encoder_of_videos_gets_some(time: str) -> None:
     small = shrink(made)
     assert not [finding for finding in check(small) if finding.is_error]
     data, numbers = build_dataset(small), set[int]()
-    later = {"patches": (1, 2), "seconds": (3, 5), "nominal_seconds": (25, 50)}.get(time)
+    later = {
+        "patches": (1, 2), "seconds": (3, 5), "nominal_seconds": (25, 50), "exact_seconds": (13, 26)
+    }.get(time)  # fmt: skip
     for sample in range(20):
         spans = data.describe("train", sample).spans["vision"]
         numbers.add(len(spans))
         assert [each.later for each in spans] == [None, *(later or [None] * 2)][: len(spans)]
-        assert all(each.holds_text == (time == "nominal_seconds") for each in spans)
+        assert all(each.holds_text == (time in HELD) for each in spans)
         for one, other in pairwise(spans):
             assert other.position == one.position + one.rows
             assert (other.height, other.width) == (one.height, one.width)

@@ -154,8 +154,8 @@ def _video_faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str,
             "delete `video`, or write `data: {kind: webdataset, ...}` with shards of your own",
         )
     if video.in_seconds and video.per_second is None:
-        usual = {"seconds": 2, "nominal_seconds": 25}[video.time]
-        key = {2: "tokens_per_second", 25: "position_id_per_seconds"}[usual]
+        usual = {"seconds": 2, "nominal_seconds": 25, "exact_seconds": 13}[video.time]
+        key = "tokens_per_second" if usual == 2 else "position_id_per_seconds"
         yield (
             f"`time: {video.time}` of `{name}` does not say how many places a second takes",
             "language counts time in whole places on the first axis of `mrope`",

@@ -96,11 +96,13 @@ class VideoRecipe:
 
         # In fp32 and in the reference's order, because rounding decides between two positions.
         second, numbers = np.float32(self.videos.per_second or 1), np.arange(groups)
-        if self.videos.time == "nominal_seconds":
+        if self.videos.holds_text:
             times = numbers.astype(np.float32) * np.float32(self.group / self.nominal_fps) * second
         else:
             taken_rate = len(indices) / size.frames * size.rate
             times = numbers.astype(np.float32) * (second * np.float32(self.group / taken_rate))
+        if self.videos.time == "exact_seconds":
+            times = np.rint(times)
         return (None, *times.astype(np.int64).tolist()[1:])
 
 
@@ -125,4 +127,11 @@ def as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
                 "and `fps`, in `data.video`"
             )
     nominal = recipe.nominal_fps if fps is None else fps
+    each = recipe.group * (recipe.videos.per_second or 1)
+    if recipe.videos.time == "exact_seconds" and each % nominal:
+        fits = max((n for n in range(1, int(nominal) + 1) if each % n == 0), default=1)
+        raise ProcessorError(
+            f"at {nominal:g} frames per second a temporal patch takes {each / nominal:g} places of "
+            f"language, which are no whole ones: write `fps: {fits}` in `data.video`"
+        )
     return replace(recipe, sampling=sampling, nominal_fps=nominal)

@@ -167,6 +167,7 @@ _GROUPS = {
 }  # fmt: skip
 _SAMPLED = {"do_sample_frames": True, "fps": FPS}
 _OF_QWEN2 = {"shortest_edge": 128 * 28**2, "longest_edge": 768 * 28**2}
+_OF_QWEN3 = {"shortest_edge": 128 * 32**2, "longest_edge": 768 * 32**2}
 # By name, without `VideoProcessor`.
 _PROCESSORS = {
     "Qwen2VL": _VideoProcessor(
@@ -178,8 +179,8 @@ _PROCESSORS = {
     ),
     "Qwen3VL": _VideoProcessor(
         {
-            **_GROUPS, "size": {"shortest_edge": 128 * 32**2, "longest_edge": 768 * 32**2},
-            "patch_size": 16, "max_video_tokens": 768, **_SAMPLED, **_HALF_NORM,
+            **_GROUPS, "size": _OF_QWEN3, "patch_size": 16, "max_video_tokens": 768,
+            **_SAMPLED, **_HALF_NORM,
         },
         partial(_grouped, over_time=True),
     ),
@@ -199,6 +200,12 @@ _PROCESSORS = {
 # Settings that a processor of all media imposes on its video processor, by its class.
 _IMPOSED: dict[str, dict[str, Any]] = {
     "Qwen2_5Omni": {"size": _OF_QWEN2, "min_pixels": None, "max_pixels": None},
+    "Qwen3OmniMoe": {
+        "size": _OF_QWEN3,
+        "min_pixels": None,
+        "max_pixels": None,
+        "nominal_fps": 1.0,
+    },
 }
 
 
@@ -218,7 +225,8 @@ def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
         said = config | _IMPOSED.get(processor_class(folder), {})
         said = {key: each for key, each in said.items() if each is not None}
         config = {**processor.defaults, **said}
-        return VideoRecipe(*processor.rules(config), videos, **_pixels(config))
+        rest = {"nominal_fps": config.get("nominal_fps", FPS), **_pixels(config)}
+        return VideoRecipe(*processor.rules(config), videos, **rest)
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
 

@@ -113,6 +113,7 @@ class Videos(Strict):
         "patches",
         "seconds",
         "nominal_seconds",
+        "exact_seconds",
         "text",
         "text_after",
         "text_number",
@@ -121,7 +122,8 @@ class Videos(Strict):
         description="Where language gets the time. `patches`: on the first axis of `mrope`, one "
         "place per temporal patch (Qwen2-VL); `seconds`: there, too, by seconds (Qwen2.5-VL); "
         "`nominal_seconds`: there, by seconds of the rate that is asked for, whatever is taken, "
-        "and text goes on after the last of them (Qwen2.5-Omni); "
+        "and text goes on after the last of them (Qwen2.5-Omni); `exact_seconds`: the same at a "
+        "rate that gives whole places (Qwen3-Omni); "
         "`text`: each temporal patch is an image after its time in words (Qwen3-VL); "
         "`text_after`: an image before its time, in whole seconds (GLM-4.1V); `text_number`: "
         "an image after its number (InternVL); `text_clock`: an image after its minute and "
@@ -131,8 +133,9 @@ class Videos(Strict):
     )
     per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="For `time: seconds` and `nominal_seconds`: places on the first axis that a "
-        "second takes, the `tokens_per_second` or `position_id_per_seconds` of a folder.",
+        description="For `time: seconds`, `nominal_seconds` and `exact_seconds`: places on the "
+        "first axis that a second takes, the `tokens_per_second` or `position_id_per_seconds` of a "
+        "folder.",
         examples=[2],
     )
 
@@ -144,7 +147,7 @@ class Videos(Strict):
     @property
     def in_seconds(self) -> bool:
         """Whether an axis of positions counts the time in seconds."""
-        return self.time in ("seconds", "nominal_seconds")
+        return self.time.endswith("seconds")
 
     @property
     def on_axis(self) -> bool:
@@ -154,7 +157,7 @@ class Videos(Strict):
     @property
     def holds_text(self) -> bool:
         """Whether text after a video goes on from its last time, not from a frame's longer side."""
-        return self.time == "nominal_seconds"
+        return self.time in ("nominal_seconds", "exact_seconds")
 
 
 class Tiles(Strict):

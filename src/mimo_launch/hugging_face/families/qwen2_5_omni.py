@@ -124,7 +124,7 @@ def thinker(
     before: str,
     inside: tuple[str, ...],
     families: tuple[Family, Family, Family],
-    videos: Video | None = None,
+    videos: Video,
 ) -> tuple[Nested, ...]:
     """Return the parts of a thinker of these families: audio, vision and text.
 
@@ -156,11 +156,16 @@ def thinker(
 
 
 def thinker_config(
-    before: str, families: tuple[Family, Family, Family], models: Mapping[str, Any], tokens: Tokens
+    before: str,
+    families: tuple[Family, Family, Family],
+    seconds: Video,
+    models: Mapping[str, Any],
+    tokens: Tokens,
 ) -> Config:
     """Return the configuration of a thinker of these families, in which `before` is its type.
 
-    Audio, vision and text; tokens have the settings of Qwen3-Omni.
+    Audio, vision and text; tokens have the settings of Qwen3-Omni. The section of the thinker, not
+    that of vision, has the positions of `seconds`.
     """
     audio, vision, text = families
     words = models["decoder"]
@@ -173,14 +178,12 @@ def thinker_config(
         if (model := models.get(tower.kind)) is not None:
             made[f"{what}_config"] = {**tower.config(model), str(tower.row_width): words.hidden}
             made[f"{token}_token_id"] = tokens[tower.kind]
-    return made
+    return made | (seconds.write(models["vit"]) if "vit" in models else {})
 
 
 def _thinker_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
-    made = thinker_config(_TYPE, _THINKS, models, tokens)
-    made = {key.replace("_token_id", "_token_index"): each for key, each in made.items()}
-    # The section around vision holds the positions per second.
-    return made | (_SECONDS.write(models["vit"]) if "vit" in models else {})
+    made = thinker_config(_TYPE, _THINKS, _SECONDS, models, tokens)
+    return {key.replace("_token_id", "_token_index"): each for key, each in made.items()}
 
 
 def _config_of(models: Mapping[str, Any], tokens: Tokens) -> Config:

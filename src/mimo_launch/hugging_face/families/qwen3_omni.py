@@ -13,7 +13,7 @@ from mimo_launch.hugging_face.families.qwen import EXPERTS
 from mimo_launch.hugging_face.families.qwen2_5_omni import thinker, thinker_config
 from mimo_launch.hugging_face.families.qwen3_vl import VISION_TENSORS, vision_family
 from mimo_launch.hugging_face.families.whisper import QWEN2_AUDIO_ENCODER
-from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.family import Family, Video
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.nested import NestedWhole
 from mimo_launch.hugging_face.refusals import left_out, one_of, refusals, where
@@ -22,6 +22,7 @@ from mimo_launch.hugging_face.tensors import in_layers
 from mimo_launch.hugging_face.wholes import Tokens
 
 _TYPE, _THINKER = "qwen3_omni_moe", "thinker_config"
+_SECONDS = Video("exact_seconds", ("position_id_per_seconds", 25))
 _CHUNK, _WINDOW = ("n_window", 50), ("n_window_infer", 800)
 # transformers counts 13 tokens for a chunk of any length, which is right for these alone.
 _OF_13_TOKENS = (49, 50, 51, 52)
@@ -83,7 +84,7 @@ VISION = replace(
         "projector.deepstack.*.mlp.up": "merger_list.*.mlp.0",
         "projector.deepstack.*.mlp.down": "merger_list.*.mlp.2",
     },
-    # Times of its videos may lie between whole positions.
+    # The settings of the thinker decide it.
     video=None,
     rank=1,
 )
@@ -115,14 +116,14 @@ _THINKS = (AUDIO, VISION, TEXT)
 
 
 def _thinker_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
-    return thinker_config(_TYPE, _THINKS, models, tokens)
+    return thinker_config(_TYPE, _THINKS, _SECONDS, models, tokens)
 
 
 QWEN3_OMNI = NestedWhole(
     model_type=_TYPE,
     architecture="Qwen3OmniMoeForConditionalGeneration",
     published=("Qwen/Qwen3-Omni-30B-A3B-Instruct",),
-    parts=thinker("thinker.", (_THINKER,), _THINKS),
+    parts=thinker("thinker.", (_THINKER,), _THINKS, _SECONDS),
     refusals=refusals(left_out("talker and vocoder")),
     left_out=("talker.", "code2wav."),
     others={"talker": f"talker_config.model_type: {_TYPE}_talker"},
@@ -133,12 +134,13 @@ QWEN3_OMNI = NestedWhole(
     needs=frozenset({"decoder", "talker"}),
     notes="`export` copies the talker, its code predictor and the vocoder from the folder that "
     "`language` came from, with the settings around them; a thinker from elsewhere is written "
-    "alone. Videos are not read, as their times may lie between whole positions.",
+    "alone. Videos are read at rates that give their times whole positions, such as one and two "
+    "frames per second; their sound is not used.",
 )  # fmt: skip
 QWEN3_OMNI_THINKER = NestedWhole(
     model_type=f"{_TYPE}_thinker",
     architecture="Qwen3OmniMoeThinkerForConditionalGeneration",
-    parts=thinker("", (), _THINKS),
+    parts=thinker("", (), _THINKS, _SECONDS),
     refusals=refusals(),
     config_of=_thinker_of,
     needs=frozenset({"decoder", "vit", "aut"}),
