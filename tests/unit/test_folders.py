@@ -81,6 +81,16 @@ def test_a_loaded_model_has_its_projector_beside_its_tower() -> None:
     assert part.module_name("pre_layrnorm.weight") == "model.vision_tower.pre_layrnorm.weight"
 
 
+def test_a_loaded_model_may_have_names_of_its_own() -> None:
+    part = part_of(CONFIGS["Cosmos 3 Omni"], "decoder")
+    name, model = "layers.1.attention.q.weight", model_of(part)
+    place = part.place(name, model)
+    assert place is not None
+    assert part.file_name(place.name) == "layers.1.self_attn.to_q.weight"
+    wanted = "model.language_model.layers.1.self_attn.q_proj.weight"
+    assert part.loaded(name, place, model).name == wanted
+
+
 # Its tower has a norm because of its text, which has no such layers when it is written.
 NOT_WRITTEN = {"Omni that predicts further tokens"}
 

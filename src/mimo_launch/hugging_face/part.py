@@ -157,7 +157,7 @@ class Part:
     def loaded(self, name: str, place: Place, model: Any) -> Place:
         """Return the place of our segment in a loaded model; `place` is that in the files."""
         if self.family.loaded is not None:
-            place = self.family.loaded.place(name, model)
+            return self.family.loaded.place(name, model)
         return replace(place, name=self.module_name(place.name))
 
     def is_ignored(self, name: str, model: Any) -> bool:

@@ -20,13 +20,20 @@ _NAMES = {
 # What generates stands in the same layers.
 _GENERATES = ("*.add_?_proj.*", "*.to_add_out.*", "*.norm_added_?.*", "*moe_gen*")
 _TENSORS = decoders.TENSORS | in_layers(LAYERS, _NAMES)
+_LOADED = Tensors(
+    {
+        ours: theirs.replace("model.", "model.language_model.")
+        for ours, theirs in decoders.TENSORS.table.items()
+        if isinstance(theirs, str)
+    }
+)
 # A part alone of this type has the names of a Qwen3-VL, which `registry` finds later.
 _TEXT = replace(
     QWEN3_VL.text,
     tensors=Tensors(_TENSORS.table, (*_TENSORS.dropped, *map(Dropped, _GENERATES))),
     # Of versions before.
     other_tensors=decoders.TENSORS,
-    loaded=decoders.TENSORS,
+    loaded=_LOADED,
 )
 _VISION = ("blocks.", "merger.", "patch_embed.", "pos_embed.", "deepstack_merger_list.")
 COSMOS3_OMNI = TowerAndDecoder(
