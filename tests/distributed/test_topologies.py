@@ -49,7 +49,7 @@ LIKE_OTHERS = {
     "colocated_pp2_fan_out", "cp2_fan_in", "cp2_fan_out", "cp2_fan_out_sequence_parallel",
     "cp2_sequence_parallel", "disjoint_fan_in_4_1", "disjoint_fan_out_1_3", "disjoint_one_to_one",
     "disjoint_pp2", "frozen_encoder", "gpipe", "hybrid", "pixel_shuffle", "sequence_parallel",
-    "three_stages", "two_encoders",
+    "two_encoders",
 }  # fmt: skip
 
 
