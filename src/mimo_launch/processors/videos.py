@@ -200,12 +200,7 @@ _PROCESSORS = {
 # Settings that a processor of all media imposes on its video processor, by its class.
 _IMPOSED: dict[str, dict[str, Any]] = {
     "Qwen2_5Omni": {"size": _OF_QWEN2, "min_pixels": None, "max_pixels": None},
-    "Qwen3OmniMoe": {
-        "size": _OF_QWEN3,
-        "min_pixels": None,
-        "max_pixels": None,
-        "nominal_fps": 1.0,
-    },
+    "Qwen3OmniMoe": {"size": _OF_QWEN3, "min_pixels": None, "max_pixels": None},
 }
 
 
@@ -225,7 +220,9 @@ def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
         said = config | _IMPOSED.get(processor_class(folder), {})
         said = {key: each for key, each in said.items() if each is not None}
         config = {**processor.defaults, **said}
-        rest = {"nominal_fps": config.get("nominal_fps", FPS), **_pixels(config)}
+        # Whatever it takes, the processor of Qwen3-Omni counts by this rate.
+        nominal = 1.0 if videos.time == "exact_seconds" else FPS
+        rest = {"nominal_fps": nominal, **_pixels(config)}
         return VideoRecipe(*processor.rules(config), videos, **rest)
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
