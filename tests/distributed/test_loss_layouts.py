@@ -73,6 +73,17 @@ def test_a_run_with_a_loss_goes_on_and_is_evaluated() -> None:
     assert failures(training_verdicts(made)) == []
 
 
+@pytest.mark.sweep
+def test_a_run_with_a_loss_of_states_alone_goes_on() -> None:
+    assert failures(training_verdicts(LAYOUTS["cp 2 dp 2, states alone"])) == []
+
+
+@pytest.mark.sweep
+def test_muon_moves_the_weights_of_a_loss() -> None:
+    made = spec({"language": own(tp=2, pp=2)}, microbatches=2, optimizer={"kind": "muon"})
+    assert failures(training_verdicts(made)) == []
+
+
 def test_terms_divided_by_the_tokens_of_a_rank_are_found() -> None:
     made = spec({"language": own(tp=2, dp=2, loss=loss("shared", counts=None))}, mbs=2)
     assert any(each.startswith("language, loss") for each in failures(verdicts(made)))

@@ -1,11 +1,13 @@
 """The losses on the page about losses of one's own train, are proved, and are refused as said."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from tests.docs.test_custom_modules import read, train
 from tests.docs.test_docs import ROOT, blocks, write_files
 from tests.support.proof import failures, verdicts
@@ -59,6 +61,20 @@ def test_the_refusal_on_the_page_is_that_of_a_mean(folder: Path) -> None:
     said = custom_class_fault(read("taught.yaml", "modules.language.loss.kind=my_losses:mean"))
     shown = " ".join(PAGE.read_text(encoding="utf-8").split())
     assert f"error: {said.replace(str(folder), '/home/me')}" in shown
+
+
+@pytest.mark.example
+def test_weights_of_a_loss_are_new_in_a_run_and_left_out_of_an_export(folder: Path) -> None:
+    saving, scored = ("--steps", "2", "--set", "checkpoint={every: 2}"), ("--set", *SETTINGS[2])
+    assert train("taught.yaml", *saving).returncode == 0
+    more = ("--set", "init_from=runs/taught", "--set", "name=more")
+    found = train("taught.yaml", *saving, *scored, *more)
+    assert found.returncode == 0, found.stderr
+    command = [sys.executable, "-m", "mimo_launch", "export", "runs/more", "--to", "made"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    with safe_open(folder / "made" / "model.safetensors", "numpy") as file:
+        assert not [name for name in file.keys() if "loss" in name or "score" in name]  # noqa: SIM118
 
 
 @pytest.mark.example

@@ -34,6 +34,7 @@ from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.kinds.adapters import DOWN, UP
+from mimo_launch.kinds.language import is_of_loss
 from mimo_launch.kinds.packed_weights import packed_weights
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
@@ -214,7 +215,11 @@ class Exporter:
     def _tensors(self, found: Architecture, name: str) -> tuple[list[FileTensor], list[FileTensor]]:
         """Return the tensors of a module, and the tensors of a projector that has its own file."""
         model, part = self.modules.models[name], found.parts[name]
-        segments = dict(self.checkpoint.segments(name))
+        segments = {
+            key: shape
+            for key, shape in self.checkpoint.segments(name).items()
+            if not is_of_loss(f"{name}.{key}")  # No model of transformers has it.
+        }
         updates = self._updates(name, segments)
         places = {key: part.place(key, model) for key in segments}
         # Leave out multi-token prediction that files cannot hold.

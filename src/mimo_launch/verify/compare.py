@@ -30,6 +30,7 @@ from mimo_launch.checkpoint.boxes import resharded_parameters
 from mimo_launch.comm.collectives import all_gather_uneven
 from mimo_launch.layers.parameter_segments import DeclaredParameter, local_tensor
 from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.spec import Spec
 from mimo_launch.train.rank_session import RankSession
 
 
@@ -116,6 +117,17 @@ def compare_tensors(
         )
         for module in modules
     ]
+
+
+def unused_heads(spec: Spec, right: Mapping[str, Tensor]) -> list[str]:
+    """Return the tensors of an output layer that no loss reads.
+
+    A user's loss may read states alone: then the oracle's tensors are zero.
+    """
+    heads = [name for name in right if name.startswith(("language.head.", "language.mtp."))]
+    if spec.language.loss is not None:
+        return [name for name in heads if not right[name].any()]
+    return [] if spec.language.loss_weight > 0 else heads
 
 
 def norm_of(tensors: Iterable[Tensor]) -> float:

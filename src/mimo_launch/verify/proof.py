@@ -36,6 +36,7 @@ from mimo_launch.verify.compare import (
     merge,
     norm_of,
     pieces_of,
+    unused_heads,
 )
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_run import right_run
@@ -216,15 +217,7 @@ def _compare_step(
             for norm in {outcome.norms[module] for outcome in ranks}
         ]
     pieces = [piece for outcome in ranks for piece in outcome.gradients]
-    heads = ("language.head.", "language.mtp.")
-    is_used = spec.language.loss_weight > 0
-    # A user's loss may read states alone.
-    unused = [
-        name
-        for name, gradient in right.gradients.items()
-        if name.startswith(heads)
-        and (not is_used or (spec.language.loss is not None and not gradient.any()))
-    ]
+    unused = unused_heads(spec, right.gradients)
     verdicts += compare_tensors("gradients", spec.modules, pieces, right.gradients, bound, unused)
     pieces = [piece for outcome in ranks for piece in outcome.weights]
     return verdicts + compare_tensors(

@@ -8,7 +8,7 @@ Leaves: the correct run to `oracle_run`, judging to `compare`.
 """
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import hypot, nan
@@ -49,6 +49,7 @@ from mimo_launch.verify.compare import (
     compare_numbers,
     compare_tensors,
     module_pieces,
+    unused_heads,
 )
 from mimo_launch.verify.oracle_run import MADE_IN, SQUARES, RightEvaluation, RightRun
 
@@ -205,8 +206,15 @@ def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[Modu
                 piece.values.sqrt_()
         if want or pieces:
             what, summed = "moments after training", None if key == SQUARES else right.summed[key]
-            verdicts += compare_tensors(what, spec.modules, pieces, want, EXACT, summed=summed)
+            verdicts += compare_tensors(
+                what, spec.modules, pieces, want, EXACT, _unused(spec, want), summed
+            )
     return verdicts
+
+
+def _unused(spec: Spec, right: Mapping[str, Tensor]) -> list[str]:
+    """Return the tensors that only a user's loss may leave without a gradient."""
+    return unused_heads(spec, right) if spec.language.loss is not None else []
 
 
 # The numbers of a step and of an evaluation that are compared.

@@ -40,7 +40,7 @@ from mimo_launch.data.samples.sample_encoder import SampleEncoder
 from mimo_launch.data.samples.text_tokens import loss_mask_among
 from mimo_launch.data.samples.token_columns import TokenColumns
 from mimo_launch.data.sources.file_formats import open_file
-from mimo_launch.data.sources.media_suffixes import target_of
+from mimo_launch.data.sources.media_suffixes import COLUMN, target_of
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import BrokenFile, Member, Part, Recent
 from mimo_launch.spec.spec import CaptionTemplate, Spec, UserData
@@ -195,6 +195,8 @@ def place_of(suffix: str) -> tuple[int, str]:
 
 def _named(suffix: str) -> str:
     """Return a description of unread members of one kind."""
+    if suffix.startswith(COLUMN):
+        return f"column `{suffix.removeprefix(COLUMN).removesuffix('.npy')[:40]}`"
     return f"`.{suffix.rpartition('.')[2][:40]}`"
 
 
