@@ -375,6 +375,19 @@ _QWENS = {
     )
     for kind, (often, step) in _QWEN_OFTEN.items()
 }
+_QWENS["colqwen2"] = replace(
+    _QWENS["qwen2_vl"],
+    tiny=qwen_vl.tiny_for_retrieval,
+    made=partial(qwen_vl.made, kind="qwen2_vl", language={"tied": True}),
+    saved=save,
+    logits_of=qwen_vl.logits_for_retrieval,
+    widen=partial(exact_qwen, "qwen2_vl"),
+    often=("cp2, apart",),
+    steps=steps("sgd"),
+    stays="embedding_proj_layer",
+    sections=(),
+    token=None,
+)
 # With one table for both ends, as folders of older versions are.
 _QWENS |= {
     f"{kind}, tied": replace(

@@ -290,6 +290,21 @@ def tiny(
     return shaken(cls(config), dtype, partial(_start, kind))
 
 
+def tiny_for_retrieval(dtype: torch.dtype = torch.float32) -> Any:
+    """Return a ColQwen2: a model without an output layer, before a map of its own."""
+    transformers = theirs()
+    inner = tiny(tied=True).config
+    config = transformers.ColQwen2Config(vlm_config=inner.to_dict(), embedding_dim=8)
+    return shaken(transformers.ColQwen2ForRetrieval(config), dtype, partial(_start, "qwen2_vl"))
+
+
+def logits_for_retrieval(model: Any, made: Spec) -> Tensor:
+    """Return the logits of a ColQwen2, if its embedding is an output layer."""
+    last = model.vlm(**inputs_of(model, made)).last_hidden_state
+    logits: Tensor = last @ model.vlm.get_input_embeddings().weight.T
+    return logits
+
+
 def _start(kind: str, name: str) -> float:
     """Return 1 for a weight of a norm to which nothing is added."""
     has_offset = kind in KINDS_IN_FP32 and "language_model" in name and "linear_attn" not in name
@@ -339,7 +354,7 @@ def inputs_of(model: Any, made: Spec) -> dict[str, Tensor]:
     return {
         "input_ids": tokens,
         "mm_token_type_ids": (tokens == placeholder_id(made, "vision")).int(),
-        "pixel_values": pixels.to(model.lm_head.weight.dtype),
+        "pixel_values": pixels.to(model.dtype),
         "image_grid_thw": torch.tensor([[1, *_grid(image)] for image in images]),
     }
 
@@ -377,7 +392,8 @@ def axes(
 
 def widen_all(model: Any) -> None:
     """Compute norms, angles and turns in float64: transformers does in float32."""
-    theirs: Any = import_module(type(model.model.visual).__module__)
+    inner = model.vlm if hasattr(model, "vlm") else model.model
+    theirs: Any = import_module(type(inner.visual).__module__)
 
     def places(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         angle = _angles(position_ids, self.config.rope_parameters["rope_theta"], 4)
@@ -389,16 +405,14 @@ def widen_all(model: Any) -> None:
         return q * cos + theirs.rotate_half(q) * sin, k * cos + theirs.rotate_half(k) * sin
 
     widen(model)
-    rotary = model.model.language_model.rotary_emb
+    rotary = inner.language_model.rotary_emb
     if hasattr(rotary, "recomposition_frequencies"):
         rotary.forward = MethodType(axes, rotary)
-    model.model.visual.rotary_pos_emb.forward = MethodType(
-        places, model.model.visual.rotary_pos_emb
-    )
+    inner.visual.rotary_pos_emb.forward = MethodType(places, inner.visual.rotary_pos_emb)
     theirs.apply_rotary_pos_emb_vision = turned
     theirs.get_vision_interpolation_indices_and_weights = _shares
-    if hasattr(model.model.visual, "embeddings"):
-        model.model.visual.embeddings.forward = MethodType(_placed, model.model.visual.embeddings)
+    if hasattr(inner.visual, "embeddings"):
+        inner.visual.embeddings.forward = MethodType(_placed, inner.visual.embeddings)
 
 
 def _shares(grids: Tensor, num_grid_per_side: int, **_: Any) -> tuple[Tensor, Tensor]:
