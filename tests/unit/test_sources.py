@@ -51,6 +51,9 @@ def files_spec(folder: Path, *sources: Any, vision: bool = True, **data: Any) ->
     return spec(modules, data={**given, "template": "chat", "max_rows": 24, **data}, seq=512)
 
 
+LAST = {"kind": "chat", "learn_not": "dög"}
+
+
 def chats(number: int) -> list[Chat]:
     """Conversations with no image, one or two."""
     found = []
@@ -509,6 +512,32 @@ def test_a_plan_without_an_index_looks_at_every_source_and_mixes_them(tmp_path: 
     assert exact is not None
     assert exact.source == "index"
     assert known_order(made, exact).tokens.mean() == pytest.approx(looked, rel=0.05)
+
+
+def test_a_source_has_a_template_of_its_own(tmp_path: Path) -> None:
+    """Captions beside conversations; each sample is what it is in data of its source alone."""
+    said = [json.dumps(each) for each in records(tmp_path, chats(4))]
+    (tmp_path / "chats.jsonl").write_text("\n".join(said))
+    shown = [
+        json.dumps({"image": "seen.png", "text": f"A lamp, {number} times."}) for number in range(3)
+    ]
+    (tmp_path / "seen.png").write_bytes(image_bytes(8, 12))
+    (tmp_path / "shown.jsonl").write_text("\n".join(shown))
+    talk, captions = str(tmp_path / "chats.jsonl"), str(tmp_path / "shown.jsonl")
+    own = {"path": captions, "template": "caption"}
+    found = opened(files_spec(tmp_path, talk, own, {"path": talk, "template": LAST}))
+    alone = [
+        opened(files_spec(tmp_path, path, template=template))
+        for path, template in ((talk, "chat"), (captions, "caption"), (talk, LAST))
+    ]
+    texts = [
+        [each.tobytes() for each in made.text("train", n)]
+        for made in alone
+        for n in range(made.num_samples("train"))
+    ]
+    assert found.num_samples("train") == len(texts) == 4 + 3 + 4
+    assert [[each.tobytes() for each in found.text("train", n)] for n in range(len(texts))] == texts
+    assert len({repr(each) for each in texts}) > 4 + 3
 
 
 def test_held_out_sources_are_sets_by_name(tmp_path: Path) -> None:

@@ -163,7 +163,8 @@ def _video_faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str,
             "model that it starts from",
         )
     without = "none" if kind_of(spec.language.model).text.mrope is None else "patches"
-    caption = isinstance(spec.data, UserData) and isinstance(spec.data.template, CaptionTemplate)
+    templates = spec.data.templates if isinstance(spec.data, UserData) else ()
+    caption = any(isinstance(each, CaptionTemplate) for each in templates)
     if video.in_text and caption:
         yield (
             f"`{name}` has the time of videos in the text, but captions have no place for it",
@@ -191,7 +192,9 @@ def _video_faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str,
 def _line_break(spec: Spec) -> tuple[str, str] | None:
     """Return the folder of the tokenizer and its token between lines of images, if it has one."""
     data = spec.data
-    if not isinstance(data, UserData) or not isinstance(data.template, ChatTemplate):
+    if not isinstance(data, UserData):
+        return None
+    if not any(isinstance(each, ChatTemplate) for each in data.templates):
         return None
     with suppress(TokenizerError):  # Another check reports it.
         if (text := line_break(Path(data.tokenizer))) is not None:

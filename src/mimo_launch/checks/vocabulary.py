@@ -56,7 +56,7 @@ def tokenizer_is_usable(spec: Spec, data: UserData) -> Findings:
     try:
         num_tokens(folder)
         why = ""
-        if isinstance(data.template, ChatTemplate) and DEFAULT not in chat_sources(folder):
+        if _has_chats(data) and DEFAULT not in chat_sources(folder):
             why = "it has no chat template, and `template: chat` needs one"
     except TokenizerError as error:
         why = str(error)
@@ -71,23 +71,27 @@ def tokenizer_is_usable(spec: Spec, data: UserData) -> Findings:
         )
 
 
+def _has_chats(data: UserData) -> bool:
+    return any(isinstance(each, ChatTemplate) for each in data.templates)
+
+
 def template_shows_media(spec: Spec, data: UserData) -> Findings:
     """The chat template says where images and clips go, if no `placeholder` does."""
-    if not isinstance(data.template, ChatTemplate):
+    if not _has_chats(data):
         return
     if all(spec.modules[name].placeholder is not None for name in spec.sources_of(LANGUAGE)):
         return
     # Imported here: they need the package of tokenizers, which other specs do not.
     from mimo_launch.data.samples.media_rows import ShardInputs
     from mimo_launch.data.samples.media_text import MarkerUnclear
-    from mimo_launch.data.samples.sample_encoder import SampleEncoder
+    from mimo_launch.data.samples.sample_encoder import SampleEncoders
     from mimo_launch.data.samples.template_program import TemplateRefused
 
     path: tuple[str | int, ...] = ("data", "template")
     help_ = "name the folder of another chat model in `tokenizer`"
     related = Related(("data", "tokenizer"), "its template")
     try:
-        SampleEncoder(spec, data, ShardInputs(spec, data))
+        SampleEncoders(spec, data, ShardInputs(spec, data))
         return
     except MarkerUnclear as error:
         why, path = str(error), ("modules", error.module)

@@ -26,7 +26,6 @@ from mimo_launch.data.index.open_index import Say, open_index
 from mimo_launch.data.index.open_split import NotTrainable, OpenSplit
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import Marker, marker_of
-from mimo_launch.data.samples.records import read_record
 from mimo_launch.data.samples.text_tokens import loss_mask_among
 from mimo_launch.data.samples.token_columns import at_labels
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
@@ -50,9 +49,9 @@ class ShardSamples(Dataset):
         """
         indexer = SampleIndexer(spec, data)
         self._data, self._seq = data, spec.batch.seq
-        self._sample_encoder, self._inputs = indexer.sample_encoder, indexer.inputs
+        self._sample_encoders, self._inputs = indexer.sample_encoders, indexer.inputs
         self._columns = indexer.columns
-        self.notes = indexer.sample_encoder.notes
+        self.notes = indexer.sample_encoders.notes
         self._placeholders = {name: placeholder_id(spec, name) for name in self._inputs.in_text}
         wanted: tuple[Split, ...] = ("train",) if spec.eval is None else ("train", "heldout")
         self.splits: dict[Split, OpenSplit] = {}
@@ -168,12 +167,12 @@ class ShardSamples(Dataset):
 
     def words(self, tokens: Sequence[int]) -> str:
         """Return tokens as text."""
-        return self._sample_encoder.decode(tokens)
+        return self._sample_encoders.usual.decode(tokens)
 
     @property
     def answer_ends(self) -> frozenset[int]:
         """The special tokens."""
-        return self._sample_encoder.ends
+        return self._sample_encoders.usual.ends
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return the tokens of the first answer, which end before a special one."""
@@ -184,10 +183,9 @@ class ShardSamples(Dataset):
 
     def _text(self, found: OpenSplit, row: int) -> tuple[Int64s, Int64s]:
         members = found.members(row)
-        record = read_record(
-            self._data,
-            lambda suffix: found.read(row, members, suffix) if suffix in members else None,
-            videos=self._inputs.reads_videos,
+        encoder = self._sample_encoders.of(found.shard_of(row).template)
+        record = encoder.read(
+            lambda suffix: found.read(row, members, suffix) if suffix in members else None
         )
         counts = {marker: len(each) for marker, each in _by_marker(members).items()}
         told: dict[Marker, list[list[int]]] = {}
@@ -195,7 +193,7 @@ class ShardSamples(Dataset):
             # Videos come after the images.
             here = slice(counts["image"]) if marker == "image" else slice(counts["image"], None)
             told[marker] = found.told(row, module)[here]
-        encoded = self._sample_encoder.encode(record, counts, told=told)
+        encoded = encoder.encode(record, counts, told=told)
         spans = [(each.module, each.span) for each in found.placed(row)]
         is_row = self._inputs.rows_among(len(encoded.tokens), spans)
         if len(is_row) != (expected := found.index.columns["tokens"][row]):

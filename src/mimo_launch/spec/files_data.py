@@ -5,12 +5,13 @@ Relies on: `user_data` for the keys of every kind of users' files.
 Leaves: what fits together to `checks`, formats and orders to the room `data`.
 """
 
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from mimo_launch.spec.base import ClassPath, Count, LocalPath, Strict
-from mimo_launch.spec.user_data import Paths, SetName, UserData, patterns_of
+from mimo_launch.spec.user_data import Paths, SetName, Template, UserData, patterns_of, unlike
 
 Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
@@ -70,6 +71,11 @@ class Source(Strict):
     )
     epochs: Count = Field(
         1, description="Without weights: how often the source counts in an epoch of all sources."
+    )
+    template: Template | None = Field(
+        None,
+        description="How a record of this source becomes text; default: the `template` of `data`.",
+        examples=["caption"],
     )
 
     @property
@@ -146,6 +152,13 @@ class FilesData(UserData):
     def heldout_names(self) -> tuple[str, ...]:
         """The names of the sets of held-out samples."""
         return tuple(self.heldout_sets)
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """The different templates of records, first that of sources without one of their own."""
+        every = (*self.sources, *chain.from_iterable(self.heldout_sets.values()))
+        own = [each.template for each in every if each.template is not None]
+        return unlike((self.template, *own))
 
 
 class CustomData(UserData):

@@ -6,6 +6,7 @@ Leaves: generated data to `data`, what fits together to `checks`, samples to the
 """
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -98,6 +99,11 @@ Template = Annotated[
         json_schema_input_type=CaptionTemplate | ChatTemplate | Literal["caption", "chat"],
     ),
 ]
+
+
+def unlike(templates: Iterable[Template]) -> tuple[Template, ...]:
+    """Return templates, each once, in order."""
+    return tuple({each.model_dump_json(): each for each in templates}.values())
 
 
 Rate = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
@@ -229,6 +235,11 @@ class UserData(Samples):
     decode_threads: Count = Field(
         4, description="Threads of each rank that decode the images and clips of a step."
     )
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """The different templates of records, first that of sources without one of their own."""
+        return (self.template,)
 
     @property
     def heldout_names(self) -> tuple[str, ...]:

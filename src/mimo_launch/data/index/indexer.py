@@ -35,15 +35,16 @@ from mimo_launch.data.samples.decode_media import (
 from mimo_launch.data.samples.decode_video import video_size
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.member_readers import MediumSize, ShownVideo
-from mimo_launch.data.samples.records import TEXT_SUFFIXES, read_record
-from mimo_launch.data.samples.sample_encoder import SampleEncoder
+from mimo_launch.data.samples.records import TEXT_SUFFIXES
+from mimo_launch.data.samples.sample_encoder import SampleEncoders
 from mimo_launch.data.samples.text_tokens import loss_mask_among
 from mimo_launch.data.samples.token_columns import TokenColumns
 from mimo_launch.data.sources.file_formats import open_file
 from mimo_launch.data.sources.media_suffixes import COLUMN, target_of
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import BrokenFile, Member, Part, Recent
-from mimo_launch.spec.spec import CaptionTemplate, Spec, UserData
+from mimo_launch.spec.spec import Spec, UserData
+from mimo_launch.spec.user_data import Template
 
 # The size of an image is in its first bytes, unless a thumbnail or a profile comes before it.
 _HEADS = (4096, 1 << 17)
@@ -59,17 +60,21 @@ class SampleIndexer:
         """Load the tokenizer. Raises: TokenizerError, TemplateRefused, ProcessorError."""
         self.spec, self.data = spec, data
         self.inputs = ShardInputs(spec, data)
-        self.sample_encoder = SampleEncoder(spec, data, self.inputs)
+        self.sample_encoders = SampleEncoders(spec, data, self.inputs)
         self.columns = TokenColumns(spec)
-        template = data.template
-        self.reads_txt = isinstance(template, CaptionTemplate) and template.text is None
 
-    def look(self, suffixes: list[str], read: Callable[[str, int | None], bytes]) -> IndexedSample:
+    def look(
+        self,
+        suffixes: list[str],
+        read: Callable[[str, int | None], bytes],
+        template: Template | None = None,
+    ) -> IndexedSample:
         """Return the index entry of a sample.
 
         Args:
             suffixes: Suffixes of its members.
             read: Returns the bytes of a member, or the requested number of its first bytes.
+            template: That of its source, None if that of the data counts.
 
         Raises:
             BadSample: It cannot be trained on.
@@ -83,14 +88,11 @@ class SampleIndexer:
                 unread.append(suffix)
             else:
                 members[marker].append(suffix)
-        if "json" not in suffixes and not (self.reads_txt and "txt" in suffixes):
+        encoder = self.sample_encoders.of(template)
+        if "json" not in suffixes and not (encoder.reads_txt and "txt" in suffixes):
             unread += [each for each in TEXT_SUFFIXES if each in suffixes]
-            raise BadSample(f"it has no .json{' or .txt' * self.reads_txt}{_ignored(unread)}")
-        record = read_record(
-            self.data,
-            lambda suffix: read(suffix, None) if suffix in suffixes else None,
-            videos=self.inputs.reads_videos,
-        )
+            raise BadSample(f"it has no .json{' or .txt' * encoder.reads_txt}{_ignored(unread)}")
+        record = encoder.read(lambda suffix: read(suffix, None) if suffix in suffixes else None)
         counts = {marker: len(found) for marker, found in members.items()}
         videos = [self._video(suffix, partial(read, suffix)) for suffix in members["video"]]
         told: dict[Marker, list[Sequence[int]]] = {"video": [video.told for video in videos]}
@@ -98,7 +100,7 @@ class SampleIndexer:
         if self.inputs.cuts_images:
             sizes = {each: self._size(each, partial(read, each)) for each in members["image"]}
             told["image"] = [self.inputs.pieces(size) for size in sizes.values()]
-        encoded = self.sample_encoder.encode(record, counts, unread, told)
+        encoded = encoder.encode(record, counts, unread, told)
         num_text = len(encoded.tokens)
         sizes |= {
             suffix: self._size(suffix, partial(read, suffix))
@@ -220,7 +222,8 @@ def read_part(
                 bad.append(Bad(name, member.key, member.fault))
                 continue
             try:
-                seen = indexer.look(list(member.places), partial(file.read, member.places))
+                read = partial(file.read, member.places)
+                seen = indexer.look(list(member.places), read, shard.template)
             except BadSample as error:
                 bad.append(Bad(name, member.key, str(error)))
             except (OSError, EOFError, ValueError) as error:

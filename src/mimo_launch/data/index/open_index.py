@@ -135,6 +135,7 @@ def _identity(
     media = [[str(folder) for folder in each.media] for each in shards]
     customs = [each.custom and [each.custom.kind, each.custom.options] for each in shards]
     columns = TokenColumns(spec).asked
+    templates = [each.template and each.template.model_dump(mode="json") for each in shards]
     identity = {
         "names": [str(each.path.absolute()) for each in shards],
         "settings": {
@@ -148,6 +149,7 @@ def _identity(
             "max_image_pixels": data.max_image_pixels,
             "max_characters": data.max_characters,
             **({"media": media} if any(media) else {}),
+            **({"templates": templates} if any(templates) else {}),
             **({"custom": customs} if any(customs) else {}),
             **({"columns": columns} if columns else {}),
         },

@@ -25,6 +25,7 @@ from mimo_launch.data.samples.records import TEXT_SUFFIXES
 from mimo_launch.data.sources.file_formats import in_set, open_file, split_files
 from mimo_launch.data.sources.media_suffixes import COLUMN
 from mimo_launch.data.sources.remote_files import RemotePath
+from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import MemberPlace, OpenFiles, Places
 from mimo_launch.data.sources.tables import copied_bytes
 from mimo_launch.kinds.registry import kind_of
@@ -380,6 +381,10 @@ class OpenSplit:
             suffixes = places.keys() if row in whole else (*TEXT_SUFFIXES, *texts_of)
             wanted.append((int(self.index.columns["shard"][row]), places, tuple(suffixes)))
         self._reader.fetch(wanted)
+
+    def shard_of(self, row: int) -> NamedShard:
+        """Return the file that holds a row of the index."""
+        return self._shards[int(self.index.columns["shard"][row])]
 
     def read(self, row: int, places: Places, suffix: str) -> bytes:
         """Return the bytes of a member of a sample. Raises: OSError, EOFError, ValueError."""

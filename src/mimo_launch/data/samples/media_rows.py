@@ -72,8 +72,13 @@ class ShardInputs:
         self._cutter = next((each for each in images if isinstance(each, CutReader)), None)
         self.in_text = {name: self._media(name) for name in spec.sources_of(LANGUAGE)}
         folder = Path(data.tokenizer)
-        chats = isinstance(data.template, ChatTemplate)
-        text = line_break(folder) if chats else None
+        chats = [isinstance(each, ChatTemplate) for each in data.templates]
+        text = line_break(folder) if any(chats) else None
+        if text is not None and not all(chats):
+            raise TokenizerError(
+                f"the processor in {folder} writes {text} between the lines of an image in "
+                "conversations, but not in captions: write one kind of `template` for all sources"
+            )
         self.line_break = None if text is None else token_id(folder, text)
         if self.reads_videos and self.line_break is not None:
             raise TokenizerError(

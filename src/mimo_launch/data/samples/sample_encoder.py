@@ -9,7 +9,7 @@ Leaves: the token that marks an image or a clip to `media_text`, rows to `media_
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -22,13 +22,14 @@ from mimo_launch.data.samples.decode_media import Marker, Medium
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.media_text import find_markers, tile_text, with_parts
 from mimo_launch.data.samples.messages import Message, MessagePart
-from mimo_launch.data.samples.records import Record
+from mimo_launch.data.samples.records import Record, read_record
 from mimo_launch.data.samples.template_program import Spans, TemplateRefused, TooMuch, bounds
 from mimo_launch.data.samples.text_tokens import EncodedSample, TextTokens
 from mimo_launch.processors.image_texts import image_text
 from mimo_launch.processors.tokenizer import DEFAULT, chat_sources, special_texts
 from mimo_launch.processors.video_words import words_of
 from mimo_launch.spec.spec import CaptionTemplate, ChatTemplate, Spec, UserData
+from mimo_launch.spec.user_data import Template
 
 # For media in several places, the numbers from which their text is written.
 Told = Mapping[Marker, Sequence[Sequence[int]]]
@@ -58,7 +59,8 @@ class SampleEncoder:
         folder = Path(data.tokenizer)
         specials = special_texts(folder)
         self._tokens = TextTokens(folder, specials.get("eos_token", ""), data.max_characters)
-        self._template = data.template
+        self._data, self._template = data, data.template
+        self._reads_videos = inputs.reads_videos
         around = image_text(folder)
         says = inputs.says_time
         self._learn: tuple[re.Pattern[str] | None, re.Pattern[str] | None] = (None, None)
@@ -93,6 +95,15 @@ class SampleEncoder:
         shown = [data.image_marker, data.audio_marker]
         shown += [data.video_marker] * inputs.reads_videos
         self._tokens.expect(self._markers, [*shown, *media])
+
+    @property
+    def reads_txt(self) -> bool:
+        """Whether a `.txt` may hold the text of a record."""
+        return isinstance(self._template, CaptionTemplate) and self._template.text is None
+
+    def read(self, member: Callable[[str], bytes | None]) -> Record:
+        """Return the text of a record; see `read_record`."""
+        return read_record(self._data, member, videos=self._reads_videos)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -294,6 +305,32 @@ class SampleEncoder:
             named = ("the chat template", "`learn_only`", "`learn_not`")
             used = [name for name, has in zip(named, (True, *self._learn), strict=True) if has]
             raise BadSample(f"{' with '.join(used)} {error}") from error
+
+
+class SampleEncoders:
+    """The encoders of all templates of the data."""
+
+    def __init__(self, spec: Spec, data: UserData, inputs: ShardInputs) -> None:
+        """Load the tokenizer. Raises: TokenizerError, TemplateRefused."""
+        self._by_template = {
+            each.model_dump_json(): SampleEncoder(spec, data.replace(template=each), inputs)
+            for each in data.templates
+        }
+
+    @property
+    def usual(self) -> SampleEncoder:
+        """The encoder of records whose source has no template of its own."""
+        return next(iter(self._by_template.values()))
+
+    def of(self, template: Template | None) -> SampleEncoder:
+        """Return the encoder of a template."""
+        return self.usual if template is None else self._by_template[template.model_dump_json()]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of all encoders, each once."""
+        every = (note for each in self._by_template.values() for note in each.notes)
+        return tuple(dict.fromkeys(every))
 
 
 def _matches(regex: re.Pattern[str], text: str, span: tuple[int, int]) -> Iterator[tuple[int, int]]:

@@ -87,7 +87,8 @@ def source_files(
     if source.kind is not None:
         custom = CustomSource(source.kind, source.options, runs)
         path, times = file_of(source.kind), source.epochs
-        return [NamedShard(path, times, media=media, source=number, is_tar=False, custom=custom)]
+        found = NamedShard(path, times, media=media, source=number, is_tar=False, custom=custom)
+        return [replace(found, template=source.template)]
     return [
         replace(
             each,
@@ -96,6 +97,7 @@ def source_files(
             media=media,
             source=number,
             is_tar=False,
+            template=source.template,
         )
         for each in named_shards(source.paths, fetching)
         for path in _files(each.path)

@@ -19,6 +19,7 @@ from typing import Any
 
 from mimo_launch.data.sources.fetching import Fetching, is_address
 from mimo_launch.data.sources.remote_files import DataPath, RemotePath, remote_names
+from mimo_launch.spec.user_data import Template
 
 # The longest file name (Linux: NAME_MAX).
 MAX_DIGITS = 255
@@ -127,7 +128,8 @@ class NamedShard:
 
     `media` are the folders that its records may name files in, `source` is the number of its source
     in the spec, and `is_tar` says that the spec asks for a tar file, whatever it is. `kept` are the
-    folders in which copies of its rows may be kept, none if none are made. `custom` is a user's
+    folders in which copies of its rows may be kept, none if none are made. `template` is that of
+    its source, None if that of the data counts. `custom` is a user's
     class in place of a file; then `path` is the file that defines it.
     """
 
@@ -138,6 +140,7 @@ class NamedShard:
     source: int = 0
     is_tar: bool = True
     kept: tuple[Path, ...] = ()
+    template: Template | None = None
     custom: CustomSource | None = None
 
 
