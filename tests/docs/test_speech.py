@@ -8,8 +8,13 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
+import soundfile
+import torch
 from tests.docs.test_docs import ROOT, write_files
 from tests.docs.test_worked_example import MARK, run
+from tests.support.hugging_face import save
+from tests.support.qwen_omni import tiny
 
 WORDS = {"zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"}
 SHORT = f"""
@@ -45,3 +50,23 @@ def test_digits_are_heard_said_and_judged_in_short(tmp_path: Path) -> None:
     assert re.fullmatch(r"heard \d+\.\d%, said back \d+\.\d% of 4\n", scored)
     # The judge knows the voice of the codec.
     assert json.loads(known) == list(range(10))
+
+
+@pytest.mark.example
+def test_the_vocoder_of_a_folder_makes_sound_of_codes(tmp_path: Path) -> None:
+    write_files(ROOT / "docs" / "speech.md", tmp_path)
+    model, said = tiny(), tmp_path / "said"
+    save(model, tmp_path / "omni")
+    voice = {"cond": torch.randn(1, 8), "ref_mel": torch.randn(1, 30, 8)}
+    torch.save({"Chelsie": voice}, tmp_path / "omni" / "spk_dict.pt")
+    said.mkdir()
+    lengths = []
+    for frames in (9, 14):
+        np.save(said / f"{frames}.npy", np.zeros((1, frames), np.int64))
+    run(f"set -e\necho '{MARK}0'\npython waves.py omni said Chelsie", tmp_path)
+    for frames in (9, 14):
+        wave, rate = soundfile.read(said / f"{frames}.wav")
+        assert rate == 24_000
+        lengths.append(len(wave) / frames)
+    # As many samples for each frame.
+    assert lengths[0] == lengths[1] > 100

@@ -41,10 +41,10 @@ _VOCODER = {
     "dit_config": {
         "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ff_mult": 1,
         "emb_dim": 8, "head_dim": 8, "num_embeds": 40, "mel_dim": 8, "enc_emb_dim": 8, "enc_dim": 8,
-        "enc_channels": [8] * 5, "enc_attention_channels": 4, "enc_res2net_scale": 2,
+        "enc_channels": [8, 8, 8, 8, 24], "enc_attention_channels": 4, "enc_res2net_scale": 2,
         "enc_se_channels": 4,
     },
-    "bigvgan_config": {"mel_dim": 8, "upsample_initial_channel": 32},
+    "bigvgan_config": {"mel_dim": 8, "upsample_initial_channel": 64},
 }  # fmt: skip
 LANGUAGE = {
     "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "head_dim": None, "mlp": 48,
@@ -85,7 +85,6 @@ def tiny(
             talker_config=_SPEECH,
             token2wav_config=_VOCODER,
         )  # fmt: skip
-        # Some tensors of so small a vocoder are empty.
         made = Qwen2_5OmniForConditionalGeneration(config)
     return shaken(made, dtype, lambda name: float("norm" in name))
 
