@@ -59,7 +59,7 @@ class Norm(ShapedLayer[NormShape]):
     def forward(self, x: Tensor) -> Tensor:
         """Return x normalised over its last dimension."""
         fused, eps, offset = self.context.fused, self.shape.eps, self.shape.offset
-        if self.shape.kind == "layer":
+        if self.shape.kind != "rms":
             return fused(layer_norm, x, self.weight, self.bias, eps)
         if self._has_kernel(x):
             return F.rms_norm(x, self.weight.shape, self.weight, eps)
@@ -68,7 +68,7 @@ class Norm(ShapedLayer[NormShape]):
     def after(self, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
         """Return x plus `change`, and the norm of the sum."""
         fused, eps, offset = self.context.fused, self.shape.eps, self.shape.offset
-        if self.shape.kind == "layer":
+        if self.shape.kind != "rms":
             return fused(add_layer_norm, x, change, self.weight, self.bias, eps)
         if self._has_kernel(x) and x.numel() <= MOST_TO_ADD_ALONE:
             total = x + change
