@@ -21,7 +21,7 @@ from tests.support.planted_latent import EXPERTS as LATENT_EXPERTS
 from tests.support.planted_latent import MLA, latent
 from tests.support.planted_nope import MODEL as NOPE_MODEL
 from tests.support.planted_nope import unturned
-from tests.support.planted_norms import beside, normed_after
+from tests.support.planted_norms import beside, normed_after, of_unit_heads
 from tests.support.planted_sinks import EXPERTS, sunk
 from tests.support.planted_sliding import sliding
 from tests.support.proof import failures, verdicts
@@ -214,6 +214,13 @@ BESIDE: Layouts = {
     "further tokens, tp 2": {"tp": 2, "model": {"mtp": {"depth": 1}}},
     "one after the other, pp 2": {"pp": 2, "model": {"norm": "layer", "parallel": False}},
 }  # fmt: skip
+UNIT: Layouts = {
+    **BEHIND_VISION,
+    "experts over ep, dp 2": {"dp": 2, "experts": {"ep": 2}},
+    "experts split, tp 2, sequence parallel": {
+        "tp": 2, "sequence_parallel": True, "experts": {"tp": 2}, "recompute": ["mlp"],
+    },
+}  # fmt: skip
 VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
     "caps": (capped, CAPS, {DOCUMENTS}, None),
     # Scores of so few queries at once that every chunk of a sequence has several blocks.
@@ -264,6 +271,12 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
         beside,
         BESIDE,
         {DOCUMENTS, "biases of norms, after layers too, tp 4"},
+        None,
+    ),
+    "heads of one length": (
+        of_unit_heads,
+        UNIT,
+        {DOCUMENTS, "experts over ep, dp 2"},
         None,
     ),
     "growing queries": (grown, GROWTH, {DOCUMENTS, "windows with their own base"}, None),

@@ -127,6 +127,7 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
         found |= {"norms on both sides"} if model.post_norms and model.pre_norms else set()
         found |= set() if model.pre_norms else {"norms after layers alone"}
         found |= {"norms of all heads together"} if model.wide_qk_norm else set()
+        found |= {"heads of one length"} if model.l2_qk_norm else set()
         found |= {"layers in parallel"} if model.parallel else set()
         found |= {f"{model.norm} norms in language"} if model.norm != "rms" else set()
         found |= {"factors on layers"} if model.residual_scale else set()

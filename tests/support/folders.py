@@ -264,6 +264,7 @@ FORMS: dict[str, Config] = {
         for kind in (
             "gemma2", "glm4", "ministral3", "smollm3", "gpt_oss", "radio", "dinov3_vit",
             "clip_vision_model", "siglip_vision_model", "cohere", "cohere2", "stablelm",
+            "llama4_text",
             "cohere_compass_text",
         )
     },
@@ -501,6 +502,13 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "logit_scale": 0.0625, "norm": "layer_without_bias", "tied": True,
         },
     },
+    "llama4_text, bare": {
+        "decoder": {
+            "nope.layers": tuple(range(3, 48, 4)), "sliding_window.chunked": True,
+            "nope.query_scaling": {"beta": 0.1, "length": 8192, "first_position": 1},
+            "moe.top_k": 1, "moe.shared": 8192, "mlp": 16384, "l2_qk_norm": True,
+        },
+    },
     "stablelm, bare": {"decoder": {"rotary_factor": 0.25, "norm": "layer", "head_dim": 80}},
     "GLM-4.1V of version 5": {
         "vit": {
@@ -685,6 +693,9 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("cohere_compass_text, bare", "decoder", ""): [
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
          "rope_type: yarn of full_attention"),
+    ],
+    ("llama4_text, bare", "decoder", ""): [
+        {"moe_layers": [0, 2]}, _layers("sliding_attention", 47), {"hidden_act": "gelu"},
     ],
     ("stablelm, bare", "decoder", ""): [{"qk_layernorm": True}, {"hidden_dropout": 0.1}],
     ("Ministral 3, text", "decoder", ""): [

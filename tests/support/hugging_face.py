@@ -375,6 +375,29 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         _GRANITE[0] | {"mlp": None, "moe": _FEW | {"shared": 20}},
         _GRANITE[1] | _FEW_THEIRS | {"shared_intermediate_size": 20},
     ),
+    # The first layer has chunks and an MLP, the second one neither chunks nor positions.
+    "llama4_text": (
+        {
+            "norm_eps": 1e-3, "head_dim": 12, "rope_theta": 500.0, "rotary_interleaved": True,
+            "l2_qk_norm": True, "mlp": 40,
+            "sliding_window": {"size": 5, "full": [1], "chunked": True},
+            "nope": {
+                "layers": [1],
+                "query_scaling": {"beta": 0.5, "length": 3, "first_position": 1},
+            },
+            "moe": {
+                "experts": 4, "top_k": 2, "width": 20, "shared": 20, "every": 2,
+                "score": "sigmoid", "normalize": False, "scale_inputs": True, "aux_loss": 0.0,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 12, "intermediate_size": 20,
+            "intermediate_size_mlp": 40, "num_local_experts": 4, "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 2, "no_rope_layers": [1, 0], "attention_chunk_size": 5,
+            "floor_scale": 3, "attn_scale": 0.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     "qwen3_moe": (
         {
             "norm_eps": 1e-2, "qk_norm": True, "head_dim": 12,
@@ -710,6 +733,23 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     return shaken(made, dtype, lambda name: float("norm" in name))
 
 
+def tiny_llama4(dtype: torch.dtype = torch.float32) -> Any:
+    """Return a Llama 4 with its tower; no weight is a constant."""
+    transformers = theirs()
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "patch_size": 2,
+        "num_attention_heads": 2, "image_size": 4, "projector_input_dim": 16,
+        "projector_output_dim": 16, "vision_output_dim": 16,
+    }  # fmt: skip
+    config = transformers.Llama4Config(
+        text_config=SIZES | MOE_KINDS["llama4_text"][1], vision_config=vision
+    )
+    made = transformers.Llama4ForConditionalGeneration(config)
+    # Complex numbers, which no other type holds; nothing calls the tower.
+    del made.vision_model.rotary_embedding.freqs_ci
+    return shaken(made, dtype)
+
+
 def head_size(config: Any) -> int:
     """Return the size of a head, which some configurations leave out."""
     found: int = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
@@ -730,9 +770,7 @@ def widen(model: nn.Module) -> None:
         x = x - x.mean(-1, keepdim=True)
         return norm(self, x)
 
-    def angles(
-        self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def angles(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         rope = self.config.rope_parameters
         rope = rope if layer_type is None else rope[layer_type]
         size = 2 * len(self.inv_freq) if layer_type is None else head_size(self.config)
@@ -740,6 +778,8 @@ def widen(model: nn.Module) -> None:
         scaling = None if known["rope_type"] in ("default", "dynamic") else RopeScaling(**known)
         turns = torch.tensor(frequencies(size, rope["rope_theta"], scaling), dtype=torch.float64)
         turn = position_ids[..., None] * turns
+        if "Llama4" in type(self).__name__:
+            return torch.polar(torch.ones_like(turn), turn)
         if "CohereCompass" in type(self).__name__:
             # Text is at the same place on all three axes.
             turn = turn[0].repeat(1, 1, 2)
@@ -772,7 +812,7 @@ def widen(model: nn.Module) -> None:
             "Qwen3NextRMSNorm",
         ):
             module.forward = MethodType(offset, module)  # type: ignore[method-assign]
-        elif type(module).__name__.endswith("RMSNorm"):
+        elif type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
             module.forward = MethodType(norm, module)  # type: ignore[method-assign]
         elif type(module).__name__.startswith("Cohere") and hasattr(module, "variance_epsilon"):
             module.forward = MethodType(centred, module)  # type: ignore[method-assign]

@@ -1,12 +1,15 @@
 """Known ways to get norms of all heads together, and factors, wrong; `planted` lists them."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.support.specs import behind_vision
 
+from mimo_launch.kinds.decoder import DecoderKind
 from mimo_launch.kinds.weights import Weight
 from mimo_launch.layers import attention, norms
 from mimo_launch.layers.norms import WideNorm
+from mimo_launch.models import mlp
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.models.transformer_block import Block
 from mimo_launch.spec.spec import Spec
@@ -23,6 +26,21 @@ BESIDE: dict[str, Any] = {
     "layers": 3, "heads": 4, "kv_heads": 2, "rotary_interleaved": True, "parallel": True,
     "norm": "layer_without_bias", "logit_scale": 0.25,
 }  # fmt: skip
+
+# Norms of heads as in Llama 4.
+UNIT: dict[str, Any] = {
+    "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 12, "rope_theta": 200.0,
+    "rotary_interleaved": True, "l2_qk_norm": True, "nope": {"layers": [1, 3]},
+    "moe": {
+        "experts": 4, "top_k": 2, "width": 32, "every": 2, "score": "sigmoid", "normalize": False,
+        "scale_inputs": True, "shared": 32,
+    },
+}  # fmt: skip
+
+
+def of_unit_heads(data: dict[str, Any] | None = None, **language: Any) -> Spec:
+    """Language with such norms, and with experts of scaled inputs, after vision."""
+    return behind_vision(UNIT, data, **language)
 
 
 def normed_after(data: dict[str, Any] | None = None, **language: Any) -> Spec:
@@ -100,7 +118,28 @@ def means_kept() -> None:
     norms.layer_norm = lambda x, weight, bias, eps: norms.rms_norm(x, weight, eps)
 
 
+def still_heads_normed() -> None:
+    """Layers without rotary positions have such norms as well."""
+    DecoderKind._normed_by_l2 = lambda self, number: self.model.l2_qk_norm  # type: ignore
+
+
+def answers_scaled() -> None:
+    """Scores multiply the answers of experts, as elsewhere."""
+    correct = mlp.MoeMlp._answers
+
+    def plain(self: Any, *given: Any) -> Any:
+        shape = self.shape
+        self.shape = replace(shape, moe=shape.moe.model_copy(update={"scale_inputs": False}))
+        found = correct(self, *given)
+        self.shape = shape
+        return found
+
+    mlp.MoeMlp._answers = plain  # type: ignore[method-assign]
+
+
 NORM_BUGS = {
+    "still heads normed": (still_heads_normed, of_unit_heads(tp=2)),
+    "answers scaled": (answers_scaled, of_unit_heads(dp=2, experts={"ep": 2})),
     "MLP after attention": (mlp_after_attention, beside(tp=2)),
     "means kept": (means_kept, beside(pp=2)),
     "norms of heads exchanged": (

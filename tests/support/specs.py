@@ -613,7 +613,8 @@ def _as_deepseek(draw: st.DrawFn, heads: int) -> dict[str, Any]:
         "interleaved": draw(st.booleans()),
     }
     off = {
-        "qk_norm": False, "wide_qk_norm": False, "qkv_bias": False, "gated_attention": False,
+        "qk_norm": False, "wide_qk_norm": False, "l2_qk_norm": False, "qkv_bias": False,
+        "gated_attention": False,
         "mrope": None,
         "rotary_interleaved": False,
     }  # fmt: skip
@@ -640,6 +641,7 @@ def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
         "sliding_window": window,
         "activation": draw(st.sampled_from(["silu", "gelu_tanh", "clamped_silu"])),
         **draw(st.sampled_from(_NORMS)),
+        "l2_qk_norm": draw(st.sampled_from([False, False, True])),
         "norm": draw(st.sampled_from(["rms", "rms", "layer", "layer_without_bias"])),
         "parallel": draw(st.sampled_from([False, False, True])),
         "residual_scale": draw(st.sampled_from([None, 0.5])),
@@ -704,6 +706,7 @@ def _experts(
         "scale": draw(st.sampled_from([1.0, 2.5])),
         "shared": (shared := draw(st.sampled_from([0, 4 * tp]))),
         "shared_gate": shared > 0 and draw(st.booleans()),
+        "scale_inputs": draw(st.sampled_from([False, False, True])),
         "bias": draw(st.booleans()),
         "groups": draw(st.sampled_from([1, 1 + (experts % 2 == 0 and top_k <= experts // 2)])),
         "aux_loss": draw(st.sampled_from([0.5, 0.01, 0.0])),

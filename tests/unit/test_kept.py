@@ -229,6 +229,9 @@ KEPT = {
     "with layers in parallel after RMSNorms": Row(
         "language", {"parallel": True, "post_norms": True}, {"parallel": True, "post_norms": True}
     ),
+    "with norms of heads without weights, as in Llama 4": Row(
+        "language", {"l2_qk_norm": True}, {"l2_norm": True}
+    ),
     "with capped scores": Row("language", {"attention_softcap": 50.0}, {"score_cap": 50.0}),
     "with the GELU of tanh": Row(
         "vision", {"activation": "gelu_tanh"}, {"of_mlp": {"activation": "gelu_tanh"}}

@@ -89,7 +89,15 @@ def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Finding
             "delete `kv_heads`",
         )
     for key in (
-        *("qk_norm", "wide_qk_norm", "qkv_bias", "gated_attention", "mrope", "rotary_factor"),
+        *(
+            "qk_norm",
+            "wide_qk_norm",
+            "l2_qk_norm",
+            "qkv_bias",
+            "gated_attention",
+            "mrope",
+            "rotary_factor",
+        ),
         "rotary_interleaved",
     ):
         if getattr(model, key) != type(model).model_fields[key].default:

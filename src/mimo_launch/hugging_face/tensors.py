@@ -174,7 +174,8 @@ class ExpertStack:
 
     `layer` is the name of the experts in the files, `part` is gate, up or down; `names` are those
     of both stacks. Gates come above ups; if they are `interleaved`, rows of both alternate,
-    matrices are transposed, and a `bias` is in a separate stack.
+    matrices are transposed, and a `bias` is in a separate stack. If they are `turned`, matrices are
+    transposed, too.
     """
 
     layer: str
@@ -182,6 +183,7 @@ class ExpertStack:
     interleaved: bool = False
     bias: bool = False
     names: tuple[str, str] = ("gate_up_proj", "down_proj")
+    turned: bool = False
 
     @property
     def name(self) -> str:
@@ -192,7 +194,8 @@ class ExpertStack:
         """Return the place in a model; the last number is the expert's. Raises: KeyError."""
         if (moe := model.moe) is None:
             raise KeyError(self.part)
-        is_down, turned = self.part == "down", self.interleaved and not self.bias
+        is_down = self.part == "down"
+        turned = self.turned or (self.interleaved and not self.bias)
         outputs, inputs = (model.hidden, moe.width) if is_down else (2 * moe.width, model.hidden)
         sizes = (outputs,) if self.bias else (inputs, outputs) if turned else (outputs, inputs)
         after = 0 if self.part != "up" else 1 if self.interleaved else moe.width

@@ -71,6 +71,7 @@ TORCH_ONLY = (
     "pre_norms",
     "post_norms",
     "wide_qk_norm",
+    "l2_qk_norm",
     "residual_scale",
     "norm_offset",
     "output_bias",
@@ -128,15 +129,19 @@ class DecoderBlocksKind(CausalKind):
 
     def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         copied = self._copies(number, passes)
-        attention = self._saved_projected(passes, rotated=copied, normed=self.model.qk_norm)
+        attention = self._saved_projected(passes, rotated=copied, normed=self._norms_heads(number))
         return (*INPUT, *attention, *ATTENTION_OUT, *GATED)
 
     def _copies(self, number: int, passes: Passes) -> bool:
         """Return whether attention reads queries and keys that positions changed."""
         return True
 
+    def _norms_heads(self, number: int) -> bool:
+        """Return whether queries and keys of a layer have norms."""
+        return self.model.qk_norm
+
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
+        attention = self._saved_beside_attention(passes, normed=self._norms_heads(number))
         return (SILU, *passes.of_stream(self.norm().kind, *BLOCK_PARTS), *attention)
 
     def temporary_activations(self, number: int) -> Temporary:
@@ -210,6 +215,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
             LanguageKind.attention(self, number, out_scale=out_scale),
             qk_norm=model.qk_norm,
             wide_norm=model.wide_qk_norm,
+            l2_norm=self._normed_by_l2(number),
             qkv_bias=model.qkv_bias,
             bias=model.output_bias,
             score_size=model.query_pre_attn_scalar,
@@ -217,6 +223,14 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
             sinks=model.attention_sinks,
             latent=model.mla,
         )
+
+    def _norms_heads(self, number: int) -> bool:
+        """Return whether queries and keys of a layer have norms, with or without weights."""
+        return self.model.qk_norm or self._normed_by_l2(number)
+
+    def _normed_by_l2(self, number: int) -> bool:
+        """Return whether queries and keys of a layer have a norm without weights."""
+        return self.model.l2_qk_norm and self.sight(number).rotary is not None
 
     @property
     def gate(self) -> GateActivation:
@@ -313,9 +327,12 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         block = DecoderBlocksKind._saved_besides(self, number, passes)
         if self.model.post_norms and self.model.pre_norms:
             block = (*block, *passes.of_stream(self.norm().kind, *BLOCK_PARTS))
+        heads = passes.of_head_norms()
         if self.model.wide_qk_norm:
-            heads = passes.of_head_norms()
             block = (*(each for each in block if each != heads), passes.of_wide_norm())
+        elif not self.model.qk_norm:
+            alone = passes.of_head_norms(weighted=False)
+            block = tuple(alone if each == heads else each for each in block)
         if (latent := self.model.mla) is not None:
             # The width that rotates has no norm, and is not kept beside copies of the others.
             kept = passes.of_norm("rms")

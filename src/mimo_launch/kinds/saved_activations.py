@@ -119,9 +119,12 @@ class Passes:
         name, kept = "inputs of norms in fp32, and results", self.of_norm(kind)
         return tuple(Saved(name=name, stream=kept, shared=True, part=part) for part in parts)
 
-    def of_head_norms(self) -> Saved:
-        """Return what norms of query and key heads keep besides their inputs."""
-        kept = self.of_norm("rms", input_stays=True)
+    def of_head_norms(self, *, weighted: bool = True) -> Saved:
+        """Return what norms of query and key heads keep besides their inputs.
+
+        Norms that are not `weighted` keep no result, like a LayerNorm.
+        """
+        kept = self.of_norm("rms" if weighted else "layer", input_stays=True)
         return Saved(name="inputs of norms of heads in fp32, and results", query=kept, key=kept)
 
     def of_wide_norm(self) -> Saved:

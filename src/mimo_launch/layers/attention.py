@@ -92,10 +92,13 @@ class Attention(ShapedLayer[AttentionShape]):
     ) -> tuple[Tensor, Tensor]:
         """Return queries and keys, normed by head and rotated, in one pass."""
         q_norm, k_norm = self.q_norm, self.k_norm
-        weights, eps, offset = None, 0.0, 0.0
+        eps, offset = 0.0, 0.0
+        weights: tuple[Tensor | None, Tensor | None] | None = None
         if isinstance(q_norm, Norm) and isinstance(k_norm, Norm):
             weights, shape = (q_norm.weight, k_norm.weight), q_norm.shape
             eps, offset = shape.eps, shape.offset
+        elif self.shape.l2_norm:
+            weights, eps = (None, None), self.shape.eps
         if weights is None and cos is None and factors is None:
             return q, k
         rest = cos, sin, factors, weights, eps, offset, self.shape.interleaved

@@ -36,7 +36,7 @@ from mimo_launch.kinds.block_shapes import ExpertsShape
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.packed import packed_product
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import GATED, squared_relu
+from mimo_launch.layers.pointwise import GATED, scaled_tokens, squared_relu
 from mimo_launch.layers.shaped_layer import ShapedLayer
 
 # In a grouped product, the row size of each factor must be a multiple of this many bytes.
@@ -277,10 +277,18 @@ def _reordered(x: Tensor, order: ExpertOrder | None) -> Tensor:
     return out
 
 
-def to_experts(x_nD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Tensor:
-    """Return the tokens that have arrived for this rank's experts, [M, D]."""
+def to_experts(
+    x_nD: Tensor, dispatch: Dispatch, context: ParallelContext, scores_nk: Tensor | None = None
+) -> Tensor:
+    """Return the tokens that have arrived for this rank's experts, [M, D].
+
+    Each copy of a token is multiplied by its score, if there are `scores_nk`.
+    """
     leaving = dispatch.departure
     copies = _Copies.apply(x_nD, dispatch.choices, leaving.places, leaving.back)  # type: ignore[no-untyped-call]
+    if scores_nk is not None:
+        scores = scores_nk.flatten().index_select(0, leaving.places)
+        copies = context.fused(scaled_tokens, copies, scores)
     received = exchange_tokens(copies, dispatch.send, dispatch.receive, context.ep)
     gathered = gather_uneven_tokens(received, dispatch.gathered, context.expert_tp)
     return _reordered(gathered, dispatch.arrival)

@@ -30,11 +30,13 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float = EPSILON, offset: float = 0.0) -> Tensor:
-    """Return x over its root mean square (arXiv:1910.07467), times the weight plus an offset."""
+def rms_norm(
+    x: Tensor, weight_D: Tensor | None, eps: float = EPSILON, offset: float = 0.0
+) -> Tensor:
+    """Return x over its root mean square (arXiv:1910.07467), times any weight plus an offset."""
     wide = widened(x)
-    weight = weight_D.to(wide.dtype)
-    weight = weight + offset if offset else weight
+    weight = None if weight_D is None else weight_D.to(wide.dtype)
+    weight = weight + offset if weight is not None and offset else weight
     return F.rms_norm(wide, (x.shape[-1],), weight, eps).to(x.dtype)
 
 
@@ -116,6 +118,11 @@ def weighted_sum(x_NkD: Tensor, weights_Nk: Tensor) -> Tensor:
     return (x_NkD * weights_Nk.unsqueeze(-1)).sum(dim=1).to(x_NkD.dtype)
 
 
+def scaled_tokens(x_ND: Tensor, factor_N: Tensor) -> Tensor:
+    """Return x times the factor of its token, in the dtype of x."""
+    return (x_ND * factor_N.unsqueeze(-1)).to(x_ND.dtype)
+
+
 def soft_capped(x: Tensor, cap: float) -> Tensor:
     """Return cap * tanh(x / cap) (Gemma 2, arXiv:2408.00118, section 2)."""
     return (torch.tanh(widened(x) / cap) * cap).to(x.dtype)
@@ -194,7 +201,7 @@ def placed_heads(
     cos_SR: Tensor | None,
     sin_SR: Tensor | None,
     factor_S: Tensor | None = None,
-    weights_K: tuple[Tensor, Tensor] | None = None,
+    weights_K: tuple[Tensor | None, Tensor | None] | None = None,
     eps: float = EPSILON,
     offset: float = 0.0,
     interleaved: bool = False,

@@ -99,8 +99,11 @@ class MoeMlp(ShapedLayer[MoeShape]):
         return TokenShares(samples, places // positions, own)
 
     def _answers(self, x_nD: Tensor, choice: Choice, dispatch: Dispatch) -> Tensor:
-        arrived = to_experts(x_nD, dispatch, self.context)
+        scores = choice.weights if self.shape.moe.scale_inputs else None
+        arrived = to_experts(x_nD, dispatch, self.context, scores)
         answers = self.experts(arrived, dispatch.runs)
         answers = from_experts(answers, dispatch, self.context)
         answers_nkD = answers.view(*choice.weights.shape, x_nD.shape[1])
+        if scores is not None:
+            return answers_nkD.sum(dim=1)
         return self.context.fused(weighted_sum, answers_nkD, choice.weights)

@@ -255,6 +255,11 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="`qk_norm` normalises all query heads of a token together, and all key heads, "
         "as in OLMo 2, instead of each head.",
     )
+    l2_qk_norm: bool = Field(
+        False,
+        description="Queries and keys of layers with rotary positions are divided by their root "
+        "mean square, as in Llama 4: a norm without weights.",
+    )
     residual_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="Factor on what attention and MLPs add to the stream, as in Granite.",

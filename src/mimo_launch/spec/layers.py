@@ -248,6 +248,10 @@ class Moe(Strict):
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1.0, description="Factor on the scores of the chosen experts."
     )
+    scale_inputs: bool = Field(
+        False,
+        description="Scores multiply what experts read instead of their answers, as in Llama 4.",
+    )
     groups: Count = Field(
         1,
         description="Equal groups of experts, of which each token goes to `top_groups`: those with "

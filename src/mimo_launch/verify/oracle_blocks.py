@@ -152,8 +152,12 @@ def mixture(
         gates = gates / gates.sum(dim=-1, keepdim=True)
     out = torch.zeros_like(x_SD)
     for expert in range(moe.experts):
-        answer = mlp(weights, f"{name}.experts.{expert}", x_SD, gate)
-        out = out + moe.scale * gates[:, expert : expert + 1] * answer
+        score = moe.scale * gates[:, expert : expert + 1]
+        if moe.scale_inputs:
+            answer = mlp(weights, f"{name}.experts.{expert}", score * x_SD, gate)
+            out = out + chosen[:, expert : expert + 1] * answer
+        else:
+            out = out + score * mlp(weights, f"{name}.experts.{expert}", x_SD, gate)
     if moe.shared:
         answer = mlp(weights, f"{name}.shared", x_SD, gate)
         if moe.shared_gate:

@@ -101,11 +101,22 @@ def _rms_of(weights: Weights, model: CausalModel) -> Norm:
     return partial(rms_norm, weights, eps=model.norm_eps, offset=offset)
 
 
-def _normed(norm: Norm, x_SHK: Tensor, name: str, model: CausalModel) -> Tensor:
-    """Return queries or keys after their norm, of each head or of all together."""
-    if isinstance(model, DecoderModel) and model.wide_qk_norm:
-        return norm(x_SHK.flatten(1), name).view(x_SHK.shape)
-    return norm(x_SHK, name)
+def _normed(
+    norm: Norm, x_SHK: Tensor, name: str, model: DecoderBlocks | HybridModel, number: int | None
+) -> Tensor:
+    """Return queries or keys after their norm, if any, of each head or of all together."""
+    if model.qk_norm:
+        if isinstance(model, DecoderModel) and model.wide_qk_norm:
+            return norm(x_SHK.flatten(1), name).view(x_SHK.shape)
+        return norm(x_SHK, name)
+    if isinstance(model, DecoderModel) and model.l2_qk_norm and not _is_still(model, number):
+        return x_SHK / (x_SHK.square().mean(dim=-1, keepdim=True) + model.norm_eps).sqrt()
+    return x_SHK
+
+
+def _is_still(model: DecoderModel, number: int | None) -> bool:
+    """Return whether a layer has no rotary positions."""
+    return model.nope is not None and number in model.nope.layers
 
 
 def latent_heads(
@@ -211,7 +222,7 @@ def _attention(
             window, chunked = model.sliding_window.size, model.sliding_window.chunked
             if text.local_angles is not None:
                 angles, factor = text.local_angles, 1.0
-        if model.nope is not None and number in model.nope.layers and angles is not None:
+        if model.nope is not None and _is_still(model, number) and angles is not None:
             angles, factor = torch.zeros_like(angles), 1.0
             own = model.nope.query_scaling or model.query_scaling
             growth = query_growth(own, text.documents)
@@ -223,9 +234,8 @@ def _attention(
             linear(weights, y, f"{name}.q").view(len(y), heads, -1), model.head_size, dim=-1
         )
         k, v = (linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in "kv")
-        if model.qk_norm:
-            q = _normed(norm, q, f"{name}.q_norm", model)
-            k = _normed(norm, k, f"{name}.k_norm", model)
+        q = _normed(norm, q, f"{name}.q_norm", model, number)
+        k = _normed(norm, k, f"{name}.k_norm", model, number)
         if angles is not None:
             if isinstance(model, LanguageModel) and model.rotary_interleaved:
                 q, k = (pairs_in_halves(each, 2 * angles.shape[-1]) for each in (q, k))

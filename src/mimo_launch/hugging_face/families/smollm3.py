@@ -16,7 +16,7 @@ _WINDOWS = WindowKeys(size=None, asked=True, by_layer=True)
 _TURNS, _EVERY = "no_rope_layers", "no_rope_layer_interval"
 
 
-def _prepared(config: Config) -> Config:
+def prepared(config: Config) -> Config:
     """Return a configuration with lists of layers; windows are in layers without rotary positions.
 
     Despite its name `no_rope_layers` has a 1 for each layer with rotary positions.
@@ -33,13 +33,15 @@ def _prepared(config: Config) -> Config:
     return {**config, _TURNS: turns, "layer_types": config.get("layer_types") or types}
 
 
-def _nope(config: Config) -> dict[str, Any] | None:
+def still_layers(config: Config) -> dict[str, Any] | None:
+    """Return the layers without rotary positions, as `nope`; None if there are none."""
     layers = range(int(number(config, "num_hidden_layers")))
     found = tuple(i for i in layers if not config[_TURNS][i])
     return defaults_of(Nope) | {"layers": found} if found else None
 
 
-def _as_written(model: Any) -> Config:
+def turns_as_written(model: Any) -> Config:
+    """Return the setting for layers with rotary positions."""
     still = () if model.nope is None else model.nope.layers
     return {_TURNS: [int(i not in still) for i in range(model.layers)]}
 
@@ -53,8 +55,8 @@ SMOLLM3 = Family(
         decoders.sizes(kv_heads=4),
         _WINDOWS,
         nope=Computed(
-            _nope,
-            _as_written,
+            still_layers,
+            turns_as_written,
             f"layers with 0 in `{_TURNS}`, or every n-th by `{_EVERY}`; every fourth",
         ),
     ),
@@ -65,7 +67,7 @@ SMOLLM3 = Family(
         "num_hidden_layers": 36, "num_attention_heads": 16, "rope_theta": 2e6,
         "tie_word_embeddings": True,
     },
-    prepared=_prepared,
+    prepared=prepared,
     notes="`no_rope_layers` has a 1 for each layer with rotary positions. Without `layer_types`, "
     "windows are in the others. The base of rotary positions is 2e6 if left out.",
 )  # fmt: skip
