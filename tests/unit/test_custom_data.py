@@ -220,7 +220,23 @@ def test_the_index_is_made_anew_if_the_class_says_that_its_samples_changed(folde
     assert known.number == 24
     assert all(each.custom and not each.custom.runs for each in split_files(made.data, "train"))
     write_chats(folder, 25)
+    sys.modules.pop("mine")  # As in a new process.
     assert states() == ["mine.py has changed"]
     (folder / "mine.py").write_text(CHATS.replace('"1"', '"version 2"'))
     sys.modules.pop("mine")
     assert states() == ["mine.py has changed"]
+
+
+def test_a_class_is_called_once_in_a_process(folder: Path) -> None:
+    write_class(
+        folder,
+        "    def __init__(self): CALLS.append(1)\n"
+        "    def __len__(self): return 1\n"
+        "    def __getitem__(self, number): return ANSWERED\n"
+        "ANSWERED = {'messages': [{'role': 'user', 'content': 'a'},"
+        "{'role': 'assistant', 'content': 'b'}]}\nCALLS = []\n",
+    )
+    made = custom_spec(folder, "mine:Own", options={})
+    opened(made).text("train", 0)
+    opened(made).text("train", 0)
+    assert sys.modules["mine"].CALLS == [1]

@@ -246,9 +246,9 @@ def read_prompts(view: LanguageView, inputs: StepInputs, device: torch.device) -
     numbers = np.full((len(view.samples), view.layout.seq), -1, dtype=np.int64)
     for row, sample in zip(numbers, view.samples, strict=True):
         documents, (_, labels) = inputs.documents(sample), inputs.text(sample)
-        learnt, at = np.unique(documents[labels != IGNORE_LABEL], return_index=True)
+        ending, at = np.unique(documents[labels != IGNORE_LABEL], return_index=True)
         ends = np.flatnonzero(labels != IGNORE_LABEL)[at]
-        for number, end in zip(learnt, ends, strict=True):
+        for number, end in zip(ending, ends, strict=True):
             row[: end + 1][documents[: end + 1] == number] = number
     return to_device(numbers, device) if (numbers >= 0).any() else None
 

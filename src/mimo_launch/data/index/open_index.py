@@ -37,7 +37,7 @@ from mimo_launch.data.index.kept_parts import KeptParts
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.token_columns import TokenColumns
-from mimo_launch.data.sources.custom_records import CustomSet
+from mimo_launch.data.sources.custom_records import custom_set
 from mimo_launch.data.sources.fetching import NotFetched
 from mimo_launch.data.sources.file_formats import split_files
 from mimo_launch.data.sources.kept_files import kept_folders, locked, writable
@@ -168,7 +168,7 @@ def _state(shard: NamedShard) -> list[int | str] | None:
     with suppress(NotFetched):
         found, more = shard.path.stat(), list[int | str]()
         if shard.custom is not None:
-            made = CustomSet(shard.custom)
+            made = custom_set(shard.custom)
             more = [made.samples, made.version]
         return [found.st_size, found.st_mtime_ns, *more]
     return None

@@ -6,9 +6,11 @@ Relies on: `diag.users_code` for importing; `record_shapes` for what a sample sa
 Leaves: the files that samples name to `media_folders`.
 """
 
+import json
+import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -34,18 +36,12 @@ PART, _TWICE = 1 << 10, 3
 class CustomSet:
     """A user's data set: its length, its version, and samples by number."""
 
-    def __init__(self, source: CustomSource) -> None:
-        """Import the class, and call it.
-
-        Raises: CustomClassError; NotFetched if the class may not run.
-        """
-        if not source.runs:
-            raise NotFetched(f"`{source.kind}` is not called by this command")
-        self._kind, self._lock = source.kind, threading.Lock()
-        where = f"the data set `{source.kind}`:"
-        named = import_named(source.kind, where)
+    def __init__(self, named: Callable[..., Any], kind: str, options: Mapping[str, Any]) -> None:
+        """Call a class. Raises: CustomClassError."""
+        self._kind, self._lock = kind, threading.Lock()
+        where = _where(kind)
         try:
-            self._made = named(**source.options)
+            self._made = named(**options)
         except Exception as error:
             raise CustomClassError(f"{where} calling it {failed(error)}") from error
         for method in ("__len__", "__getitem__"):
@@ -88,13 +84,35 @@ class CustomSet:
                 )
 
 
+def custom_set(source: CustomSource) -> CustomSet:
+    """Return the data set that a source names, which is called once in a process.
+
+    Raises: CustomClassError; NotFetched if the class may not run.
+    """
+    if not source.runs:
+        raise NotFetched(f"`{source.kind}` is not called by this command")
+    named = import_named(source.kind, _where(source.kind))
+    # A forked process has files and locks of its own.
+    return _called(named, source.kind, json.dumps(source.options, sort_keys=True), os.getpid())
+
+
+@lru_cache(maxsize=64)
+def _called(named: Callable[..., Any], kind: str, options: str, process: int) -> CustomSet:
+    del process
+    return CustomSet(named, kind, json.loads(options))
+
+
+def _where(kind: str) -> str:
+    return f"the data set `{kind}`:"
+
+
 def check_custom_data(data: Data) -> None:
     """Call the class of every data set of a user's own, and ask for its first samples twice.
 
     Raises: CustomClassError.
     """
     for source in custom_sources(data):
-        CustomSet(source).refuse_other_samples()
+        custom_set(source).refuse_other_samples()
 
 
 def custom_sources(data: Data) -> Iterator[CustomSource]:
@@ -110,7 +128,7 @@ class CustomRecords(SourceFile):
 
     def __init__(self, shard: NamedShard, source: CustomSource, recent: Recent) -> None:
         """Import the class, and call it. Raises: CustomClassError, NotFetched."""
-        self._set = CustomSet(source)
+        self._set = custom_set(source)
         made = self._set.sample
         # Several sources may have the same file, and their records the same numbers.
         self._records = ShapedRecords(
