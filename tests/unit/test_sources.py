@@ -29,11 +29,13 @@ from mimo_launch.data.index.kept_parts import KeptParts
 from mimo_launch.data.known_shards import records_of_shards
 from mimo_launch.data.order.known_order import known_order
 from mimo_launch.data.order.sample_order import global_order, steps_of
+from mimo_launch.data.samples.decode_media import decode_clip
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.data.sources import json_files, tables
 from mimo_launch.data.sources.file_formats import split_files
 from mimo_launch.data.sources.record_shapes import shaped
 from mimo_launch.data.sources.source_file import Recent
+from mimo_launch.data.torch_media import log_mel
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.parse import read_spec
 from mimo_launch.spec.sections import EvalSpec
@@ -51,6 +53,7 @@ def files_spec(folder: Path, *sources: Any, vision: bool = True, **data: Any) ->
     return spec(modules, data={**given, "template": "chat", "max_rows": 24, **data}, seq=512)
 
 
+ASKED = {"role": "user", "content": "<audio>What?"}
 LAST = {"kind": "chat", "learn_not": "dög"}
 
 
@@ -321,6 +324,33 @@ def test_clips_are_read_as_images_are(tmp_path: Path) -> None:
     rows = [span.rows for span in found.describe("train", 0).spans["sound"]]
     assert len(rows) == 2
     assert rows[0] > rows[1]
+
+
+@pytest.mark.parametrize("more", [{}, {"fixed_length": True}, {"stack": 4}])
+def test_of_a_long_clip_the_encoder_hears_the_beginning(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """Only if the spec says so; other samples are the same."""
+    said = {"messages": [ASKED, {"role": "assistant", "content": "Noise."}]}
+    for name, size in (("short", 1_600), ("long", 16_000)):
+        (tmp_path / f"{name}.wav").write_bytes(clip_bytes(size, seed=3))
+    (tmp_path / "x.jsonl").write_text(
+        "\n".join(json.dumps({**said, "audio": f"{name}.wav"}) for name in ("short", "long"))
+    )
+    made = files_spec(tmp_path, str(tmp_path / "x.jsonl"), vision=False)
+    sound = made.modules["sound"]
+    small = sound.replace(model=sound.model.replace(frames=26, **more))
+    made = made.replace(modules={**made.modules, "sound": small})
+    left = opened(made)
+    assert "or write `long_clips: cut` in `data`" in bad_of(left)["line 2"]
+    cut = opened(made.replace(data=made.data.replace(long_clips="cut")))
+    assert (left.num_samples("train"), cut.num_samples("train")) == (1, 2)
+    clips = [cut.images("train", n, "sound")[0] for n in range(2)]
+    assert np.array_equal(clips[0], left.images("train", 0, "sound")[0])
+    most = 26 if more != {"stack": 4} else 24
+    assert clips[1].shape[-1] == most
+    sound_of = decode_clip("wav", (tmp_path / "long.wav").read_bytes(), seconds=5)
+    assert np.array_equal(clips[1], log_mel(*sound_of, len(clips[1]), frames=most))
 
 
 def test_media_get_the_suffixes_of_their_names_and_types() -> None:

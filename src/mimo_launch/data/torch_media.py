@@ -35,23 +35,28 @@ class ClipTooLong(ValueError):
     """A clip that is longer than an encoder can hear, so its text would not match."""
 
 
-def num_frames(model: Clips, num_samples: int, rate: int) -> int:
+def num_frames(model: Clips, num_samples: int, rate: int, *, cuts: bool = False) -> int:
     """Return the frames of a clip for an encoder: whole rows, at most `model.frames`.
 
     An encoder that drops silence gets whole tokens, or all frames if it reads chunks. The clip has
     `num_samples` at `rate` Hz. It may exceed the limit by less than a frame, which is cut off.
+    If it `cuts`, the encoder hears the beginning of a longer one.
+
     Raises: ClipTooLong.
     """
     unit = FRAMES_PER_TOKEN if model.drops_silence else model.frames_per_row
     unit = unit if model.chunk_frames is None else 1
     most = model.frames if model.has_one_length else model.frames // unit * unit
-    if num_samples * RATE // (rate * HOP) > most:
+    is_long = num_samples * RATE // (rate * HOP) > most
+    if is_long and not cuts:
         raise ClipTooLong(
             f"a clip of {num_samples / rate:.2f} s, but at most {most * HOP / RATE:g} s are "
             "encoded; cut it into parts, each with its own text"
         )
     if model.has_one_length:
         return model.frames
+    if is_long:
+        return most
     units = -(-num_samples * RATE // (rate * HOP * unit))
     return max(1, min(units, most // unit)) * unit
 

@@ -207,6 +207,11 @@ class UserData(Samples):
         description="Samples longer than `batch.seq`: leave them out, cut their end off (never "
         "inside an image), or refuse to train.",
     )
+    long_clips: Literal["refuse", "cut"] = Field(
+        "refuse",
+        description="Clips longer than the window of their encoder: leave their samples out, or "
+        "let the encoder hear their beginning.",
+    )
     max_image_pixels: Annotated[int, Field(ge=1, le=89_000_000)] = Field(
         36_000_000,
         description="Images with more pixels than this are bad; they are never decoded.",

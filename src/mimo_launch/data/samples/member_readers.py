@@ -212,10 +212,14 @@ class ImageReader(MemberReader):
 
 @dataclass(frozen=True, slots=True)
 class ClipReader(MemberReader):
-    """The clips of one encoder: the rows that it makes of each, and their spectrograms."""
+    """The clips of one encoder: the rows that it makes of each, and their spectrograms.
+
+    With `cuts_long`, of a clip that is longer than the encoder's window it hears the beginning.
+    """
 
     medium: ClassVar[Medium] = "audio"
     clips: Clips
+    cuts_long: bool = False
 
     @property
     def sizing(self) -> list[object]:
@@ -223,7 +227,9 @@ class ClipReader(MemberReader):
         clips = self.clips
         drops = ["drops silence"] if clips.drops_silence else []
         chunk = [] if clips.chunk_frames is None else [clips.chunk_frames]
-        return [self.module, clips.frames, clips.fixed_length, clips.frames_per_row, *drops, *chunk]
+        cuts = ["cuts long clips"] if self.cuts_long else []
+        sizes = [clips.frames, clips.fixed_length, clips.frames_per_row]
+        return [self.module, *sizes, *drops, *chunk, *cuts]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return 1 and the number of rows of a clip. Raises: BadSample."""
@@ -246,20 +252,22 @@ class ClipReader(MemberReader):
         if min(size) < 1:
             raise BadSample("a clip without samples")
         try:
-            return num_frames(self.clips, *size)
+            return num_frames(self.clips, *size, cuts=self.cuts_long)
         except ClipTooLong as error:
-            raise BadSample(f"for `{self.module}`, {error}") from error
+            raise BadSample(
+                f"for `{self.module}`, {error}, or write `long_clips: cut` in `data`"
+            ) from error
 
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
         """Return the log-mel spectrogram of a clip that becomes `span`, [mels, frames]."""
-        from mimo_launch.data.torch_media import HOP, RATE, WINDOW, log_mel, num_frames
+        from mimo_launch.data.torch_media import HOP, RATE, WINDOW, log_mel
 
         mels, frames = self.clips.input_shape(span.height, span.width, span.loose)
         # One second more than needed: resampling looks a little ahead.
         clip = decode_clip(suffix, data, seconds=1 + frames * HOP / RATE)
         if self.clips.chunk_frames is not None:
             # The windows of the last frames reach into silence.
-            frames = min(frames, num_frames(self.clips, len(clip[0]), clip[1]))
+            frames = min(frames, self._num_frames((len(clip[0]), clip[1])))
             heard = min(self.clips.frames, frames + WINDOW // HOP)
         else:
             # Convolutions see dropped silence, and the range of loudness includes it.

@@ -49,7 +49,8 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
         model, makes = spec.modules[name].model, name in spec.generators
         kind = kind_of(model)
         if (clips := kind.clips) is not None:
-            yield ClipReader(name, makes, clips)
+            cuts = isinstance(spec.data, UserData) and spec.data.long_clips == "cut"
+            yield ClipReader(name, makes, clips, cuts)
         elif (images := kind.images) is not None:
             recipe, videos, data = recipe_of(spec, name), video_recipe_of(spec, name), spec.data
             rate = data.video.rate if isinstance(data, UserData) else 1.0
