@@ -308,10 +308,13 @@ class UnbalancedMoe(Moe):
     """A mixture of experts in a list of clips, the load of which nothing balances."""
 
     aux_loss: Annotated[float, Field(ge=0, le=0)] = Field(
-        0.0, description="0: no loss balances the load of these experts."
+        0.0,
+        description="0: no loss balances the load of these experts.",
+        json_schema_extra={"expected": "0"},
     )
     bias_update_rate: Annotated[float, Field(ge=0, le=0)] | None = Field(
         None,
         description="0: each expert has a bias that is added to its score while experts are "
         "chosen, and stays as loaded; `null`: there is no bias.",
+        json_schema_extra={"expected": "0 or `null`"},
     )
