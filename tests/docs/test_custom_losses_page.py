@@ -10,13 +10,15 @@ import pytest
 from safetensors import safe_open
 from tests.docs.test_custom_modules import read, train
 from tests.docs.test_docs import ROOT, blocks, write_files
-from tests.support.proof import failures, verdicts
+from tests.support.proof import failures
 from tests.support.shards import tokenizer_folder
 from yaml import safe_load
 
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.launcher.forking import custom_class_fault
 from mimo_launch.spec.spec import UserData
+from mimo_launch.verify.proof import verify_spec
+from mimo_launch.verify.shrink import shrink
 
 PAGE = ROOT / "docs" / "custom-losses.md"
 # The loss of the whole spec, then the others.
@@ -46,12 +48,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_losses_are_taken_and_proved(folder: Path, settings: tuple[str, ...]) -> None:
     spec = read("taught.yaml", *settings)
     assert custom_class_fault(spec) == ""
-    assert failures(verdicts(spec)) == []
+    assert failures(verify_spec(shrink(spec))) == []
     assert isinstance(spec.data, UserData)
     found = ShardSamples(spec, spec.data)
     assert found.num_samples("train") == 64
     assert spec.language.loss is not None
     assert found.columns("train", 3).keys() == spec.language.loss.columns.keys()
+
+
+@pytest.mark.parametrize(
+    ("grid", "first"),
+    [("{tp: 2, cp: 2}", "1.0"), ("{pp: 2, dp: 2}", "1.0 / (number % 5)")],
+    ids=["tp cp", "pp dp, bad samples"],
+)
+def test_columns_of_records_reach_the_loss_of_packed_records(
+    folder: Path, grid: str, first: str
+) -> None:
+    """On the data of the page, not on random ones."""
+    source = folder / "my_taught.py"
+    source.write_text(source.read_text().replace("[1.0] * last", f"[{first}] * last"))
+    exact = ("train.precision=fp64", "train.steps=2", "optimizer.kind=sgd", "optimizer.lr=0.5")
+    spec = read("taught.yaml", f"modules.language.grid={grid}", *exact, "data.packing=true")
+    assert failures(verify_spec(spec)) == []
 
 
 def test_the_refusal_on_the_page_is_that_of_a_mean(folder: Path) -> None:
