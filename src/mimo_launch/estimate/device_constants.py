@@ -200,10 +200,10 @@ class Calibration:
         "1.04 for small layers on one host; 1.56 on another, which steps there do not show",
     )
     compiling: float = _constant(
-        15.0,
+        8.0,
         "s",
-        "compiling and tuning the kernels of a kind of layer, in the first steps",
-        "the first two steps of Qwen3-VL-4B on 4 H200, with two kinds of layers",
+        "compiling and tuning the kernels of a kind of layer, in the first steps of a first run",
+        "the first two steps of Qwen3-VL-4B on an H200, with two kinds of layers; 2.5 in later runs",
     )
     step_overhead: float = _constant(
         18.5, "ms", "what a step takes besides: clearing, norm, metrics, next batch", _HOST
