@@ -78,7 +78,7 @@ def kernels_of_gpus() -> Iterator[None]:
             (varlen_attention, "varlen_forward", _attended),
             (varlen_attention, "varlen_backward", _attended_back),
             (attention, "takes_lists", lambda q: True),
-            (mamba, "ssd", lambda *args, **_: (_Scan.apply(*args), None)),
+            (mamba, "ssd", lambda given, **_: (_Scan.apply(*given), None)),
             (recurrent, "causal_conv", lambda *args, **_: _Convolution.apply(*args)),
             (torch, "compile", compiles),
         ):

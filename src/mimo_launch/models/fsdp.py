@@ -71,10 +71,11 @@ def shard(
         # The loss is already divided by the global number of labels, so every reduction is a sum.
         # The factor does not recurse; without the second call, fp32 and bf16 would use a scaled
         # sum, which gloo lacks.
-        wrapped.set_gradient_divide_factor(1.0)
         wrapped.set_force_sum_reduction_for_comms(True)
         own = replicas if isinstance(wrapped, Experts) else mesh
+        # One rank alone has nothing to sum; a factor would cost it two passes over its gradients.
         if own.size() > 1:
+            wrapped.set_gradient_divide_factor(1.0)
             watch(wrapped, flag, alone=own.size(-1) == 1)
         if low and not reshard:
             accumulate_in_products(wrapped)
