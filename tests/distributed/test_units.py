@@ -112,18 +112,22 @@ def test_gradients_are_reduced_once_a_step_or_by_fully_sharded_units_each_time(
     assert run_ranks(num_reductions, asked, world_size=2) == [expected] * 2
 
 
-def test_one_replica_leaves_fsdp_its_own_stream() -> None:
-    """A hook after FSDP2's all-reduce would let it give memory away too early; see comm.finite."""
-    run_ranks(no_hook, SPECS["one microbatch"], world_size=1)
+def test_one_replica_has_no_hook_and_no_factor_in_fsdp() -> None:
+    """A hook after FSDP2's all-reduce would let it give memory away too early; see comm.finite.
+
+    A factor, even 1, would make it divide the gradients in a pass of its own.
+    """
+    run_ranks(nothing_to_sum, SPECS["one microbatch"], world_size=1)
 
 
-def no_hook(made: Spec) -> None:
+def nothing_to_sum(made: Spec) -> None:
     with RankSession(Plan.of(made)) as session:
         for module in session.modules.values():
             for network in module.stages.values():
                 for unit in fsdp.fsdp_modules(network):
                     group: Any = unit._get_fsdp_state()._fsdp_param_group
                     assert group._all_reduce_hook is None
+                    assert group.gradient_divide_factor is None
 
 
 def rows_of_parts(made: Spec) -> list[int]:
