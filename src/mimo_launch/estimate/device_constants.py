@@ -203,7 +203,7 @@ class Calibration:
         8.0,
         "s",
         "compiling and tuning the kernels of a kind of layer, in the first steps of a first run",
-        "the first two steps of Qwen3-VL-4B on an H200, with two kinds of layers; 2.5 in later runs",
+        "the first two steps of Qwen3-VL-4B on an H200, two kinds of layers; 2.5 in later runs",
     )
     step_overhead: float = _constant(
         18.5, "ms", "what a step takes besides: clearing, norm, metrics, next batch", _HOST
