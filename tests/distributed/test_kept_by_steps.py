@@ -98,6 +98,7 @@ STEPS = {
     "learned positions": step(vision(positions="learned", image=[8, 8]), data=SMALL),
     "a class token": step(vision(class_token=True)),
     "rows of three layers": step(vision(layers=4, deepstack=[0, 1])),
+    "a map after the projector": step(vision(projector="merger", projector_out=96)),
     "states of three layers side by side": step(
         vision(layers=4, features=[3, 0, 1], projector_norm_eps=1e-5)
     ),

@@ -14,6 +14,7 @@ from tests.support.planted_scales import (
     GATED,
     GROUPED,
     LISTED,
+    MAPPED_TWICE,
     MERGED,
     NEAREST,
     POOLED,
@@ -168,7 +169,7 @@ SCALE_OFTEN = "sp cp"
         )
         for each in (
             *(SCALED, NEAREST, POOLED, MERGED, GATED, GROUPED, REGISTERED, SQUARED),
-            *(ALIGNED, ALTERNATING, LISTED),
+            *(ALIGNED, ALTERNATING, LISTED, MAPPED_TWICE),
         )
         for layout in SCALE_LAYOUTS
     ],

@@ -334,6 +334,7 @@ _QWEN_OFTEN: dict[str, tuple[Any, str]] = {
     "glm4v": ({"one rank", "unequal, apart"}, ""),
     "glm_ocr": ({"cp2, apart"}, "sgd"),
     "exaone4_5": ({"cp2, apart"}, "sgd"),
+    "hyperclovax_vision_v2": ({"cp2, apart"}, "sgd"),
     "glm4v_moe": ({"tp2"}, ""),
     **dict.fromkeys(("glm46v", "glmga"), (set[str](), "")),
     "qwen3_5": ({"one rank", "cp2, apart"}, "sgd"),
@@ -343,9 +344,8 @@ _QWEN_OFTEN: dict[str, tuple[Any, str]] = {
 
 def exact_qwen(kind: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Widen what `transformers` computes in fp32, experts and their routers as well."""
-    # The parts of a GLM-4.6V are those of a GLM-4.1V.
-    kind = "glm4v" if kind in ("glm46v", "glmga") else kind
-    theirs: Any = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    # Of another family, for some.
+    theirs: Any = import_module(type(qwen_vl.tower_of(model)).__module__)
     for name in ("apply_rotary_pos_emb_vision", "get_vision_interpolation_indices_and_weights"):
         # So that what `widen_all` does to the module is undone.
         monkeypatch.setattr(theirs, name, getattr(theirs, name, None), raising=False)
@@ -639,6 +639,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("qwen3_vl", "language", {"mrope_interleaved": False}, False),
         ("glm4v", "language", {"rotary_interleaved": False}, False),
         ("exaone4_5", "vision", {"windows": None}, False),
+        ("hyperclovax_vision_v2", "language", {"scaled_rows": False}, False),
         ("glm_ocr", "vision", {"norm_eps": 0.1}, False),
         ("glm4v", "vision", {"interpolation": "bilinear"}, False),
         ("glm4v", "vision", {"projector_activation": "gelu_tanh"}, False),

@@ -291,6 +291,18 @@ FORMS: dict[str, Config] = {
         "model_type": "vipllava", "image_token_index": 32000, "vision_config": CLIP,
         "text_config": {"model_type": "llama", "vocab_size": 32064, "rms_norm_eps": 1e-5},
     },
+    "HyperCLOVAX-SEED-Think-32B": {
+        "model_type": "hyperclovax_vision_v2", "image_token_id": 128060,
+        "tie_word_embeddings": False,
+        "text_config": {
+            **dense("hyperclovax", 72, 5120, 40, 8, 24192, 128256), "head_dim": 128,
+            "embedding_multiplier": 10.0, "logits_scaling": 0.125,
+        },
+        "vision_config": {
+            "model_type": "qwen2_5_vl", "hidden_size": 1280, "intermediate_size": 3456,
+            "out_hidden_size": 3584,
+        },
+    },
     "EXAONE 4.5": {
         "model_type": "exaone4_5", "image_token_id": 67, "video_token_id": 68,
         "text_config": {
@@ -404,6 +416,10 @@ IGNORED += [
 ]
 # What a configuration means, in some keys of each of our kinds.
 READ: dict[str, dict[str, dict[str, Any]]] = {
+    "HyperCLOVAX-SEED-Think-32B": {
+        "vit": {"projector_out": 3584, "hidden": 1280},
+        "decoder": {"scaled_rows": True, "embedding_scale": 10.0, "logit_scale": 0.125},
+    },
     "vip-llava-7b": {
         "vit": {"layers": 23, "features": (22, 19, 16, 13, 5), "projector_norm_eps": 1e-5},
     },

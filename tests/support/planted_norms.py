@@ -14,11 +14,11 @@ from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.models.transformer_block import Block
 from mimo_launch.spec.spec import Spec
 
-# Norms as in OLMo 2, factors as in Granite.
+# Norms as in OLMo 2, factors as in HyperCLOVA X SEED Think.
 MODEL: dict[str, Any] = {
     "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 12, "rope_theta": 200.0, "qk_norm": True,
     "wide_qk_norm": True, "pre_norms": False, "post_norms": True, "residual_scale": 0.5,
-    "logit_scale": 0.25,
+    "logit_scale": 0.25, "embedding_scale": 3.0, "scaled_rows": True,
 }  # fmt: skip
 
 # Layers as in Command R.
@@ -93,6 +93,11 @@ def logits_unscaled() -> None:
     LanguageStage._logits = plain  # type: ignore[method-assign]
 
 
+def rows_unscaled() -> None:
+    """Only embeddings of tokens have their factor."""
+    DecoderKind.row_scale = None  # type: ignore[method-assign, assignment]
+
+
 def norms_of_heads_exchanged() -> None:
     """Queries are multiplied by the weight of the norm of keys, and keys by that of queries."""
     correct = attention.placed_heads
@@ -140,6 +145,7 @@ def answers_scaled() -> None:
 NORM_BUGS = {
     "still heads normed": (still_heads_normed, of_unit_heads(tp=2)),
     "answers scaled": (answers_scaled, of_unit_heads(dp=2, experts={"ep": 2})),
+    "rows unscaled": (rows_unscaled, normed_after(cp=2)),
     "MLP after attention": (mlp_after_attention, beside(tp=2)),
     "means kept": (means_kept, beside(pp=2)),
     "norms of heads exchanged": (

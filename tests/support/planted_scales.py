@@ -59,6 +59,11 @@ LISTED: dict[str, Any] = {
     "layers": 3, "features": [1, 2, 0], "class_token": True, "pre_norm": True, "final_norm": False,
     "positions": "learned", "image": [3, 4], "projector_norm_eps": 1e-3, "shuffle": 2,
 }  # fmt: skip
+# As a HyperCLOVA X SEED Think.
+MAPPED_TWICE: dict[str, Any] = {
+    "layers": 2, "positions": "rope2d", "norm": "rms", "activation": "swiglu", "shuffle": 2,
+    "projector": "merger", "projector_out": 12,
+}  # fmt: skip
 # As an Aya Vision.
 ALIGNED: dict[str, Any] = {
     "layers": 2, "positions": "learned", "image": [4, 4], "projector": "swiglu",

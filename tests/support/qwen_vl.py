@@ -212,6 +212,22 @@ KINDS["exaone4_5"] = Kind(
         "sliding_window": {"size": 5, "full": [1]}, "nope": {"layers": [1]},
     },
 )  # fmt: skip
+# Rows of 20 numbers go through one more map, and have the factor of the embedding.
+KINDS["hyperclovax_vision_v2"] = Kind(
+    "HyperCLOVAXVisionV2",
+    KINDS["qwen2_5_vl"].vision | {"out_hidden_size": 20},
+    KINDS["qwen2_5_vl"].keys | {"projector_out": 20},
+    {
+        "model_type": "hyperclovax", "embedding_multiplier": 3.0, "logits_scaling": 0.25,
+        "residual_multiplier": 0.5, "attention_multiplier": 0.25,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
+    },
+    {
+        "mrope": None, "qkv_bias": False, "post_norms": True, "embedding_scale": 3.0,
+        "scaled_rows": True, "logit_scale": 0.25, "residual_scale": 0.5,
+        "query_pre_attn_scalar": 16.0,
+    },
+)  # fmt: skip
 _TOWER = {
     **_VISION, "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 40,
     "num_position_embeddings": 25,
@@ -390,10 +406,19 @@ def axes(
     return cos, sin
 
 
+def tower_of(model: Any) -> Any:
+    inner = _inside(model)
+    return inner.visual if hasattr(inner, "visual") else inner.vision_model
+
+
+def _inside(model: Any) -> Any:
+    return model.vlm if hasattr(model, "vlm") else model.model
+
+
 def widen_all(model: Any) -> None:
     """Compute norms, angles and turns in float64: transformers does in float32."""
-    inner = model.vlm if hasattr(model, "vlm") else model.model
-    theirs: Any = import_module(type(inner.visual).__module__)
+    inner, visual = _inside(model), tower_of(model)
+    theirs: Any = import_module(type(visual).__module__)
 
     def places(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         angle = _angles(position_ids, self.config.rope_parameters["rope_theta"], 4)
@@ -408,11 +433,11 @@ def widen_all(model: Any) -> None:
     rotary = inner.language_model.rotary_emb
     if hasattr(rotary, "recomposition_frequencies"):
         rotary.forward = MethodType(axes, rotary)
-    inner.visual.rotary_pos_emb.forward = MethodType(places, inner.visual.rotary_pos_emb)
+    visual.rotary_pos_emb.forward = MethodType(places, visual.rotary_pos_emb)
     theirs.apply_rotary_pos_emb_vision = turned
     theirs.get_vision_interpolation_indices_and_weights = _shares
-    if hasattr(inner.visual, "embeddings"):
-        inner.visual.embeddings.forward = MethodType(_placed, inner.visual.embeddings)
+    if hasattr(visual, "embeddings"):
+        visual.embeddings.forward = MethodType(_placed, visual.embeddings)
 
 
 def _shares(grids: Tensor, num_grid_per_side: int, **_: Any) -> tuple[Tensor, Tensor]:

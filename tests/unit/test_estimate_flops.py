@@ -252,6 +252,7 @@ def test_a_hybrid_model_costs_what_torch_counts() -> None:
         {"pooling": "linear"},
         {"deepstack": [0], "pooling": "linear"},
         {"features": [2, 0], "pooling": "linear"},
+        {"projector_out": 20},
     ],
 )
 def test_vision_costs_what_torch_counts(projector: str, more: dict[str, Any]) -> None:

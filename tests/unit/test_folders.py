@@ -27,7 +27,13 @@ WITHOUT_CLASS = {"Nemotron-3-Nano-Omni-30B-A3B", "Omni that predicts further tok
 # Their configurations leave out what classes write at two places; the files decide.
 TIED_BY_FILES = {"Mistral-Small-3.1-24B", "Ministral-3-8B-2512", "Qwen3-VL-4B"}
 # Of whole models, not of a part alone.
-OF_WHOLES = {"bidirectional_images", "bidirectional_prompts", "features"}
+OF_WHOLES = {
+    "bidirectional_images",
+    "bidirectional_prompts",
+    "features",
+    "projector_out",
+    "scaled_rows",
+}
 
 
 def plain(value: Any) -> Any:

@@ -26,6 +26,7 @@ ASKING: dict[str, dict[str, Any]] = {
     "`rope_theta`": {"rope_parameters": {"rope_theta": 1.0}},
     "no square": {"num_position_embeddings": 3},
     "`deepstack_visual_indexes`": {"deepstack_visual_indexes": [1, 0]},
+    "`merge_kernel_size` of two": {"merge_kernel_size": [1, 2]},
     "`image_size` of two": {"image_size": [28, 56]},
     "`patch_size` of two": {"patch_size": [14, 28]},
     "`layer_norm_eps`": {"layer_norm_eps": 0.1, "use_qk_norm": True},

@@ -98,11 +98,13 @@ def bidirectional_images_used(spec: Spec, name: str, model: DecoderModel) -> Fin
 
 
 def norm_settings_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
-    """`wide_qk_norm` needs `qk_norm`, and `norm_offset` RMSNorms."""
+    """`wide_qk_norm` needs `qk_norm`, `norm_offset` RMSNorms, and `scaled_rows` a factor."""
     if model.norm_offset and model.norm != "rms" and not model.qk_norm:
         yield idle_key(name, "norm_offset", f"`norm: {model.norm}` has none")
     if model.l2_qk_norm and model.qk_norm:
         yield idle_key(name, "l2_qk_norm", "`qk_norm` normalises queries and keys")
+    if model.scaled_rows and model.embedding_scale is None and not spec.modules[name].init_from:
+        yield idle_key(name, "scaled_rows", "without `embedding_scale` there is no factor")
     if model.wide_qk_norm and not model.qk_norm:
         yield idle_key(name, "wide_qk_norm", "without `qk_norm` queries and keys have no norm")
 

@@ -21,6 +21,7 @@ from mimo_launch.spec.module import MODELS
 def _found() -> tuple[dict[str, Family], dict[str, Whole]]:
     """Return families and whole models by type, first those that are written before others."""
     alone: dict[str, Family] = {}
+    parts: dict[str, Family] = {}
     wholes: dict[str, Whole] = {}
     for file in iter_modules(families.__path__, f"{families.__name__}."):
         for each in vars(import_module(file.name)).values():
@@ -28,8 +29,9 @@ def _found() -> tuple[dict[str, Family], dict[str, Whole]]:
                 alone[each.model_type] = each
             elif isinstance(each, Whole) and not isinstance(each, type):
                 wholes[each.model_type] = each
-                alone |= {part.model_type: part for part in each.families}
-    return _ordered(alone), _ordered(wholes)
+                parts |= {part.model_type: part for part in each.families}
+    # A whole may have a part that differs from the family of the same type.
+    return _ordered(parts | alone), _ordered(wholes)
 
 
 def _ordered(each: dict[str, Any]) -> dict[str, Any]:

@@ -164,7 +164,8 @@ class TowerAndDecoder:
         token: int,
     ) -> Config:
         """Return the configuration of a whole model made of two of our modules and families."""
-        width = {} if tower.row_width is None else {tower.row_width: text.hidden}
+        rows = getattr(encoder, "projector_out", None) or text.hidden
+        width = {} if tower.row_width is None else {tower.row_width: rows}
         # A folder keeps what it says of keys that the whole decides anyway.
         alone = replace(words, settings=words.settings.but(dict.fromkeys(self.text_fixed)))
         return {

@@ -356,6 +356,11 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return self.model.embedding_scale
 
     @property
+    def row_scale(self) -> float | None:
+        """The factor on rows of encoders, if any."""
+        return self.model.embedding_scale if self.model.scaled_rows else None
+
+    @property
     def logit_cap(self) -> float | None:
         """The number below which logits stay, if any."""
         return self.model.logit_softcap

@@ -250,6 +250,11 @@ class LanguageKind(CausalKind):
         return None
 
     @property
+    def row_scale(self) -> float | None:
+        """The factor on rows of encoders, if any."""
+        return None
+
+    @property
     def logit_scale(self) -> float | None:
         """The factor on logits, if any."""
         return None

@@ -86,14 +86,15 @@ class DeepShape(LayerShape):
 class BesideShape(LayerShape):
     """The layers that train or are frozen with the projector of a ViT.
 
-    A norm before it, the learned row that ends a line of tiles, the map that merges patches, and
-    the projectors of layers before the last.
+    A norm before it, the learned row that ends a line of tiles, the map that merges patches, the
+    projectors of layers before the last, and a linear map after it.
     """
 
     norm: NormShape | None
     newline: OneShape | None
     merge: WholeShape | None
     deepstack: ListShape | None
+    after: WholeShape | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +258,7 @@ class VisionKind(TransformerEncoderKind):
         """Return the projector, with all that trains or is frozen with it."""
         model, row, norm = self.model, self.model.row_width, None
         maps = replace(
-            self.maps(out),
+            self.maps(model.projector_out or out),
             activation=model.projector_activation,
             patches=row // model.patch_width,
         )
@@ -275,6 +276,7 @@ class VisionKind(TransformerEncoderKind):
             newline=newline if model.tiles is not None else None,
             merge=WholeShape(model.merge_width, row, bias=False) if model.merge_width else None,
             deepstack=ListShape((deep,) * model.deep_rows) if model.deep_rows else None,
+            after=WholeShape(model.projector_out, out) if model.projector_out else None,
         )
         return VisionProjectorShape(maps, beside)
 
@@ -290,19 +292,30 @@ class VisionKind(TransformerEncoderKind):
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of embedding and projectors."""
-        row, found = self.model.row_width, TransformerEncoderKind.end_flops(self, ends, work)
+        inside = self._ends_of_maps(ends)
+        row, found = self.model.row_width, TransformerEncoderKind.end_flops(self, inside, work)
         deep = 2.0 * work.rows * row * (row + ends.row_width) * self.model.deep_rows
         merge = 2.0 * work.rows * row * self.model.merge_width * (1 + self.model.deep_rows)
-        return found + Flops(projector=deep + merge) if ends.is_last else found
+        after = 2.0 * self._projected(work) * (self.model.projector_out or 0) * ends.row_width
+        return found + Flops(projector=deep + merge + after) if ends.is_last else found
+
+    def _ends_of_maps(self, ends: Ends) -> Ends:
+        """Return the ends as the projector sees them, without a map after it."""
+        return replace(ends, row_width=self.model.projector_out or ends.row_width)
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by embedding, projectors and the layers between them."""
-        total, row = TransformerEncoderKind.saved_at_ends(self, ends, held), self.model.row_width
+        inside, row = self._ends_of_maps(ends), self.model.row_width
+        total = TransformerEncoderKind.saved_at_ends(self, inside, held)
         if held.layers and self.model.turns_patches:
             # Cosines and sines.
             angles = 2 * self.model.hidden // self.model.heads
             total += held.tokens * angles * held.passes.wide
         if ends.is_last:
+            if (between := self.model.projector_out) is not None:
+                rows = held.patches // self.model.patches_per_row
+                kept = between * held.projector_trains - between // held.tp
+                total += rows * (kept + ends.row_width // held.tp)
             # The norm of a layer's output, which the next layer keeps, and both sides of the MLP.
             rows = self.model.deep_rows * held.patches // self.model.patches_per_row
             norm = held.passes.of_norm("layer", input_stays=held.through_layers)

@@ -203,11 +203,7 @@ class LanguageStage(ModelStage):
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [n, D] of tokens."""
-        x_nD: Tensor = self.embedding(tokens.flatten())
-        if (scale := self.kind.embedding_scale) is None:
-            return x_nD
-        # The scale is first rounded to the dtype of the embeddings, as in Gemma.
-        return x_nD * torch.full((), scale, dtype=x_nD.dtype, device=x_nD.device)
+        return _scaled(self.embedding(tokens.flatten()), self.kind.embedding_scale)
 
     def _token_losses(self, normed_nD: Tensor, labels_BS: Tensor) -> Tensor:
         """Return the loss of each label, [N]; 0 where there is none."""
@@ -282,7 +278,14 @@ class LanguageStage(ModelStage):
             where = batch.row_places[encoder]
             rows = all_rows(received, where, self.context).to(x_nD.dtype)
             first, *others = torch.split(rows, self.model.hidden, dim=1)
-            x_nD = x_nD.index_copy(0, where.places, first)
+            x_nD = x_nD.index_copy(0, where.places, _scaled(first, self.kind.row_scale))
             for layer, each in enumerate(others):
                 deep[layer] = deep[layer].index_copy(0, where.places, each)
         return x_nD, deep
+
+
+def _scaled(x_nD: Tensor, scale: float | None) -> Tensor:
+    """Return x times a scale, which is first rounded to the dtype of x, as in Gemma."""
+    if scale is None:
+        return x_nD
+    return x_nD * torch.full((), scale, dtype=x_nD.dtype, device=x_nD.device)

@@ -137,6 +137,8 @@ class VisionStage(ModelStage):
         if self.model.features:
             x_nD = self._side_by_side(x_nD, [each[patches] for each in kept])
         rows: Tensor = self.projector(self._normed_rows(x_nD))
+        if self.model.projector_out is not None:
+            rows = self.projector.get_submodule("after")(rows)
         if self.model.deepstack:
             layers = self.projector.get_submodule("deepstack").children()
             pairs = zip(layers, kept, strict=True)

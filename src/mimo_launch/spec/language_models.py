@@ -271,6 +271,11 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         "square root of `hidden`.",
         examples=[16.0],
     )
+    scaled_rows: bool = Field(
+        False,
+        description="`embedding_scale` is a factor on rows of encoders as well, as in HyperCLOVA X "
+        "SEED Think.",
+    )
     output_bias: bool = Field(
         False, description="A bias of the projection after attention, as in GPT-OSS."
     )

@@ -137,6 +137,12 @@ class VitModel(Images, TransformerEncoder):
         description="What that norm is of: all patches of a row together, or each patch of it, as "
         "in PaddleOCR-VL. With `pooling: linear` it is of each patch anyhow.",
     )
+    projector_out: Count | None = Field(
+        None,
+        description="Width of what the projector makes of a row, if one more linear map brings it "
+        "to the width of language, as in HyperCLOVA X SEED Think.",
+        examples=[5120],
+    )
     deepstack: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (),
         description="Layers, counted from 0; language adds their rows to its tokens as well: the "

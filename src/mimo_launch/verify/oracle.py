@@ -277,7 +277,7 @@ class Oracle:
                 x_SD = x_SD.clone()
                 first, *others = torch.split(torch.cat(images), x_SD.shape[1], dim=1)
                 is_row = given == placeholder_id(self.spec, encoder)
-                x_SD[is_row] = first
+                x_SD[is_row] = first * self._scale_of_rows
                 for layer, rows in enumerate(others):
                     added = deep.setdefault(layer, torch.zeros_like(x_SD)).clone()
                     added[is_row] = rows
@@ -342,6 +342,13 @@ class Oracle:
         """Return the embeddings of tokens, [S, D]."""
         scale = self.model.embedding_scale if isinstance(self.model, DecoderModel) else None
         return self.weights["language.embedding.weight"][tokens] * (scale or 1.0)
+
+    @property
+    def _scale_of_rows(self) -> float:
+        """The factor on rows of encoders."""
+        if isinstance(self.model, DecoderModel) and self.model.scaled_rows:
+            return self.model.embedding_scale or 1.0
+        return 1.0
 
     def _rows_of_images(self, split: Split, index: int, encoder: str) -> list[Tensor]:
         """Return the rows that a module makes of each image of a record."""

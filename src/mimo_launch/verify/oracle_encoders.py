@@ -152,6 +152,8 @@ def _encode_image(
     else:
         last = _before(weights, _joined(weights, x_ND, encoder, model, width), encoder, model)
     rows = [project(weights, last, encoder, model, model.projector_activation)]
+    if model.projector_out is not None:
+        rows = [linear(weights, rows[0], f"{encoder}.projector.after")]
     for place, each in enumerate(deep):
         layer = f"{encoder}.projector.deepstack.{place}"
         y = _joined(weights, each, encoder, model, width)
