@@ -213,6 +213,7 @@ BESIDE: Layouts = {
     },
     "further tokens, tp 2": {"tp": 2, "model": {"mtp": {"depth": 1}}},
     "one after the other, pp 2": {"pp": 2, "model": {"norm": "layer", "parallel": False}},
+    "without a gate, tp 2": {"tp": 2, "model": {"activation": "squared_relu"}},
 }  # fmt: skip
 UNIT: Layouts = {
     **BEHIND_VISION,

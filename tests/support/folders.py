@@ -264,7 +264,7 @@ FORMS: dict[str, Config] = {
         for kind in (
             "gemma2", "glm4", "ministral3", "smollm3", "gpt_oss", "radio", "dinov3_vit",
             "clip_vision_model", "siglip_vision_model", "cohere", "cohere2", "stablelm",
-            "llama4_text",
+            "llama4_text", "arcee",
             "cohere_compass_text",
         )
     },
@@ -710,6 +710,7 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
          "rope_type: yarn of full_attention"),
     ],
+    ("arcee, bare", "decoder", ""): [{"hidden_act": "silu"}, {"mlp_bias": True}],
     ("llama4_text, bare", "decoder", ""): [
         {"moe_layers": [0, 2]}, _layers("sliding_attention", 47), {"hidden_act": "gelu"},
     ],

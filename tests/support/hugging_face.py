@@ -292,6 +292,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
+    "arcee": (
+        {"norm_eps": 1e-3, "head_dim": 12, "activation": "squared_relu"},
+        {"rms_norm_eps": 1e-3, "head_dim": 12, "eos_token_id": 1, "bos_token_id": 2},
+    ),
     "stablelm": (
         {
             "norm_eps": 1e-3, "head_dim": None, "norm": "layer", "qkv_bias": True,

@@ -639,7 +639,7 @@ def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     }
     return {
         "sliding_window": window,
-        "activation": draw(st.sampled_from(["silu", "gelu_tanh", "clamped_silu"])),
+        "activation": draw(st.sampled_from(["silu", "gelu_tanh", "clamped_silu", "squared_relu"])),
         **draw(st.sampled_from(_NORMS)),
         "l2_qk_norm": draw(st.sampled_from([False, False, True])),
         "norm": draw(st.sampled_from(["rms", "rms", "layer", "layer_without_bias"])),

@@ -127,6 +127,7 @@ def specs() -> dict[str, Spec]:
         "norms of all heads and after layers": one(
             {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_qk_norm": True}, {}, 2
         ),
+        "no gate": one({"activation": "squared_relu"}, {}, 2),
         "LayerNorms, layers in parallel": one({"norm": "layer", "parallel": True}, {}, 2),
         "gates": one({"gated_attention": True, "qkv_bias": True, "kv_heads": 2}, {}, 4),
         "gates of a hybrid": mixing(tp=2, model={**GATES, "activation": "silu"}),

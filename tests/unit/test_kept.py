@@ -232,6 +232,11 @@ KEPT = {
     "with norms of heads without weights, as in Llama 4": Row(
         "language", {"l2_qk_norm": True}, {"l2_norm": True}
     ),
+    "without a gate": Row(
+        "language",
+        {"activation": "squared_relu"},
+        {"of_mlp": {"gate": None, "activation": "squared_relu"}},
+    ),
     "with capped scores": Row("language", {"attention_softcap": 50.0}, {"score_cap": 50.0}),
     "with the GELU of tanh": Row(
         "vision", {"activation": "gelu_tanh"}, {"of_mlp": {"activation": "gelu_tanh"}}

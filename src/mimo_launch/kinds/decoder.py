@@ -21,12 +21,14 @@ from mimo_launch.kinds.saved_activations import (
     GATED_TEMPORARY,
     HEAD_STATISTICS,
     SILU,
+    SQUARED,
     SUMS,
     Passes,
     Saved,
     Temporary,
 )
 from mimo_launch.kinds.shapes import NormShape
+from mimo_launch.kinds.transformer_encoder import TEMPORARY
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import DecoderBlocks, GateActivation
 from mimo_launch.spec.layers import QueryScaling, SlidingWindow
@@ -233,9 +235,10 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return self.model.l2_qk_norm and self.sight(number).rotary is not None
 
     @property
-    def gate(self) -> GateActivation:
-        """The activation of the gate of MLPs."""
-        return self.model.activation
+    def gate(self) -> GateActivation | None:
+        """The activation of the gate of MLPs, if they have one."""
+        activation = self.model.activation
+        return None if activation == "squared_relu" else activation
 
     def block(self, number: int) -> BlockShape:
         """Return a block; the block of a depth is like the last one."""
@@ -307,6 +310,8 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
                 block = (*block, LATENT_IN_ORDER)
         if self.model.attention_softcap is not None:
             block = tuple(each for each in block if each != SUMS)
+        if not self.model.gated_mlp:
+            block = (*(each for each in block if each not in GATED), *SQUARED)
         if self.model.parallel and (passes.are_compiled or passes.wide == 1):
             # Both norms read the block's input; otherwise each keeps a copy of it.
             block = tuple(each for each in block if each != STREAMS[1])
@@ -325,6 +330,8 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         block = DecoderBlocksKind._saved_besides(self, number, passes)
+        if not self.model.gated_mlp:
+            block = tuple(each for each in block if each != SILU)
         if self.model.post_norms and self.model.pre_norms:
             block = (*block, *passes.of_stream(self.norm().kind, *BLOCK_PARTS))
         heads = passes.of_head_norms()
@@ -343,11 +350,12 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block; also scores if they are capped."""
+        plain = GATED_TEMPORARY if self.model.gated_mlp else TEMPORARY
         if self.model.attention_softcap is None:
-            return GATED_TEMPORARY
+            return plain
         return Temporary(
-            forward=(CAPPED_FORWARD, *GATED_TEMPORARY.forward),
-            backward=(*GATED_TEMPORARY.backward, CAPPED_BACKWARD),
+            forward=(CAPPED_FORWARD, *plain.forward),
+            backward=(*plain.backward, CAPPED_BACKWARD),
         )
 
     @property

@@ -25,6 +25,7 @@ from mimo_launch.kinds.saved_activations import (
     GATED,
     RETURNED_OF_HEADS,
     SILU,
+    SQUARED,
     Part,
     Passes,
     Saved,
@@ -51,10 +52,6 @@ NAMES = {
 _INPUT = (
     Saved(name="layer input", stream=1, shared=True),
     Saved(name="normed input", stream=1, for_weights=True, normed=True),
-)
-SQUARED = (
-    Saved(name="up", inner=1),
-    Saved(name="its squared ReLU", inner=1, for_weights=True),
 )
 # In forward and backward, for MLPs with a gate.
 GATE = Saved(name="gate of the MLP, or its gradient", inner=1)

@@ -179,6 +179,11 @@ GATED = (
     Saved(name="gate and up, fused", inner=2),
     Saved(name="their product", inner=1, for_weights=True),
 )
+# Inside an MLP without a gate.
+SQUARED = (
+    Saved(name="up", inner=1),
+    Saved(name="its squared ReLU", inner=1, for_weights=True),
+)
 # Tensors that are alive together in the MLP, in a forward that keeps nothing: the block's input,
 # what attention adds to it, their sum, and its norm; and the tensors of the MLP.
 GATED_TEMPORARY = Temporary(

@@ -225,11 +225,11 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         "narrow widths, sizes of values apart from those of keys.",
         examples=["{kv_rank: 512, q_rank: 1536, rope_head_dim: 64, v_head_dim: 128}"],
     )
-    activation: GateActivation = Field(
+    activation: GateActivation | Literal["squared_relu"] = Field(
         "silu",
         description="Activation of the gate in MLPs and experts: SiLU (SwiGLU), GELU approximated "
         "by tanh (Gemma), or x sigmoid(1.702 x) of numbers clamped at 7, times 1 more than what "
-        "it gates (GPT-OSS).",
+        "it gates (GPT-OSS). `squared_relu`: no gate, but relu(x)^2 between two maps (Arcee).",
     )
     norm: NormKind = Field(
         "rms",
@@ -313,6 +313,11 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="Factor on the logits of words, as in Granite and Command R.",
         examples=[0.0625],
     )
+
+    @property
+    def gated_mlp(self) -> bool:
+        """Whether MLPs, including experts, have a gate; otherwise they are squared ReLU."""
+        return self.activation != "squared_relu"
 
     @property
     def rotary_size(self) -> int:

@@ -20,7 +20,7 @@ from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import DecoderModel, LanguageModel
-from mimo_launch.verify.oracle_blocks import GATES, RecordText, mixture, mlp
+from mimo_launch.verify.oracle_blocks import GATES, Gate, RecordText, mixture, mlp
 from mimo_launch.verify.oracle_dropout import Weights
 from mimo_launch.verify.oracle_layers import (
     attend,
@@ -67,7 +67,7 @@ def decoder_block(
     """Return the stream after a block like layer `number`, with weights under the name `layer`."""
     kind, more = kind_of(model), model if isinstance(model, DecoderModel) else None
     norm = norm_of(weights, model)
-    gate = GATES[more.activation if more else "silu"]
+    gate = gate_of(more)
     has_norms = more is None or more.pre_norms
     factor = (more and more.residual_scale) or 1.0
     y = norm(x_SD, f"{layer}.attention_norm") if has_norms else x_SD
@@ -86,6 +86,12 @@ def decoder_block(
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_mlp_norm")
     return x_SD + factor * weights.added(change, f"{layer}.drop_mlp")
+
+
+def gate_of(model: DecoderModel | HybridModel | None) -> Gate:
+    """Return what the gate of an MLP does, if it has one: `mlp` asks the weights."""
+    activation = "silu" if model is None else model.activation
+    return GATES["silu" if activation == "squared_relu" else activation]
 
 
 def norm_of(weights: Weights, model: CausalModel) -> Norm:
@@ -158,7 +164,7 @@ def hybrid_layers(
 ) -> Tensor:
     """Return the stream after the last layer, [S, D]; `deep` is added after layers."""
     norm, eps, documents = norm_of(weights, model), model.norm_eps, text.documents
-    gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
+    gate = gate_of(model)
     for number, letter in enumerate(model.pattern):
         layer = f"language.layers.{number}"
         y = norm(x_SD, f"{layer}.norm")
@@ -183,7 +189,7 @@ def hybrid_block(
 ) -> Tensor:
     """Return the stream after attention and experts or an MLP, a block for further tokens."""
     norm = norm_of(weights, model)
-    gate = GATES["silu" if model.activation == "squared_relu" else model.activation]
+    gate = gate_of(model)
     y = norm(x_SD, f"{name}.attention_norm")
     change = _attention(weights, y, f"{name}.attention", model, text)
     x_SD = x_SD + weights.added(change, f"{name}.drop_attention")

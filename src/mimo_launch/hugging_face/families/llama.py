@@ -1,7 +1,7 @@
 """Llama, with which all others are compared, and decoders that differ from it in settings alone.
 
 Sources: `transformers` 5.23, models/llama; 5.24, models/seed_oss, models/ernie4_5, models/helium,
-models/internlm3, models/iquestcoder, models/exaone and models/cwm.
+models/internlm3, models/iquestcoder, models/exaone, models/cwm and models/arcee.
 """
 
 from mimo_launch.hugging_face import decoders
@@ -82,6 +82,24 @@ HELIUM = Family(
     },
     rank=2,
     notes="Neighbours in a head rotate together. The base of rotary positions is 1e5 if left out.",
+)  # fmt: skip
+_RELU2 = "relu2"
+ARCEE = Family(
+    model_type="arcee",
+    kind="decoder",
+    architecture="ArceeForCausalLM",
+    published=("arcee-ai/AFM-4.5B",),
+    settings=decoders.decoder(decoders.sizes(), activation="squared_relu").but(
+        {}, {"hidden_act": _RELU2}
+    ),
+    tensors=decoders.TENSORS,
+    refused=refusals(only("hidden_act", _RELU2)) + decoders.not_computed(but=("hidden_act",)),
+    defaults={
+        "vocab_size": 32000, "hidden_size": 2560, "intermediate_size": 18432,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
+    },
+    rank=2,
+    notes="A Llama whose MLPs have no gate, but the square of a ReLU.",
 )  # fmt: skip
 # Names of settings in published folders, which transformers reads and does not write.
 _OLD_NAMES = {
