@@ -165,7 +165,9 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
                 "template": answers.template,
             }
         elif "vision" in parts and (image := parts["vision"][0].keys.get("image")) is not None:
-            samples["image"] = list(image)
+            # Whole rows, also where the table is no multiple of them.
+            row = parts["vision"][0].keys.get("shuffle", 1)
+            samples["image"] = [max(1, side // row) * row for side in image]
         _fit_vocab(modules, tokenizer)
     # The first multiple of the GPUs that is at least the usual batch.
     batch = -(-BATCH // answers.gpus) * answers.gpus
