@@ -44,8 +44,8 @@ def state_not_passed_between_cp_ranks() -> None:
     """The state starts anew where the next chunk of the sequence is another cp rank's."""
     correct = mamba.ssd
 
-    def anew(x: Any, *rest: Any, documents_BS: Any, **options: Any) -> Any:
-        return correct(x, *rest, documents_BS=_cut_at_ranks(x, documents_BS), **options)
+    def anew(given: Any, documents_BS: Any, **options: Any) -> Any:
+        return correct(given, documents_BS=_cut_at_ranks(given.x_BSHP, documents_BS), **options)
 
     mamba.ssd = anew
 

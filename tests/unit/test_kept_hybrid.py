@@ -47,7 +47,7 @@ class Convolution(torch.autograd.Function):
 
 
 def like_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mamba, "ssd", lambda *args, **options: (Scan.apply(*args), None))
+    monkeypatch.setattr(mamba, "ssd", lambda given, **_: (Scan.apply(*given), None))
     monkeypatch.setattr(recurrent, "causal_conv", lambda *args, **options: Convolution.apply(*args))
 
 
