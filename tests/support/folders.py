@@ -287,11 +287,11 @@ FORMS: dict[str, Config] = {
         "vision_config": {**INTERN, "model_type": "qianfan_ocr_vision", "drop_path_rate": 0.0},
     },
     "ShieldGemma 2": PUBLISHED["gemma-3-4b"] | {"model_type": "shieldgemma2"},
-    "vip-llava-7b": {
+    "ViP-LLaVA": {
         "model_type": "vipllava", "image_token_index": 32000, "vision_config": CLIP,
         "text_config": {"model_type": "llama", "vocab_size": 32064, "rms_norm_eps": 1e-5},
     },
-    "HyperCLOVAX-SEED-Think-32B": {
+    "HyperCLOVA X SEED Think": {
         "model_type": "hyperclovax_vision_v2", "image_token_id": 128060,
         "tie_word_embeddings": False,
         "text_config": {
@@ -416,11 +416,11 @@ IGNORED += [
 ]
 # What a configuration means, in some keys of each of our kinds.
 READ: dict[str, dict[str, dict[str, Any]]] = {
-    "HyperCLOVAX-SEED-Think-32B": {
+    "HyperCLOVA X SEED Think": {
         "vit": {"projector_out": 3584, "hidden": 1280},
         "decoder": {"scaled_rows": True, "embedding_scale": 10.0, "logit_scale": 0.125},
     },
-    "vip-llava-7b": {
+    "ViP-LLaVA": {
         "vit": {"layers": 23, "features": (22, 19, 16, 13, 5), "projector_norm_eps": 1e-5},
     },
     "EXAONE 4.5": {"vit": {"kv_heads": 8, "layers": 28}, "decoder": {"mrope": None}},
@@ -769,7 +769,7 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         ({"layer_norm_eps": 1e-5}, "layer_norm_eps: 1e-05 with use_qk_norm: true"),
         ({"use_mean_pooling": False}, "use_mean_pooling: false with norm_type: rms_norm"),
     ],
-    ("vip-llava-7b", "vit", ""): [
+    ("ViP-LLaVA", "vit", ""): [
         {"vision_feature_layer": [-2, 0]}, {"vision_feature_layer": []},
         {"projector_hidden_act": "relu"},
     ],

@@ -42,7 +42,9 @@ def planned(answers: Answers) -> Plan:
 
 
 # Types whose configuration class has the values of a published model by default, and GPUs for it.
-BY_DEFAULT = {"deepseek_v3": 512, "qwen3_5": 32, "qwen3_5_moe": 32, "qwen2_5_omni": 16}
+BY_DEFAULT = {
+    "deepseek_v3": 512, "qwen3_5": 32, "qwen3_5_moe": 32, "qwen2_5_omni": 16, "mistral4": 128,
+}  # fmt: skip
 
 
 @pytest.mark.sweep

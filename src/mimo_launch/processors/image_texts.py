@@ -12,9 +12,10 @@ from mimo_launch.processors.tokenizer import special_texts, token_id
 
 # The text that processors write around the rows of an image: by class, the special token of an
 # image in a conversation, and its replacement.
+_GEMMA = "boi_token", "\n\n{boi_token}{image_token}{eoi_token}\n\n"
 _IDEFICS = "image_token", "{fake_image_token}<global-img>{image_token}{fake_image_token}"
 _AROUND_IMAGES: dict[str, tuple[str, str]] = {
-    "Gemma3": ("boi_token", "\n\n{boi_token}{image_token}{eoi_token}\n\n"),
+    "Gemma3": _GEMMA,
     "Idefics3": _IDEFICS,
     "InternVL": (
         "context_image_token", "{start_image_token}{context_image_token}{end_image_token}",
@@ -23,6 +24,7 @@ _AROUND_IMAGES: dict[str, tuple[str, str]] = {
         "image_token", "{image_start_token}{image_token}{image_end_token}",
     ),
     "Pixtral": ("image_token", "{image_token}{image_end_token}"),
+    "ShieldGemma2": _GEMMA,
     "SmolVLM": _IDEFICS,
 }  # fmt: skip
 # The same for an image in tiles, if they write more than a token for each: the text of a tile, of
