@@ -120,9 +120,10 @@ def delta_state_not_passed_between_cp_ranks() -> None:
     """The state of a DeltaNet starts anew at the next chunk of another cp rank."""
     correct = deltanet.delta_rule
 
-    def anew(q: Any, *rest: Any, documents: Any, **options: Any) -> Any:
+    def anew(given: Any, documents: Any, **options: Any) -> Any:
         numbers = None if documents is None else documents.numbers
-        return correct(q, *rest, documents=Documents(_cut_at_ranks(q, numbers), ()), **options)
+        cut = Documents(_cut_at_ranks(given.q_BSGK, numbers), ())
+        return correct(given, documents=cut, **options)
 
     deltanet.delta_rule = anew
 
