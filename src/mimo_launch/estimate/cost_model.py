@@ -21,7 +21,7 @@ from mimo_launch.estimate.host_costs import (
 )
 from mimo_launch.estimate.host_starts import HostStarts
 from mimo_launch.estimate.host_waits import Starts, host_waits
-from mimo_launch.estimate.kernel_times import StageKernels
+from mimo_launch.estimate.kernel_times import Seconds, StageKernels
 from mimo_launch.estimate.memory import row_bytes
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.step_work import Forwards, StepWork
@@ -115,6 +115,9 @@ class CostModel:
     constants: Calibration
     known: dict[Hashable, StageTimes] = field(default_factory=dict)
     kept: dict[Hashable, StageCost] = field(default_factory=dict)
+    _products: dict[tuple[str, int], dict[tuple[int, int], Seconds]] = field(
+        default_factory=dict, init=False
+    )
 
     @cached_property
     def work(self) -> dict[str, Forwards]:
@@ -289,7 +292,10 @@ class CostModel:
         overhead = self.constants.action_overhead * MICRO
         travel = self._travel(module, stage, work)
         between = self._layers(module, stage, work) + travel
-        kernels = StageKernels(self.spec, self.layout, module, stage, work, self.constants)
+        products = self._products.setdefault((module.name, stage.index), {})
+        kernels = StageKernels(
+            self.spec, self.layout, module, stage, work, self.constants, products
+        )
         ahead = kernels.forward() + between
         back, again = kernels.backward(), 0.0
         found = between, travel

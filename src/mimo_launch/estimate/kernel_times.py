@@ -66,7 +66,10 @@ class Seconds:
 
 @dataclass(frozen=True)
 class StageKernels:
-    """The kernels of one stage in one forward with this work, on the tp rank with most of it."""
+    """The kernels of one stage in one forward with this work, on the tp rank with most of it.
+
+    `products` are those of a layer with so many tokens, for all forwards of the stage.
+    """
 
     spec: Spec
     layout: Layout
@@ -74,6 +77,7 @@ class StageKernels:
     stage: Stage
     work: Workload
     constants: Calibration
+    products: dict[tuple[int, int], Seconds] = field(default_factory=dict)
     known: dict[tuple[int, ...], Seconds] = field(default_factory=dict, init=False)
 
     def forward(self) -> float:
@@ -126,7 +130,10 @@ class StageKernels:
         kind, total = self._kind, Seconds()
         alike = _alike(self._written, numbers, self._share)
         for number, times, held in alike:
-            total += sum(self._products(held), self._between(number)).times(times)
+            key = number, self._tokens
+            if key not in self.products:
+                self.products[key] = sum(self._products(held), Seconds())
+            total += (self.products[key] + self._between(number)).times(times)
             total += self._dropped(number, held).times(times)
         if kind.is_custom:
             ends = ends_of(self.spec, self.module.name, is_first=False, is_last=False)

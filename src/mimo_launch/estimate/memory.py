@@ -11,6 +11,7 @@ checkpoint add are not counted.
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 
 from mimo_launch.estimate.alike_stages import alike_layers
@@ -213,8 +214,7 @@ class Activations:
         own = spec.modules[module.name]
         self.kind, self.tp = kind_of(own.model), module.grid.size(Axis.TP)
         numbers = self.kind.numbers(stage.layers, is_last=stage.is_last)
-        self.layers = {number: self.kind.layer_widths(number) for number in numbers}
-        self.first = _first_alike(own, numbers)
+        self.numbers = tuple(numbers)
         self.adapter, self.projector_trains = adapter_of(own), own.projector_trains
         self.ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
         self.width, self.bytes = own.model.hidden, spec.train.numbers.computed.bytes
@@ -240,6 +240,11 @@ class Activations:
             pads=not module.is_language and work.held * own.grid.cp > work.tokens,
             packed_keys=_packed_keys(work, own.grid.cp, layout.seq) if module.is_language else None,
         )
+
+    @cached_property
+    def first(self) -> dict[int, int]:
+        """For each layer the first one that keeps the same tensors."""
+        return _first_alike(self.own, self.numbers)
 
     @property
     def stream(self) -> int:
@@ -300,7 +305,7 @@ class Activations:
     def forward(self, unpacked: int) -> int:
         """Return the temporary bytes of a forward at its peak, `unpacked` for dequantized maps."""
         ends = self.loss_forward() + self.tiles()
-        alone = {self.first[each] for each in self.layers.keys() - set(self.path.layers)}
+        alone = {self.first[each] for each in set(self.numbers) - set(self.path.layers)}
         layers = ((self._temporary(each).forward, each) for each in alone)
         alive = max((self._sum(tensors, each) for tensors, each in layers), default=0)
         return max(ends, alive + unpacked)
@@ -400,7 +405,8 @@ class Activations:
 
     def _sum(self, tensors: Iterable[Saved], number: int) -> int:
         """Return the bytes of some tensors of one layer."""
-        tp, size, stream, copies = self.tp, self.layers[number], self.width, 0
+        tp, size = self.tp, self.kind.layer_widths(number)
+        stream, copies = self.width, 0
         # With fewer key heads than tp ranks each rank holds one; the same is true for groups.
         key = max(size.key // tp, size.unit)
         moe, experts = self.kind.moe, self.module.experts

@@ -10,6 +10,7 @@ Leaves: bytes to `memory`, seconds to `cost_model`, and measured seconds to `tra
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from operator import add
 
@@ -27,7 +28,7 @@ from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.schedule.data_flow import needs_backward, trains_before
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import ModuleSpec, Spec
 from mimo_launch.spec.values import BF16_PEAKS, Precision
 
 
@@ -146,11 +147,17 @@ def backward_path(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage
     """Return where the backward of a stage goes; it ends where nothing trains before."""
     if not needs_backward(layout, module, stage.index):
         return BackwardPath()
-    written, goes_on = spec.modules[module.name], trains_before(layout, module.name)
+    goes_on = trains_before(layout, module.name)
+    return _path(spec.modules[module.name], stage.layers, stage.is_last, goes_on)
+
+
+@lru_cache(maxsize=1024)
+def _path(written: ModuleSpec, layers: range, is_last: bool, goes_on: bool) -> BackwardPath:
+    """Return the path through some layers of a module that needs a backward there."""
     if not goes_on and not written.trains_besides_projector:
         return BackwardPath()
     lowest = 0 if goes_on else lowest_trained(written)
-    numbers = kind_of(written.model).numbers(stage.layers, is_last=stage.is_last)
+    numbers = kind_of(written.model).numbers(layers, is_last=is_last)
     through = tuple(each for each in numbers if each >= lowest)
     return BackwardPath(
         layers=through,
