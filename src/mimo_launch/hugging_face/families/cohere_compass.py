@@ -22,15 +22,12 @@ _WINDOWS = WindowKeys(by_layer=True)
 _ROPES, _DEFAULT = "rope_parameters", "default"
 
 
-def _rope_of(config: Config, kind: str) -> Config | None:
-    """Return the rotary settings of a kind of layer; None if it has no rotary positions."""
-    said = section(config, _ROPES)
-    rope = said.get(kind, {}) if {FULL, SLIDING} & said.keys() else said
-    return None if rope is None else {"rope_theta": rotary.THETA, "rope_type": _DEFAULT, **rope}
-
-
 def _by_kind(config: Config) -> dict[str, Config | None]:
-    return {kind: _rope_of(config, kind) for kind in dict.fromkeys(config["layer_types"])}
+    """Return the rotary settings of each kind of layer; None if it has no rotary positions."""
+    said, usual = section(config, _ROPES), {"rope_theta": rotary.THETA, "rope_type": _DEFAULT}
+    each = said if {FULL, SLIDING} & said.keys() else dict.fromkeys((FULL, SLIDING), said)
+    ropes = {kind: each.get(kind, {}) for kind in dict.fromkeys(config["layer_types"])}
+    return {kind: None if rope is None else usual | rope for kind, rope in ropes.items()}
 
 
 def _first(config: Config) -> Config:
@@ -119,6 +116,5 @@ COMPASS = VisionAndText(
     text=COMPASS_TEXT,
     nested=True,
     rank=1,
-    notes="The tower of a Qwen3-VL with a Command R that has positions on three axes; a kind of "
-    "layer without `rope_parameters` has none.",
+    notes="A Qwen3-VL with a Command R; layers without `rope_parameters` have no positions.",
 )
