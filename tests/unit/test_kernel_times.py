@@ -1,6 +1,7 @@
 """The kernels that a stage needs: which, of which sizes, and how often."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,10 @@ from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.kernel_table import KernelTable
-from mimo_launch.estimate.kernel_times import StageKernels
+from mimo_launch.estimate.kernel_times import Seconds, StageKernels
+from mimo_launch.kinds.weights import Parameter
 from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.spec import Spec
 
 MODEL = {"kind": "decoder", "layers": 2, "hidden": 64, "heads": 4, "head_dim": 16, "mlp": 128}
@@ -186,3 +189,23 @@ def test_parts_run_again_in_the_time_of_their_kernels() -> None:
     assert both == pytest.approx(parts["attention"] + parts["mlp"], rel=0.02)
     assert 0.8 * again("full") < both < again("full")
     assert again("none") == 0
+
+
+def test_products_are_timed_once_for_packed_forwards_of_as_many_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Language has eight microbatches of unlike documents, and equal layers."""
+    found = load_spec("docs/measured/photographs_qwen3_vl_4b.yaml").spec
+    assert found is not None
+    timed: list[str] = []
+    products = StageKernels._products
+
+    def counted(own: StageKernels, held: Iterable[Parameter]) -> Iterator[Seconds]:
+        timed.append(own.module.name)
+        return products(own, held)
+
+    monkeypatch.setattr(StageKernels, "_products", counted)
+    model = Estimator.of(Plan.of(found)).model
+    assert len({id(each) for each in model.work["language"]}) == 8
+    assert model.stages
+    assert timed.count("language") == 1

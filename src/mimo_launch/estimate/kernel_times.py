@@ -68,7 +68,7 @@ class Seconds:
 class StageKernels:
     """The kernels of one stage in one forward with this work, on the tp rank with most of it.
 
-    `products` are those of a layer with so many tokens, for all forwards of the stage.
+    `products` are those of a layer with so many tokens, which forwards of the stage may share.
     """
 
     spec: Spec
@@ -77,7 +77,7 @@ class StageKernels:
     stage: Stage
     work: Workload
     constants: Calibration
-    products: dict[tuple[int, int], Seconds] = field(default_factory=dict)
+    products: dict[tuple[int, int], Seconds] | None = None
     known: dict[tuple[int, ...], Seconds] = field(default_factory=dict, init=False)
 
     def forward(self) -> float:
@@ -131,9 +131,9 @@ class StageKernels:
         alike = _alike(self._written, numbers, self._share)
         for number, times, held in alike:
             key = number, self._tokens
-            if key not in self.products:
-                self.products[key] = sum(self._products(held), Seconds())
-            total += (self.products[key] + self._between(number)).times(times)
+            if key not in self._timed:
+                self._timed[key] = sum(self._products(held), Seconds())
+            total += (self._timed[key] + self._between(number)).times(times)
             total += self._dropped(number, held).times(times)
         if kind.is_custom:
             ends = ends_of(self.spec, self.module.name, is_first=False, is_last=False)
@@ -141,6 +141,11 @@ class StageKernels:
             total += self._product(flops / self._parts, self._tokens, self._width, self._width)
         moved = self._moved({number: times for number, times, _ in alike})
         return total + Seconds(_FORWARD * moved, _BACKWARD * moved)
+
+    @cached_property
+    def _timed(self) -> dict[tuple[int, int], Seconds]:
+        """The products of a layer with so many tokens, as far as they are timed."""
+        return {} if self.products is None else self.products
 
     def _moved(self, numbers: Mapping[int, int], *, again: bool = False) -> float:
         """Return the seconds to move once what layers make; see `Activations.made`."""
