@@ -36,6 +36,7 @@ ASKING: dict[str, dict[str, Any]] = {
     "layers other than": {"layers_block_type": ["strange"]},
     "`vision_feature_layer`": {"vision_feature_layer": [0, 1], "vision_config": SIZES},
     "`downsample_ratio`": {"downsample_ratio": 0.3},
+    "`projection_dim` other": {"projection_dim": 3, "text_config": SIZES},
     "`mm_tokens_per_image`": {"mm_tokens_per_image": 3, "vision_config": SIZES},
     "the width of a row": {"audio_config": {"intermediate_size": 7, "hidden_size": 64}},
     "`image_grid_pinpoints`": {"image_grid_pinpoints": [[1, 1]], "vision_config": SIZES},
