@@ -81,7 +81,7 @@ _UNTOUCHED = (
     "gemma", "phi3", "seed_oss", "olmo2", "olmo3", "exaone4", "granite", "ernie4_5", "helium",
     "cwm", "ministral", "youtu", "ministral3", "internlm3", "iquestcoder", "vaultgemma",
     "hyperclovax", "cohere", "cohere2", "stablelm",
-    "arcee",
+    "arcee", "starcoder2",
     "cohere_compass_text",
     "smollm3", "exaone",
 )  # fmt: skip
@@ -612,6 +612,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("gemma3_text", "language", {"embedding_scale": None}, False),
         ("gemma3_text", "language", {"query_pre_attn_scalar": None}, False),
         ("glm4", "language", {"rotary_interleaved": False}, True),
+        ("arcee", "language", {"activation": "gelu_tanh_without_gate"}, True),
         ("glm4", "language", {"rotary_factor": 1.0}, True),
         *((kind, "theirs", {"num_experts_per_tok": 1}, True) for kind in _EXPERTS),
         *(

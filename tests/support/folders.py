@@ -264,7 +264,7 @@ FORMS: dict[str, Config] = {
         for kind in (
             "gemma2", "glm4", "ministral3", "smollm3", "gpt_oss", "radio", "dinov3_vit",
             "clip_vision_model", "siglip_vision_model", "cohere", "cohere2", "stablelm",
-            "llama4_text", "arcee",
+            "llama4_text", "arcee", "starcoder2",
             "cohere_compass_text",
         )
     },
@@ -525,6 +525,19 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "moe.top_k": 1, "moe.shared": 8192, "mlp": 16384, "l2_qk_norm": True,
         },
     },
+    "arcee, bare": {
+        "decoder": {
+            "activation": "squared_relu", "mlp_bias": False, "output_bias": False, "hidden": 2560,
+            "mlp": 18432, "kv_heads": 32, "head_dim": 80, "norm_eps": 1e-5, "tied": False,
+        },
+    },
+    "starcoder2, bare": {
+        "decoder": {
+            "activation": "gelu_tanh_without_gate", "mlp_bias": True, "qkv_bias": True,
+            "output_bias": True, "norm": "layer", "tied": True, "sliding_window": None,
+            "kv_heads": 2, "head_dim": 128, "mlp": 12288,
+        },
+    },
     "stablelm, bare": {"decoder": {"rotary_factor": 0.25, "norm": "layer", "head_dim": 80}},
     "GLM-4.1V of version 5": {
         "vit": {
@@ -710,9 +723,12 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
          "rope_type: yarn of full_attention"),
     ],
-    ("arcee, bare", "decoder", ""): [{"hidden_act": "silu"}, {"mlp_bias": True}],
+    ("arcee, bare", "decoder", ""): [{"hidden_act": "silu"}, AWQ],
     ("llama4_text, bare", "decoder", ""): [
         {"moe_layers": [0, 2]}, _layers("sliding_attention", 47), {"hidden_act": "gelu"},
+    ],
+    ("starcoder2, bare", "decoder", ""): [
+        {"hidden_act": "gelu"}, {"residual_dropout": 0.1}, {"embedding_dropout": 0.1},
     ],
     ("stablelm, bare", "decoder", ""): [{"qk_layernorm": True}, {"hidden_dropout": 0.1}],
     ("Ministral 3, text", "decoder", ""): [

@@ -292,10 +292,6 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
-    "arcee": (
-        {"norm_eps": 1e-3, "head_dim": 12, "activation": "squared_relu"},
-        {"rms_norm_eps": 1e-3, "head_dim": 12, "eos_token_id": 1, "bos_token_id": 2},
-    ),
     "stablelm": (
         {
             "norm_eps": 1e-3, "head_dim": None, "norm": "layer", "qkv_bias": True,
@@ -306,6 +302,28 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
             },
+        },
+    ),
+    "arcee": (
+        {
+            "norm_eps": 1e-3, "head_dim": 12, "rope_theta": 500.0, "activation": "squared_relu",
+            "mlp_bias": True, "qkv_bias": True, "output_bias": True,
+        },
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 12, "mlp_bias": True, "attention_bias": True,
+            "bos_token_id": 1, "eos_token_id": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
+    "starcoder2": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "norm": "layer", "tied": True, "mlp_bias": True,
+            "activation": "gelu_tanh_without_gate", "qkv_bias": True, "output_bias": True,
+            "sliding_window": {"size": 5, "full": []}, "rope_theta": 500.0,
+        },
+        {
+            "norm_epsilon": 1e-3, "sliding_window": 5, "bos_token_id": 1, "eos_token_id": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
     # Command R; in the newer one the second layer has neither windows nor rotary positions.

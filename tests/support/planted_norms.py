@@ -7,7 +7,7 @@ from tests.support.specs import behind_vision
 
 from mimo_launch.kinds.decoder import DecoderKind
 from mimo_launch.kinds.weights import Weight
-from mimo_launch.layers import attention, norms
+from mimo_launch.layers import attention, norms, pointwise
 from mimo_launch.layers.norms import WideNorm
 from mimo_launch.models import mlp
 from mimo_launch.models.language_model import LanguageStage
@@ -21,10 +21,11 @@ MODEL: dict[str, Any] = {
     "logit_scale": 0.25, "embedding_scale": 3.0, "scaled_rows": True,
 }  # fmt: skip
 
-# Layers as in Command R.
+# Layers as in Command R, MLPs as in StarCoder2.
 BESIDE: dict[str, Any] = {
     "layers": 3, "heads": 4, "kv_heads": 2, "rotary_interleaved": True, "parallel": True,
-    "norm": "layer_without_bias", "logit_scale": 0.25,
+    "norm": "layer_without_bias", "logit_scale": 0.25, "mlp_bias": True,
+    "activation": "gelu_tanh_without_gate",
 }  # fmt: skip
 
 # Norms of heads as in Llama 4.
@@ -142,7 +143,13 @@ def answers_scaled() -> None:
     mlp.MoeMlp._answers = plain  # type: ignore[method-assign]
 
 
+def gelu_exact() -> None:
+    """MLPs without a gate compute GELU itself, not its approximation."""
+    pointwise.ACTIVATIONS["gelu_tanh"] = pointwise.gelu
+
+
 NORM_BUGS = {
+    "exact GELU": (gelu_exact, beside(dp=2)),
     "still heads normed": (still_heads_normed, of_unit_heads(tp=2)),
     "answers scaled": (answers_scaled, of_unit_heads(dp=2, experts={"ep": 2})),
     "rows unscaled": (rows_unscaled, normed_after(cp=2)),

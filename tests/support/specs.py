@@ -17,7 +17,7 @@ from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.layout.samples import grouped_encoders
 from mimo_launch.layout.space import divisors
 from mimo_launch.spec.sections import ScheduleKind
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import DecoderModel, Spec
 
 AXES = ("tp", "cp", "dp", "pp")
 # Every order in which cp varies faster than dp, the default first.
@@ -25,6 +25,7 @@ ORDERS = [order for order in permutations(AXES) if order.index("cp") < order.ind
 TP_SIZES, CP_SIZES, PP_SIZES = (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4)
 ENCODERS = ("vision", "audio", "depth")
 KINDS = get_args(ScheduleKind)
+ACTIVATIONS = get_args(DecoderModel.model_fields["activation"].annotation)
 # Kinds of language models, each drawn as often as it is named; a decoder may have experts.
 LANGUAGES = ("decoder", "decoder", "decoder", "hybrid")
 SPARSE = ("experts", "hybrid", "hybrid")
@@ -639,7 +640,8 @@ def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     }
     return {
         "sliding_window": window,
-        "activation": draw(st.sampled_from(["silu", "gelu_tanh", "clamped_silu", "squared_relu"])),
+        "activation": draw(st.sampled_from(ACTIVATIONS)),
+        "mlp_bias": draw(st.booleans()),
         **draw(st.sampled_from(_NORMS)),
         "l2_qk_norm": draw(st.sampled_from([False, False, True])),
         "norm": draw(st.sampled_from(["rms", "rms", "layer", "layer_without_bias"])),

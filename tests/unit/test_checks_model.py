@@ -50,6 +50,11 @@ def codes(*overrides: str) -> list[str]:
         (["model.sliding_window={size: 4, chunked: true, full: [2]}"], ["full-layer-not-in-model"]),
         (["model.nope={layers: [0, 1]}"], []),
         (["model.nope={layers: [1, 2]}"], ["full-layer-not-in-model"]),
+        (["model.mlp_bias=true"], []),
+        (
+            ["model.mlp_bias=true", "model.moe={experts: 4, top_k: 2, width: 16}"],
+            ["setting-without-effect"],
+        ),
         (["model.bidirectional_images=true"], []),
         (["model.bidirectional_prompts=true"], []),
         (

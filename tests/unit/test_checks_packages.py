@@ -94,6 +94,7 @@ def test_nf4_needs_its_library_where_it_runs(
         (["modules.language.model.norm_offset=true"], "`norm_offset`"),
         (["modules.language.model.attention_sinks=true"], "`attention_sinks`"),
         (["modules.language.model.output_bias=true"], "`output_bias`"),
+        (["modules.language.model.mlp_bias=true"], "`mlp_bias`"),
         (
             [
                 "modules.language.model.mla={kv_rank: 8, rope_head_dim: 8}",

@@ -129,6 +129,9 @@ def specs() -> dict[str, Spec]:
         ),
         "no gate": one({"activation": "squared_relu"}, {}, 2),
         "LayerNorms, layers in parallel": one({"norm": "layer", "parallel": True}, {}, 2),
+        "MLPs without a gate, with biases": one(
+            {"activation": "gelu_tanh_without_gate", "mlp_bias": True}, {}, 2
+        ),
         "gates": one({"gated_attention": True, "qkv_bias": True, "kv_heads": 2}, {}, 4),
         "gates of a hybrid": mixing(tp=2, model={**GATES, "activation": "silu"}),
         "biases, kv heads split": one(

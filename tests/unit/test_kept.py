@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mimo_launch.kinds import saved_activations, transformer_encoder
+from mimo_launch.kinds import saved_activations
 from mimo_launch.kinds.block_shapes import DepthShape
 from mimo_launch.kinds.layer import Ends, Rotary
 from mimo_launch.kinds.registry import kind_of
@@ -220,6 +220,16 @@ KEPT = {
     "with factors on what layers add": Row(
         "language", {"residual_scale": 0.22}, {"residual_scale": 0.22}
     ),
+    "with GELU and no gate, as in StarCoder2": Row(
+        "language",
+        {"activation": "gelu_tanh_without_gate", "mlp_bias": True},
+        {"of_mlp": {"gate": None, "activation": "gelu_tanh"}},
+    ),
+    "with squared ReLU, as in Arcee": Row(
+        "language",
+        {"activation": "squared_relu"},
+        {"of_mlp": {"gate": None, "activation": "squared_relu"}},
+    ),
     "with LayerNorms": Row("language", {"norm": "layer"}, {"norm": "layer"}),
     "with layers in parallel, as in Command R": Row(
         "language",
@@ -424,7 +434,7 @@ def test_a_forward_that_keeps_nothing_needs_a_block_at_a_time(name: str) -> None
         block(x_nD, mask)
     tables = {
         "language": saved_activations.GATED_TEMPORARY,
-        "vision": transformer_encoder.TEMPORARY,
+        "vision": saved_activations.PLAIN_TEMPORARY,
     }
     widths = sum(each.stream * WIDTH + each.inner * INNER for each in tables[name].forward)
     # Only where nothing is compiled the SiLU of gate is a tensor.

@@ -119,7 +119,9 @@ _LACKS = (
         "windows",
     ),
     _Lack(
-        lambda kind: any(mlp.gate and mlp.bias for mlp in _inside(kind, MlpShape)),
+        lambda kind: (
+            not kind.reads_tokens and any(x.gate and x.bias for x in _inside(kind, MlpShape))
+        ),
         "activation",
         "compute a gated MLP with biases",
         "its SwiGLU is used without biases only",

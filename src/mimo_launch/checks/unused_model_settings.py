@@ -109,6 +109,13 @@ def norm_settings_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
         yield idle_key(name, "wide_qk_norm", "without `qk_norm` queries and keys have no norm")
 
 
+def mlp_bias_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
+    """`mlp_bias` needs MLPs."""
+    if model.mlp_bias and not model.has_mlps and not (model.moe and model.moe.shared):
+        why = "every layer has experts, the biases of which are `moe.bias`"
+        yield idle_key(name, "mlp_bias", why)
+
+
 def shared_gate_used(spec: Spec, name: str, model: CausalModel) -> Findings:
     """`shared_gate` needs a shared expert."""
     if model.moe is not None and model.moe.shared_gate and not model.moe.shared:

@@ -29,6 +29,9 @@ from mimo_launch.spec.encoders import Activation, Projector, ProjectorActivation
 from mimo_launch.spec.language_models import GateActivation
 from mimo_launch.spec.layers import Mla, Moe
 
+# Of MLPs without a gate.
+PlainActivation = Activation | Literal["squared_relu"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpShape(LayerShape):
@@ -40,7 +43,7 @@ class MlpShape(LayerShape):
     inner: int
     out: int
     gate: GateActivation | None = None
-    activation: Activation | Literal["squared_relu"] = "gelu"
+    activation: PlainActivation = "gelu"
     bias: bool = False
     out_scale: float = 1.0
 
@@ -257,6 +260,7 @@ class ExpertsShape(LayerShape):
     moe: Moe
     width: int
     gate: GateActivation | None
+    activation: PlainActivation = "squared_relu"
     out_scale: float
 
     def own(self, tp: int) -> Parameters:
@@ -316,6 +320,7 @@ class MoeShape(LayerShape):
     moe: Moe
     width: int
     gate: GateActivation | None
+    activation: PlainActivation = "squared_relu"
     shared: MlpShape | None
     out_scale: float
 
@@ -325,7 +330,13 @@ class MoeShape(LayerShape):
         if moe.gates_shared:
             weight = Weight(name="weight", shape=(1, width), std=width**-0.5)
             gate = OneShape(f"{NORMS}:TokenGate", weight)
-        experts = ExpertsShape(moe=moe, width=width, gate=self.gate, out_scale=self.out_scale)
+        experts = ExpertsShape(
+            moe=moe,
+            width=width,
+            gate=self.gate,
+            activation=self.activation,
+            out_scale=self.out_scale,
+        )
         router = RouterShape(moe, width)
         return {
             "router": router,

@@ -12,8 +12,14 @@ from mimo_launch.kinds.facts import RowReading, TpCuts
 from mimo_launch.kinds.generator import ReadingBeside
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Widths, Workload
-from mimo_launch.kinds.saved_activations import RECOMPUTED, HeldAtEnds, Passes, Saved, Temporary
-from mimo_launch.kinds.transformer_encoder import TEMPORARY
+from mimo_launch.kinds.saved_activations import (
+    PLAIN_TEMPORARY,
+    RECOMPUTED,
+    HeldAtEnds,
+    Passes,
+    Saved,
+    Temporary,
+)
 from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
 from mimo_launch.spec.spec import Clips, CustomModel, Images
 
@@ -122,7 +128,7 @@ class CustomKind(ModelKind):
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return streams and their gradients, as in built-in encoders."""
-        return TEMPORARY
+        return PLAIN_TEMPORARY
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return 0, because there are only layers."""

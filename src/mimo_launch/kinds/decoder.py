@@ -8,7 +8,13 @@ Leaves: nothing.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, DepthShape
+from mimo_launch.kinds.block_shapes import (
+    AttentionShape,
+    BlockShape,
+    DepthShape,
+    MlpShape,
+    PlainActivation,
+)
 from mimo_launch.kinds.facts import Attending
 from mimo_launch.kinds.language import CausalKind, LanguageKind
 from mimo_launch.kinds.layer import Sight
@@ -20,15 +26,15 @@ from mimo_launch.kinds.saved_activations import (
     GATED,
     GATED_TEMPORARY,
     HEAD_STATISTICS,
+    PLAIN,
+    PLAIN_TEMPORARY,
     SILU,
-    SQUARED,
     SUMS,
     Passes,
     Saved,
     Temporary,
 )
 from mimo_launch.kinds.shapes import NormShape
-from mimo_launch.kinds.transformer_encoder import TEMPORARY
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import DecoderBlocks, GateActivation
 from mimo_launch.spec.layers import QueryScaling, SlidingWindow
@@ -50,7 +56,6 @@ LATENT_BLOCK = (
     Saved(name="rotated queries", query=1),
     Saved(name="attention output", value=1),
     *ATTENTION_OUT[1:],
-    *GATED,
 )
 # With keys and values of this rank alone, or of each cp rank.
 LATENT_ALONE = (
@@ -68,6 +73,7 @@ TORCH_ONLY = (
     "bidirectional_images",
     "bidirectional_prompts",
     "activation",
+    "mlp_bias",
     "norm",
     "parallel",
     "pre_norms",
@@ -132,7 +138,12 @@ class DecoderBlocksKind(CausalKind):
     def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         copied = self._copies(number, passes)
         attention = self._saved_projected(passes, rotated=copied, normed=self._norms_heads(number))
-        return (*INPUT, *attention, *ATTENTION_OUT, *GATED)
+        return (*INPUT, *attention, *ATTENTION_OUT, *self._inside)
+
+    @property
+    def _inside(self) -> tuple[Saved, ...]:
+        """What an MLP keeps."""
+        return GATED if self.model.gated_mlp else PLAIN
 
     def _copies(self, number: int, passes: Passes) -> bool:
         """Return whether attention reads queries and keys that positions changed."""
@@ -144,11 +155,12 @@ class DecoderBlocksKind(CausalKind):
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         attention = self._saved_beside_attention(passes, normed=self._norms_heads(number))
-        return (SILU, *passes.of_stream(self.norm().kind, *BLOCK_PARTS), *attention)
+        gate = (SILU,) if self.model.gated_mlp else ()
+        return (*gate, *passes.of_stream(self.norm().kind, *BLOCK_PARTS), *attention)
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block."""
-        return GATED_TEMPORARY
+        return GATED_TEMPORARY if self.model.gated_mlp else PLAIN_TEMPORARY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +192,7 @@ class DecoderAttending(Attending):
 
 @dataclass(frozen=True, slots=True)
 class DecoderKind(DecoderBlocksKind, LanguageKind):
-    """A decoder: blocks of attention and SwiGLU, or of attention and experts."""
+    """A decoder: blocks of attention and an MLP, or of attention and experts."""
 
     model: DecoderModel
 
@@ -237,8 +249,20 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     @property
     def gate(self) -> GateActivation | None:
         """The activation of the gate of MLPs, if they have one."""
-        activation = self.model.activation
-        return None if activation == "squared_relu" else activation
+        match self.model.activation:
+            case "squared_relu" | "gelu_tanh_without_gate":
+                return None
+            case of_gate:
+                return of_gate
+
+    @property
+    def activation(self) -> PlainActivation:
+        """The activation of MLPs without a gate."""
+        return "squared_relu" if self.model.activation == "squared_relu" else "gelu_tanh"
+
+    def mlp(self, inner: int, *, out_scale: float) -> MlpShape:
+        """Return an MLP."""
+        return replace(LanguageKind.mlp(self, inner, out_scale=out_scale), bias=self.model.mlp_bias)
 
     def block(self, number: int) -> BlockShape:
         """Return a block; the block of a depth is like the last one."""
@@ -304,14 +328,13 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         else:
             block = (
                 *LATENT_BLOCK,
+                *self._inside,
                 *(LATENT_ALONE if passes.cp == 1 else LATENT_GATHERED * passes.cp),
             )
             if passes.cp > 1 and passes.packed_keys is None:
                 block = (*block, LATENT_IN_ORDER)
         if self.model.attention_softcap is not None:
             block = tuple(each for each in block if each != SUMS)
-        if not self.model.gated_mlp:
-            block = (*(each for each in block if each not in GATED), *SQUARED)
         if self.model.parallel and (passes.are_compiled or passes.wide == 1):
             # Both norms read the block's input; otherwise each keeps a copy of it.
             block = tuple(each for each in block if each != STREAMS[1])
@@ -330,8 +353,6 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         block = DecoderBlocksKind._saved_besides(self, number, passes)
-        if not self.model.gated_mlp:
-            block = tuple(each for each in block if each != SILU)
         if self.model.post_norms and self.model.pre_norms:
             block = (*block, *passes.of_stream(self.norm().kind, *BLOCK_PARTS))
         heads = passes.of_head_norms()
@@ -350,12 +371,12 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block; also scores if they are capped."""
-        plain = GATED_TEMPORARY if self.model.gated_mlp else TEMPORARY
+        found = DecoderBlocksKind.temporary_activations(self, number)
         if self.model.attention_softcap is None:
-            return plain
+            return found
         return Temporary(
-            forward=(CAPPED_FORWARD, *plain.forward),
-            backward=(*plain.backward, CAPPED_BACKWARD),
+            forward=(CAPPED_FORWARD, *found.forward),
+            backward=(*found.backward, CAPPED_BACKWARD),
         )
 
     @property

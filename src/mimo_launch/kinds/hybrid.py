@@ -23,9 +23,9 @@ from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     BLOCK_PARTS,
     GATED,
+    PLAIN,
     RETURNED_OF_HEADS,
     SILU,
-    SQUARED,
     Part,
     Passes,
     Saved,
@@ -165,7 +165,7 @@ class HybridKind(LanguageKind):
         if (facts := self._recurrent(number)) is not None:
             returned = (RETURNED_OF_HEADS,) if passes.cp > 1 else ()
             return (*self._input("attention"), *facts.saved, *returned)
-        inside = GATED if self.model.gated_mlp else SQUARED
+        inside = GATED if self.model.gated_mlp else PLAIN
         if not self._attends(number):
             return (*self._input("mlp"), *inside)
         rotated = self.model.rope_theta is not None

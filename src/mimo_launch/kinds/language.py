@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mimo_launch.kinds.block_shapes import AttentionShape, DepthShape, MlpShape, MoeShape
+from mimo_launch.kinds.block_shapes import (
+    AttentionShape,
+    DepthShape,
+    MlpShape,
+    MoeShape,
+    PlainActivation,
+)
 from mimo_launch.kinds.facts import TpCuts
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Rotary, Sight, Workload
@@ -121,7 +127,7 @@ class CausalKind(ModelKind):
             inner=inner,
             out=width,
             gate=gate,
-            activation="squared_relu",
+            activation=self.activation,
             out_scale=out_scale,
         )
 
@@ -143,6 +149,7 @@ class CausalKind(ModelKind):
             moe=moe,
             width=self.model.hidden,
             gate=self.gate,
+            activation=self.activation,
             shared=self.mlp(moe.shared, out_scale=out_scale) if moe.shared else None,
             out_scale=out_scale,
         )
@@ -151,6 +158,11 @@ class CausalKind(ModelKind):
     def gate(self) -> GateActivation | None:
         """The activation of the gate of MLPs, if they have one."""
         return "silu"
+
+    @property
+    def activation(self) -> PlainActivation:
+        """The activation of MLPs without a gate."""
+        return "squared_relu"
 
     def _saved_projected(self, passes: Passes, *, rotated: bool, normed: bool) -> tuple[Saved, ...]:
         """Return what attention saves before its output; heads may be normed or rotated."""

@@ -180,10 +180,7 @@ GATED = (
     Saved(name="their product", inner=1, for_weights=True),
 )
 # Inside an MLP without a gate.
-SQUARED = (
-    Saved(name="up", inner=1),
-    Saved(name="its squared ReLU", inner=1, for_weights=True),
-)
+PLAIN = (Saved(name="up", inner=1), Saved(name="its activation", inner=1, for_weights=True))
 # Tensors that are alive together in the MLP, in a forward that keeps nothing: the block's input,
 # what attention adds to it, their sum, and its norm; and the tensors of the MLP.
 GATED_TEMPORARY = Temporary(
@@ -193,6 +190,16 @@ GATED_TEMPORARY = Temporary(
     ),
     backward=(
         Saved(name="gradients of gate, up and product", inner=3),
+        Saved(name="gradients of the stream", stream=2),
+    ),
+)
+PLAIN_TEMPORARY = Temporary(
+    forward=(
+        Saved(name="streams", stream=4, shared=True),
+        Saved(name="up and its activation", inner=2),
+    ),
+    backward=(
+        Saved(name="gradients of up and its activation", inner=2),
         Saved(name="gradients of the stream", stream=2),
     ),
 )

@@ -17,6 +17,8 @@ from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     BLOCK_PARTS,
     GATED_TEMPORARY,
+    PLAIN,
+    PLAIN_TEMPORARY,
     HeldAtEnds,
     Passes,
     Saved,
@@ -30,17 +32,6 @@ from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 INPUT = (
     Saved(name="block input", stream=1, shared=True),
     Saved(name="normed input", stream=1, for_weights=True, part="attention", normed=True),
-)
-PLAIN = (Saved(name="up", inner=1), Saved(name="its GELU", inner=1, for_weights=True))
-TEMPORARY = Temporary(
-    forward=(
-        Saved(name="streams", stream=4, shared=True),
-        Saved(name="up and its GELU", inner=2),
-    ),
-    backward=(
-        Saved(name="gradients of up and its GELU", inner=2),
-        Saved(name="gradients of the stream", stream=2),
-    ),
 )
 
 
@@ -169,7 +160,7 @@ class BlocksKind(ModelKind):
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a block."""
-        return TEMPORARY if self.mlp().gate is None else GATED_TEMPORARY
+        return PLAIN_TEMPORARY if self.mlp().gate is None else GATED_TEMPORARY
 
 
 @dataclass(frozen=True, slots=True)

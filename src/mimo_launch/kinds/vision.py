@@ -17,6 +17,7 @@ from mimo_launch.kinds.saved_activations import (
     BLOCK_PARTS,
     GATED,
     HEAD_STATISTICS,
+    PLAIN,
     SILU,
     HeldAtEnds,
     Passes,
@@ -27,7 +28,6 @@ from mimo_launch.kinds.shapes import ListShape, NormShape, OneShape, WholeShape,
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.transformer_encoder import (
     INPUT,
-    PLAIN,
     PatchWork,
     TransformerEncoderKind,
 )

@@ -36,7 +36,7 @@ from mimo_launch.kinds.block_shapes import ExpertsShape
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layers.packed import packed_product
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import GATED, scaled_tokens, squared_relu
+from mimo_launch.layers.pointwise import ACTIVATIONS, GATED, scaled_tokens
 from mimo_launch.layers.shaped_layer import ShapedLayer
 
 # In a grouped product, the row size of each factor must be a multiple of this many bytes.
@@ -50,7 +50,7 @@ class Experts(ShapedLayer[ExpertsShape]):
     """This rank's experts, [M, D] -> [M, D]; the caller sums over the ranks that split them.
 
     A separate module, because its weights have different replicas from the layers around it. An
-    expert has the canonical tensors `NUMBER.gate.weight` (without a `gate` it is a squared ReLU),
+    expert has the canonical tensors `NUMBER.gate.weight` (if it has a `gate`),
     `NUMBER.up.weight` and `NUMBER.down.weight`, and perhaps the biases of all three. Ranks
     that split an expert add different parts of its last bias, so that their sum includes it once.
     """
@@ -64,7 +64,7 @@ class Experts(ShapedLayer[ExpertsShape]):
     def __init__(self, context: ParallelContext, shape: ExpertsShape) -> None:
         super().__init__(context, shape)
         self.width, self.has_bias = shape.width, shape.moe.bias
-        self.between = squared_relu if shape.gate is None else GATED[shape.gate]
+        self.between = GATED[shape.gate] if shape.gate else ACTIVATIONS[shape.activation]
         split = context.expert_tp
         self.num_own = len(even_cut(shape.moe.experts, context.ep.size, context.ep.index))
         self.inner = len(even_cut(shape.moe.width, split.size, split.index))

@@ -5,7 +5,7 @@ Relies on: `layers` for sections of their keys.
 Leaves: hybrids to `hybrid`, what fits together to `checks`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -75,7 +75,7 @@ class CausalModel(Strict):
 
     @property
     def gated_mlp(self) -> bool:
-        """Whether MLPs, including experts, are SwiGLU; otherwise they are squared ReLU."""
+        """Whether MLPs, including experts, have a gate."""
         raise NotImplementedError
 
     def has_experts(self, layer: int) -> bool:
@@ -190,6 +190,8 @@ class DecoderBlocks(CausalModel):
 
 
 GateActivation = Literal["silu", "gelu_tanh", "clamped_silu"]
+# Activations of MLPs without a gate.
+UngatedActivation = Literal["squared_relu", "gelu_tanh_without_gate"]
 NormKind = Literal["rms", "layer", "layer_without_bias"]
 
 
@@ -225,11 +227,17 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         "narrow widths, sizes of values apart from those of keys.",
         examples=["{kv_rank: 512, q_rank: 1536, rope_head_dim: 64, v_head_dim: 128}"],
     )
-    activation: GateActivation | Literal["squared_relu"] = Field(
+    activation: Literal[GateActivation, UngatedActivation] = Field(
         "silu",
         description="Activation of the gate in MLPs and experts: SiLU (SwiGLU), GELU approximated "
         "by tanh (Gemma), or x sigmoid(1.702 x) of numbers clamped at 7, times 1 more than what "
-        "it gates (GPT-OSS). `squared_relu`: no gate, but relu(x)^2 between two maps (Arcee).",
+        "it gates (GPT-OSS). Or that of MLPs without a gate: `relu(x)^2` (Arcee), or the same "
+        "GELU (StarCoder2).",
+    )
+    mlp_bias: bool = Field(
+        False,
+        description="Biases of all maps in MLPs, as in StarCoder2; for those of experts see "
+        "`moe.bias`.",
     )
     norm: NormKind = Field(
         "rms",
@@ -315,11 +323,11 @@ class DecoderModel(DecoderBlocks, LanguageModel):
     )
 
     @property
-    def gated_mlp(self) -> bool:
-        """Whether MLPs, including experts, have a gate; otherwise they are squared ReLU."""
-        return self.activation != "squared_relu"
-
-    @property
     def rotary_size(self) -> int:
         """Dimensions of a head that rotate with positions."""
         return self.mla.rope_head_dim if self.mla else int(self.head_size * self.rotary_factor)
+
+    @property
+    def gated_mlp(self) -> bool:
+        """Whether MLPs have a gate."""
+        return self.activation not in get_args(UngatedActivation)

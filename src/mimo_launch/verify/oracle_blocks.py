@@ -30,8 +30,6 @@ from mimo_launch.verify.oracle_layers import (
     turned,
 )
 
-Gate = Callable[[Tensor, Tensor], Tensor]
-
 
 @dataclass(slots=True)
 class Load:
@@ -108,7 +106,7 @@ def swiglu(gate: Tensor, inner: Tensor) -> Tensor:
     return F.silu(gate) * inner
 
 
-GATES: Mapping[str, Gate] = {
+GATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "silu": swiglu,
     "gelu_tanh": lambda gate, inner: gelu_tanh(gate) * inner,
     "clamped_silu": clamped_swiglu,
@@ -135,7 +133,7 @@ def mixture(
     moe: Moe,
     x_SD: Tensor,
     text: RecordText,
-    gate: Gate = swiglu,
+    activation: str = "silu",
 ) -> Tensor:
     """Return the output of the mixture of experts `name` for every token."""
     logits = linear(weights, x_SD, f"{name}.router")
@@ -154,12 +152,12 @@ def mixture(
     for expert in range(moe.experts):
         score = moe.scale * gates[:, expert : expert + 1]
         if moe.scale_inputs:
-            answer = mlp(weights, f"{name}.experts.{expert}", score * x_SD, gate)
+            answer = mlp(weights, f"{name}.experts.{expert}", score * x_SD, activation)
             out = out + chosen[:, expert : expert + 1] * answer
         else:
-            out = out + score * mlp(weights, f"{name}.experts.{expert}", x_SD, gate)
+            out = out + score * mlp(weights, f"{name}.experts.{expert}", x_SD, activation)
     if moe.shared:
-        answer = mlp(weights, f"{name}.shared", x_SD, gate)
+        answer = mlp(weights, f"{name}.shared", x_SD, activation)
         if moe.shared_gate:
             answer = answer / (1 + (-linear(weights, x_SD, f"{name}.shared_gate")).exp())
         out = out + answer
@@ -170,13 +168,13 @@ def mixture(
     return out
 
 
-def mlp(weights: Weights, name: str, x_SD: Tensor, gate: Gate = swiglu) -> Tensor:
-    """Return the output of MLP `name`; without a gate its activation is squared ReLU."""
+def mlp(weights: Weights, name: str, x_SD: Tensor, activation: str = "silu") -> Tensor:
+    """Return the output of MLP `name`, whose gate has the activation if it has a gate."""
     inner = linear(weights, x_SD, f"{name}.up")
-    if f"{name}.gate.weight" in weights:
-        inner = gate(linear(weights, x_SD, f"{name}.gate"), inner)
+    if activation in GATES:
+        inner = GATES[activation](linear(weights, x_SD, f"{name}.gate"), inner)
     else:
-        inner = inner.clamp(min=0) ** 2
+        inner = activated(inner, activation)
     return linear(weights, inner, f"{name}.down")
 
 
@@ -284,7 +282,7 @@ def activated(x: Tensor, activation: str) -> Tensor:
     """Compute an activation by its definition: a GELU (exact, by tanh, by a sigmoid), relu^2."""
     if activation == "gelu":
         return 0.5 * x * (1 + torch.erf(x / 2**0.5))
-    if activation == "gelu_tanh":
+    if activation in ("gelu_tanh", "gelu_tanh_without_gate"):
         return gelu_tanh(x)
     if activation == "squared_relu":
         return torch.where(x > 0, x * x, torch.zeros_like(x))

@@ -20,7 +20,7 @@ from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import DecoderModel, LanguageModel
-from mimo_launch.verify.oracle_blocks import GATES, Gate, RecordText, mixture, mlp
+from mimo_launch.verify.oracle_blocks import RecordText, mixture, mlp
 from mimo_launch.verify.oracle_dropout import Weights
 from mimo_launch.verify.oracle_layers import (
     attend,
@@ -67,7 +67,7 @@ def decoder_block(
     """Return the stream after a block like layer `number`, with weights under the name `layer`."""
     kind, more = kind_of(model), model if isinstance(model, DecoderModel) else None
     norm = norm_of(weights, model)
-    gate = gate_of(more)
+    activation = more.activation if more else "silu"
     has_norms = more is None or more.pre_norms
     factor = (more and more.residual_scale) or 1.0
     y = norm(x_SD, f"{layer}.attention_norm") if has_norms else x_SD
@@ -80,18 +80,12 @@ def decoder_block(
         read_SD, norm_name = x_SD, f"{layer}.mlp_norm"
     y = norm(read_SD, norm_name) if has_norms else read_SD
     if kind.moe is not None and kind.has_experts(number):
-        change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, gate)
+        change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, activation)
     else:
-        change = mlp(weights, f"{layer}.mlp", y, gate)
+        change = mlp(weights, f"{layer}.mlp", y, activation)
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_mlp_norm")
     return x_SD + factor * weights.added(change, f"{layer}.drop_mlp")
-
-
-def gate_of(model: DecoderModel | HybridModel | None) -> Gate:
-    """Return what the gate of an MLP does, if it has one: `mlp` asks the weights."""
-    activation = "silu" if model is None else model.activation
-    return GATES["silu" if activation == "squared_relu" else activation]
 
 
 def norm_of(weights: Weights, model: CausalModel) -> Norm:
@@ -164,7 +158,6 @@ def hybrid_layers(
 ) -> Tensor:
     """Return the stream after the last layer, [S, D]; `deep` is added after layers."""
     norm, eps, documents = norm_of(weights, model), model.norm_eps, text.documents
-    gate = gate_of(model)
     for number, letter in enumerate(model.pattern):
         layer = f"language.layers.{number}"
         y = norm(x_SD, f"{layer}.norm")
@@ -175,9 +168,9 @@ def hybrid_layers(
         elif letter == "*":
             change = _attention(weights, y, f"{layer}.attention", model, text)
         elif letter == "E" and model.moe is not None:
-            change = mixture(weights, f"{layer}.moe", model.moe, y, text, gate)
+            change = mixture(weights, f"{layer}.moe", model.moe, y, text, model.activation)
         else:
-            change = mlp(weights, f"{layer}.mlp", y, gate)
+            change = mlp(weights, f"{layer}.mlp", y, model.activation)
         x_SD = x_SD + weights.added(change, f"{layer}.drop")
         if number in deep:
             x_SD = x_SD + deep[number]
@@ -189,15 +182,14 @@ def hybrid_block(
 ) -> Tensor:
     """Return the stream after attention and experts or an MLP, a block for further tokens."""
     norm = norm_of(weights, model)
-    gate = gate_of(model)
     y = norm(x_SD, f"{name}.attention_norm")
     change = _attention(weights, y, f"{name}.attention", model, text)
     x_SD = x_SD + weights.added(change, f"{name}.drop_attention")
     y = norm(x_SD, f"{name}.mlp_norm")
     if "E" in model.pattern and model.moe is not None:
-        change = mixture(weights, f"{name}.mlp", model.moe, y, text, gate)
+        change = mixture(weights, f"{name}.mlp", model.moe, y, text, model.activation)
     else:
-        change = mlp(weights, f"{name}.mlp", y, gate)
+        change = mlp(weights, f"{name}.mlp", y, model.activation)
     return x_SD + weights.added(change, f"{name}.drop_mlp")
 
 

@@ -89,11 +89,19 @@ ARCEE = Family(
     kind="decoder",
     architecture="ArceeForCausalLM",
     published=("arcee-ai/AFM-4.5B",),
-    settings=decoders.decoder(decoders.sizes(), activation="squared_relu").but(
-        {}, {"hidden_act": _RELU2}
-    ),
+    settings=decoders.decoder(
+        decoders.sizes(),
+        qkv_bias=(_BIAS, False),
+        output_bias=(_BIAS, False),
+        activation="squared_relu",
+        mlp_bias=("mlp_bias", False),
+    ).but({}, {"hidden_act": _RELU2}),
     tensors=decoders.TENSORS,
-    refused=refusals(only("hidden_act", _RELU2)) + decoders.not_computed(but=("hidden_act",)),
+    refused=refusals(
+        only("hidden_act", _RELU2),
+        *(one_of(key, (True, False), False) for key in (_BIAS, "mlp_bias")),
+    )
+    + decoders.not_computed(but=("hidden_act", _BIAS, "mlp_bias")),
     defaults={
         "vocab_size": 32000, "hidden_size": 2560, "intermediate_size": 18432,
         "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
