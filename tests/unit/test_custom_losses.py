@@ -4,12 +4,14 @@ import inspect
 import io
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from tests.support import custom_losses
-from tests.support.shards import write_shard
+from tests.support.graphs import flow
+from tests.support.shards import image_bytes, write_shard
 from tests.support.specs import box, spec
 from tests.unit.test_shard_samples import opened
 from tests.unit.test_sources import bad_of, files_spec
@@ -21,7 +23,9 @@ from mimo_launch.data.sources.record_shapes import shaped
 from mimo_launch.diag.users_code import CustomClassError
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.forking import custom_class_fault
+from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.custom_loss import check_loss
+from mimo_launch.models.language_input import TextForward, read_labelled
 from mimo_launch.spec.custom_loss import CustomLoss
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import UnreadStep
@@ -155,6 +159,41 @@ def test_a_tar_shard_has_columns_as_members(tmp_path: Path) -> None:
     write_shard(tmp_path / "x.tar", [("a", record)])
     made = with_loss(files_spec(tmp_path, str(tmp_path / "x.tar")), columns={"weight": 1})
     assert opened(made).columns("train", 0)["weight"].sum() == sum(range(number))
+
+
+def test_a_sample_with_a_target_and_nothing_to_learn_has_empty_columns(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.save(file, 0.5)
+    record = {"target.png": image_bytes(8, 8), "json": json.dumps(chat("A dog.")).encode()}
+    write_shard(tmp_path / "x.tar", [("a", {**record, "column.weight.npy": file.getvalue()})])
+    drawer = flow()
+    drawer["model"] = {**drawer["model"], "patch": 4, "channels": 3}
+    modules = spec({"language": box(0, model={"vocab": 400}), "drawer": box(**drawer)}).modules
+    template = {"kind": "chat", "learn_not": "(?s).+"}
+    made = files_spec(tmp_path, str(tmp_path / "x.tar"), template=template)
+    made = with_loss(made.replace(modules=modules), columns={"weight": 1})
+    found = opened(made)
+    assert bad_of(found) == {}
+    assert not found.columns("train", 0)["weight"].any()
+
+
+@pytest.mark.parametrize("readable", [(True, False), (False, False)])
+def test_columns_beside_an_unreadable_sample_keep_their_types(readable: tuple[bool, ...]) -> None:
+    made = of("All", columns=ALL, token_columns=["teacher_tokens"])
+    dataset, seq = build_dataset(made), made.batch.seq
+    blank = np.zeros(seq, np.int64), np.full(seq, IGNORE_LABEL)
+    samples = SimpleNamespace(
+        text=lambda n: dataset.text("train", n) if readable[n] else blank,
+        columns=lambda n: dataset.columns("train", n) if readable[n] else {},
+    )
+    view = SimpleNamespace(layout=SimpleNamespace(seq=seq), samples=(0, 1))
+    forward = SimpleNamespace(view=view, samples=samples, context=ParallelContext())
+    loss = made.language.loss
+    assert loss is not None
+    found = read_labelled(cast(TextForward, forward), loss)
+    assert (len(found.places) > 0) == any(readable)
+    kinds = {name: each.is_floating_point() for name, each in found.columns.items()}
+    assert kinds == {name: name != "teacher_tokens" for name in ALL}
 
 
 @pytest.mark.parametrize(

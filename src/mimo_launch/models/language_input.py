@@ -29,6 +29,7 @@ from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.stage_interface import StepInputs
 from mimo_launch.models.text_positions import axis_positions
 from mimo_launch.models.token_numbers import text_draws
+from mimo_launch.spec.custom_loss import CustomLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +110,8 @@ class Labelled:
     columns: Mapping[str, Tensor]
 
 
-def read_labelled(forward: TextForward, widths: Mapping[str, int]) -> Labelled:
-    """Return the places of labels, and the columns of these widths there; no device is asked."""
+def read_labelled(forward: TextForward, loss: CustomLoss) -> Labelled:
+    """Return the places of labels, and the columns that a loss reads there; no device is asked."""
     view, samples, context = forward.view, forward.samples, forward.context
     held = zigzag_positions(
         view.layout.seq, context.cp.index, context.cp.size, torch.device("cpu")
@@ -120,8 +121,10 @@ def read_labelled(forward: TextForward, widths: Mapping[str, int]) -> Labelled:
     found = [samples.columns(each) for each in view.samples]
     exact = torch.promote_types(context.compute_dtype, torch.float32)
     columns = {}
-    for name, width in widths.items():
-        none = np.zeros((view.layout.seq, *(width,) * (width > 1)))  # Of padding without records.
+    for name, width in loss.columns.items():
+        # A sample without readable records is padding.
+        shape = (view.layout.seq, *(width,) * (width > 1))
+        none = np.zeros(shape, np.int64 if name in loss.token_columns else np.float64)
         rows = np.stack([each.get(name, none) for each in found])[:, held]
         values = rows.reshape(-1, *rows.shape[2:])[places]
         made = to_device(values, context.device)

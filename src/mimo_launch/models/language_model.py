@@ -8,7 +8,7 @@ Legend: B sequences of S tokens in a microbatch, N = B * S tokens, n tokens of t
 rows of an encoder, V vocabulary, v this rank's part of it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Self
@@ -56,6 +56,7 @@ from mimo_launch.models.language_input import (
 from mimo_launch.models.row_places import all_rows, rows_at
 from mimo_launch.models.stage_interface import ModelStage, StageLosses
 from mimo_launch.models.transformer_block import MtpDepth
+from mimo_launch.spec.custom_loss import CustomLoss
 from mimo_launch.spec.module import Recompute
 from mimo_launch.spec.spec import LanguageModel, Spec
 
@@ -86,16 +87,16 @@ class LanguageStage(ModelStage):
             MtpDepth(context.bare, kind.depth(number), recompute=recompute) for number in numbers
         )
 
-        # A user's loss, and the widths of the columns that it reads.
+        # A user's loss, and its section of the spec.
         self.loss: nn.Module | None = None
-        self.widths: Mapping[str, int] = {}
+        self.asked: CustomLoss | None = None
 
     @classmethod
     def build(cls, spec: Spec, stage: Stage, context: ParallelContext) -> Self:
         """Return the layers of one stage with unset weights, and the user's loss, if any."""
         made = super().build(spec, stage, context)
         if stage.is_last and (asked := spec.language.loss) is not None:
-            made.widths = asked.columns
+            made.asked = asked
             with without_memory():
                 made.loss = loss = build_loss(spec, context)
             cast_network(loss, context)
@@ -104,9 +105,9 @@ class LanguageStage(ModelStage):
     def inputs(self, forward: TextForward) -> LanguageInput:
         """Return the input of a forward."""
         made = language_input(forward, self.kind)
-        if self.loss is None or made.labels is None:
+        if self.asked is None or made.labels is None:
             return made
-        return replace(made, labelled=read_labelled(forward, self.widths))
+        return replace(made, labelled=read_labelled(forward, self.asked))
 
     def forward(self, hidden: Tensor | None, batch: LanguageInput) -> Tensor | StageLosses:
         """Return the hidden state [n, D], or on the last stage the summed losses of the labels.

@@ -325,7 +325,7 @@ class OpenSplit:
         runs, end = self.index.range("run", row), self.end(row)
         columns = (self.index.columns[name][runs].tolist() for name in ("run_first", "run_last"))
         found = [np.arange(first, min(last, end)) for first, last in zip(*columns, strict=True)]
-        return np.concatenate(found) - 1
+        return np.concatenate([np.empty(0, np.int64), *found]) - 1
 
     def placed(self, row: int) -> tuple[PlacedMedium, ...]:
         """Return the rows of images, clips and targets, in the order of the sample."""
