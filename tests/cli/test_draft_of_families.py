@@ -74,6 +74,16 @@ def test_new_settings_and_tensors_are_named(tmp_path: Path) -> None:
     assert list(family.refusals(other)) == ["gate_of_heads: tanh"]
 
 
+def test_a_new_dropout_is_refused_unless_it_is_0(tmp_path: Path) -> None:
+    folder, config = renamed(tmp_path / "m", "llama", residual_dropout=0.0)
+    text = text_of([drafted(folder)])
+    family = declared(text)
+    assert family.random == ("attention_dropout", "residual_dropout")
+    assert family.architecture == "LlamaForCausalLM"
+    assert list(family.refusals({**config, "residual_dropout": 0.1})) == ["residual_dropout: 0.1"]
+    assert "refusals" not in text
+
+
 def test_tensors_of_another_shape_are_named(tmp_path: Path) -> None:
     folder, _ = renamed(tmp_path / "m", "llama", head_dim=64)
     assert any("q_proj.weight: [" in each for each in drafted(folder).reshaped)

@@ -49,15 +49,17 @@ _NUMBER = re.compile(r"\.\d+\.")
 class Draft:
     """One part of a folder, and the family that is nearest to it.
 
-    `section` is the place of its configuration, such as `text_config`; `prefix` comes before the
-    names of its tensors. `new_settings` are read by no table of the family; `refused` are what the
-    family refuses. `new_tensors` are names, with `*` for numbers, that it does not know, `absent`
-    those that it needs and the folder lacks, `reshaped` those of another shape. `taken` counts the
-    tensors that it knows; `as_near` are the types of equally near families.
+    `section` is the place of its configuration, such as `text_config`; `architecture` the class
+    that it names, if any; `prefix` comes before the names of its tensors. `new_settings` are read
+    by no table of the family; `refused` are what the family refuses. `new_tensors` are names, with
+    `*` for numbers, that it does not know, `absent` those that it needs and the folder lacks,
+    `reshaped` those of another shape. `taken` counts the tensors that it knows; `as_near` are the
+    types of equally near families.
     """
 
     section: str
     model_type: str
+    architecture: str
     family: Family
     prefix: str
     taken: int
@@ -177,6 +179,7 @@ class _Reading:
         return Draft(
             section=section,
             model_type=str(config.get("model_type", section)),
+            architecture=str(next(iter(config.get("architectures") or []), "")),
             family=self.family,
             prefix=prefix[0],
             taken=len(taken),

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import chain
 from pkgutil import iter_modules
+from typing import Any
 
 from mimo_launch.hugging_face import families
 from mimo_launch.hugging_face.draft import Draft
@@ -34,18 +35,28 @@ def text_of(drafts: Iterable[Draft]) -> str:
         "",
         f"from mimo_launch.hugging_face.families import {', '.join(modules)}",
     ]
-    if any(each.new_settings for each in drafts):
+    if any(map(_refused, drafts)):
         lines.append("from mimo_launch.hugging_face.refusals import only, refusals")
     return "\n".join([*lines, *chain.from_iterable(map(_lines_of, drafts)), *_PROOF, ""])
 
 
 _PROOF = (
     "",
-    "# The proof: a row of `tests/support/folders.py` with this configuration and its keys, and a",
-    "# row of `tests/support/families.py` with a tiny model of `transformers`. Then run",
+    "# The proof: rows of `tests/support/folders.py` with this configuration, its keys and what is",
+    "# refused, and a row of `tests/support/families.py` with a tiny model of `transformers`; of a",
+    "# decoder it is in `KINDS` of `tests/support/hugging_face.py`. Then run",
     "#   pytest tests/unit/test_folders.py tests/distributed/test_families.py",
     "# A folder of several parts also needs a whole, as in `families/mistral3.py`.",
 )
+
+
+def _is_random(key: str) -> bool:
+    return "dropout" in key
+
+
+def _refused(draft: Draft) -> dict[str, Any]:
+    """Return the new settings that say what a model computes, other than at random."""
+    return {key: each for key, each in draft.new_settings.items() if not _is_random(key)}
 
 
 def _lines_of(draft: Draft) -> Iterator[str]:
@@ -72,13 +83,17 @@ def _lines_of(draft: Draft) -> Iterator[str]:
     yield f"{_constant(draft.model_type)} = replace("
     yield f"    {nearest},"
     yield f'    model_type="{draft.model_type}",'
-    yield '    architecture="",  # The class of transformers that loads it.'
+    yield f'    architecture="{draft.architecture}",  # The class of transformers that loads it.'
     yield "    published=(),  # Names on the hub."
     yield '    notes="",'
-    if draft.new_settings:
+    yield f"    defaults={nearest}.defaults,  # Write those of its configuration class."
+    yield f"    rank={nearest}.rank + 1,"
+    if random := tuple(filter(_is_random, draft.new_settings)):
+        yield f"    random={nearest}.random + {random!r},"
+    if refused := _refused(draft):
         yield f"    refused={nearest}.refused"
         yield "    + refusals("
-        for key, value in draft.new_settings.items():
+        for key, value in refused.items():
             yield f"        only({key!r}, {value!r}),"
         yield "    ),"
     yield ")"
