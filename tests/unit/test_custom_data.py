@@ -193,9 +193,10 @@ def test_an_evaluation_needs_options_of_its_own(folder: Path) -> None:
     [
         ({}, "a source has no `path`"),
         ({"path": "rows", "kind": "mine:Chats"}, "a source has both `path` and `kind`"),
+        ({"path": "x", "options": {"n": 1}}, "`options` of a source of files does nothing"),
     ],
 )
-def test_a_source_is_files_or_a_class(folder: Path, source: dict[str, str], words: str) -> None:
+def test_a_source_is_files_or_a_class(folder: Path, source: dict[str, Any], words: str) -> None:
     found = [each.headline for each in check(files_spec(folder, source))]
     assert words in found
 

@@ -20,6 +20,7 @@ from tests.support.shards import clip_bytes, image_bytes, tokenizer_folder, writ
 from tests.support.specs import box, spec
 from tests.unit.test_shard_samples import VIT, opened, with_vocab
 
+from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.sources import sources_are_there
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.index import indexer
@@ -324,6 +325,14 @@ def test_clips_are_read_as_images_are(tmp_path: Path) -> None:
     rows = [span.rows for span in found.describe("train", 0).spans["sound"]]
     assert len(rows) == 2
     assert rows[0] > rows[1]
+
+
+def test_long_clips_need_an_encoder_that_reads_clips(tmp_path: Path) -> None:
+    said = {}
+    for vision in (True, False):
+        made = files_spec(tmp_path, "x", vision=vision, long_clips="cut")
+        said[vision] = [each.headline for each in check(made) if "long_clips" in each.path]
+    assert said == {True: ["`long_clips` does nothing: no encoder reads clips"], False: []}
 
 
 @pytest.mark.parametrize("more", [{}, {"fixed_length": True}, {"stack": 4}])

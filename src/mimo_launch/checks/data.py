@@ -189,9 +189,15 @@ def tasks_have_generator(spec: Spec, data: DigitsData) -> Findings:
 
 
 def frame_limits_used(spec: Spec) -> Findings:
-    """Limits of synthetic clips have no effect where every clip has the same length (a warning)."""
+    """Limits of clips have no effect where none is read, or all have one length (a warning)."""
     data = spec.data
     clips = [kind_of(module.model).clips for module in spec.encoders.values()]
+    if isinstance(data, UserData) and "long_clips" in chosen_keys(data) and not any(clips):
+        yield no_effect(
+            ("data", "long_clips"),
+            "`long_clips` does nothing: no encoder reads clips",
+            "it says what becomes of clips longer than the window of their encoder",
+        )
     if not isinstance(data, SyntheticData) or any(c and not c.has_one_length for c in clips):
         return
     for key in ("min_frames", "max_frames"):

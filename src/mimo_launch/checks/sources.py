@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mimo_launch.checks.packages import named_is_there, not_installed
-from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.checks.shard_formats import known_format
 from mimo_launch.checks.shards import MOST_OPENED, evaluates_nothing, files_of
 from mimo_launch.data.sources.file_formats import (
@@ -59,6 +59,12 @@ def _class_or_files(path: YamlPath, source: Source) -> Findings:
     both = source.kind is not None
     if source.kind is not None:
         yield from named_is_there((*path, "kind"), "", source.kind)
+    elif source.options:
+        yield no_effect(
+            (*path, "options"),
+            "`options` of a source of files does nothing",
+            "a class of your own, which `kind` names, is called with them",
+        )
     if both == (source.path is None):
         return
     yield _not_read(
