@@ -14,7 +14,7 @@ from mimo_launch.spec.spec import DigitsData, Spec, UserData
 
 
 def loss_has_place(spec: Spec, name: str) -> Findings:
-    """Only language has a loss of its own kind; its class is there."""
+    """Only language may have a user's loss; its class is there."""
     loss, path = spec.modules[name].loss, ("modules", name, "loss")
     if loss is None:
         return
@@ -22,7 +22,7 @@ def loss_has_place(spec: Spec, name: str) -> Findings:
         yield _cannot(
             path,
             f"`{name}` has a `loss`",
-            "only the loss of `language` is one of your own",
+            "only `language` can have a loss of your own",
             f"move `loss` to `{LANGUAGE}`, or delete it; a generator of your own has its own loss",
         )
         return

@@ -113,12 +113,15 @@ def class_is_there(spec: Spec, name: str, model: CustomModel) -> Findings:
 
 
 def data_class_is_there(spec: Spec, data: CustomData) -> Findings:
-    """Do the same for the class of a data set."""
+    """The Python module of a data set can be found, and defines its class."""
     yield from named_is_there(("data", "kind"), "", data.kind)
 
 
-def named_is_there(at: YamlPath, whose: str, kind: str) -> Findings:
-    """Do the same for a class that any key names; `whose` begins the headline."""
+def named_is_there(at: YamlPath, before: str, kind: str) -> Findings:
+    """The Python module that a `kind` names can be found, and defines the class or function.
+
+    Headlines begin with `before`.
+    """
     module, _, wanted = kind.partition(":")
     parts = module.split(".")
     found: ModuleSpec | None = None
@@ -128,7 +131,7 @@ def named_is_there(at: YamlPath, whose: str, kind: str) -> Findings:
         if found is None:
             yield _not_found(
                 at,
-                f"{whose}there is no module `{path}`",
+                f"{before}there is no module `{path}`",
                 f"it was looked for in {os.getcwd()} and where this Python finds packages",
                 "run the command in the folder that holds it, or install the package",
             )
@@ -139,7 +142,7 @@ def named_is_there(at: YamlPath, whose: str, kind: str) -> Findings:
         listed = ", ".join(f"`{each}`" for each in shown[:8]) + (", ..." if len(shown) > 8 else "")
         yield _not_found(
             at,
-            f"{whose}`{module}` defines no `{wanted}`",
+            f"{before}`{module}` defines no `{wanted}`",
             f"its source is {found.origin}",
             did_you_mean(wanted, names) or f"the names there are {listed}",
         )

@@ -63,12 +63,12 @@ def cut_into_stages(
 
 
 def stage_sizes(module: ModuleSpec, virtual: int) -> tuple[int, ...]:
-    """Return the layers of each stage: as equal as possible if the spec does not say them."""
+    """Return the layers of each stage: those of the spec, or else as equal as possible."""
     return module.stages or even_stages(module.model.layers, module.grid.pp * virtual)
 
 
 def even_stages(layers: int, number: int) -> tuple[int, ...]:
-    """Return numbers of layers of so many stages, as equal as possible; earlier ones are longer."""
+    """Return the layers of each of `number` stages: as equal as possible, earlier ones longer."""
     share, extra = divmod(layers, number)
     return tuple(share + (index < extra) for index in range(number))
 

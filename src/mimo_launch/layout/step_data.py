@@ -118,8 +118,8 @@ class SampleData:
     number is the number of its first part. A pack of no records is padding. `labels_ahead` counts
     the labels of each depth of multi-token prediction, from 1 on: at depth d, the labels d tokens
     further ahead in the same document. `source` is the name of its source, if
-    the data have several. `counted` is what a user's loss of language counts in place of labels, if
-    it does.
+    the data have several. `counted` is the sum that a user's loss of language counts in place of
+    labels, if it counts a column.
     """
 
     id: int
@@ -230,7 +230,7 @@ class StepData:
     def labels_by_source(self) -> dict[str, float]:
         """Number of valid labels of each source with a sample in the step, if data have several.
 
-        Or what a user's loss counts in place of labels.
+        If a user's loss counts a column, the sums of that column.
         """
         found: dict[str, float] = {}
         for sample in self.samples:
@@ -242,9 +242,8 @@ class StepData:
     def num_terms(self, module: str, depth: int = 0) -> float:
         """Return N, the divisor of a module's loss: the labels, or the rows that it makes.
 
-        Of a user's loss that counts a column, the sum of the column.
-
-        With a `depth` of multi-token prediction, return the labels at that depth.
+        A user's loss may count a column: then N is the sum of the column. With a `depth` of
+        multi-token prediction, return the labels at that depth.
         """
         if depth:
             return sum(sum(sample.labels_ahead[depth - 1 : depth]) for sample in self.samples)

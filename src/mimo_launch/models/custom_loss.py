@@ -23,6 +23,7 @@ from mimo_launch.diag.users_code import CustomClassError, failed, import_named, 
 from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import adopt_parameters
+from mimo_launch.spec.custom_loss import CustomLoss
 from mimo_launch.spec.spec import Spec
 
 _TRIED = 6
@@ -33,7 +34,7 @@ class LabelledTokens:
     """The learnt tokens of one forward on this rank, M of them: what a loss gets.
 
     `labels` [M] are the tokens to predict, `columns` the values of the data for them, [M] or
-    [M, width]. The others are computed when they are asked for.
+    [M, width]. All else is computed when it is read.
     """
 
     labels: Tensor
@@ -70,7 +71,7 @@ class CustomTerms(nn.Module):
 
 
 def terms_of(loss: nn.Module, tokens: LabelledTokens) -> Tensor:
-    """Return the term of each token, [M]. Raises: CustomClassError if the loss returns no such."""
+    """Return the term of each token, [M]. Raises: CustomClassError if the loss returns others."""
     made, number = loss(tokens), len(tokens.labels)
     if isinstance(made, Tensor) and made.shape == (number,) and made.is_floating_point():
         return made
@@ -96,10 +97,10 @@ def build_loss(spec: Spec, context: ParallelContext) -> nn.Module:
 
     Raises: CustomClassError.
     """
-    asked, where = spec.language.loss, "modules.language.loss,"
+    asked = spec.language.loss
     if asked is None:
         raise ValueError("the spec names no loss")
-    where = f"{where} `{asked.kind}`:"
+    where = _where(asked)
     named = import_named(asked.kind, where)
     made: Any = partial(named, **asked.options)
     if isinstance(named, type):
@@ -126,7 +127,7 @@ def build_loss(spec: Spec, context: ParallelContext) -> nn.Module:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Put the parameters of modules that are built meanwhile on the meta device, buffers on CPU."""
+    """Give modules that are built inside it parameters on the meta device, and buffers on CPU."""
 
     def on_meta(
         module: nn.Module, name: str, parameter: nn.Parameter | None
@@ -145,7 +146,7 @@ def without_memory() -> Iterator[None]:
 
 
 def cast_network(network: nn.Module, context: ParallelContext) -> None:
-    """Give parameters the type that is stored, and buffers the type that computes."""
+    """Cast parameters to the type that is stored, and buffers to the type that computes."""
     network.to(context.dtype)
     for owner in network.modules():
         for name, buffer in list(owner.named_buffers(recurse=False)):
@@ -154,20 +155,20 @@ def cast_network(network: nn.Module, context: ParallelContext) -> None:
 
 
 def check_loss(spec: Spec) -> None:
-    """Call the loss of a spec with random tokens, together and in two parts.
+    """Call the loss of a spec, if any, with random tokens, together and in parts.
 
     Raises: CustomClassError if it fails, or if its terms depend on other tokens.
     """
     asked = spec.language.loss
     if asked is None:
         return
-    where = f"modules.language.loss, `{asked.kind}`:"
+    where = _where(asked)
     context = ParallelContext(dtype=torch.float64, compute_dtype=torch.float64)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(spec.train.seed)
         network = build_loss(spec, context)
         cast_network(network, context)
-        whole = _random_tokens(spec, _TRIED)
+        whole = _random_tokens(spec, asked, _TRIED)
         try:
             together = terms_of(network, whole)
             parts = (slice(2), slice(2, None), slice(0))
@@ -184,14 +185,18 @@ def check_loss(spec: Spec) -> None:
         )
 
 
-def _random_tokens(spec: Spec, number: int) -> LabelledTokens:
-    loss, words, exact = spec.language.loss, vocab_size(spec), torch.float64
+def _where(loss: CustomLoss) -> str:
+    return f"modules.language.loss, `{loss.kind}`:"
+
+
+def _random_tokens(spec: Spec, loss: CustomLoss, number: int) -> LabelledTokens:
+    words, exact = vocab_size(spec), torch.float64
     logits = torch.randn(number, words, dtype=exact)
     hidden = torch.randn(number, spec.language.model.hidden, dtype=exact)
     columns = {}
-    for name, width in loss.columns.items() if loss is not None else ():
+    for name, width in loss.columns.items():
         shape = (number, width) if width > 1 else (number,)
-        is_ids = loss is not None and name in loss.token_columns
+        is_ids = name in loss.token_columns
         columns[name] = torch.randint(words, shape) if is_ids else torch.rand(shape, dtype=exact)
     return given_tokens(torch.randint(words, (number,)), columns, hidden, logits)
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.diag.users_code import CustomClassError, failed, import_named
+from mimo_launch.kinds.language import LOSS
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import (
@@ -84,7 +85,7 @@ def plain_values(spec: Spec, name: str, network: nn.Module) -> dict[str, Tensor]
             made = _build(spec, whole, ParallelContext(owner=name))
             adopt_parameters(made)
         else:
-            made = nn.ModuleDict({"loss": build_loss(spec, ParallelContext(owner=name))})
+            made = nn.ModuleDict({LOSS: build_loss(spec, ParallelContext(owner=name))})
     return {
         placed.name: declared.parameter.detach()
         for declared in declared_parameters(name, made)

@@ -175,10 +175,8 @@ class LanguageStage(ModelStage):
         plain = turned[None]
         seen = {sight.window: in_window(plain, sight.window, seq) for sight in sights}
         if batch.images is not None:
-            given, whole = (
-                (batch.images, cp.index, cp.size, dtype),
-                self.kind.attending.whole_prompts,
-            )
+            given = batch.images, cp.index, cp.size, dtype
+            whole = self.kind.attending.whole_prompts
             seen = {
                 window: with_images(context, *given, whole=whole)
                 for window, context in seen.items()

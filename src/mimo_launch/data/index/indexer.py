@@ -74,7 +74,7 @@ class SampleIndexer:
         Args:
             suffixes: Suffixes of its members.
             read: Returns the bytes of a member, or the requested number of its first bytes.
-            template: That of its source, None if that of the data counts.
+            template: That of its source, None if the source has none of its own.
 
         Raises:
             BadSample: It cannot be trained on.

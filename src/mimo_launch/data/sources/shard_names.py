@@ -129,8 +129,8 @@ class NamedShard:
     `media` are the folders that its records may name files in, `source` is the number of its source
     in the spec, and `is_tar` says that the spec asks for a tar file, whatever it is. `kept` are the
     folders in which copies of its rows may be kept, none if none are made. `template` is that of
-    its source, None if that of the data counts. `custom` is a user's
-    class in place of a file; then `path` is the file that defines it.
+    its source, None if it has none of its own. `custom` is a user's class in place of a file; then
+    `path` is the file that defines it.
     """
 
     path: DataPath
