@@ -246,7 +246,7 @@ _SEEING_OFTEN = {
     "kimi_k25": ("apart", "sgd"),
     "cohere2_vision": ("apart", "sgd"), "aya_vision": ("cp2", ""),
     "paddleocr_vl": ("cp2", "adamw"), "paligemma": ("apart", "sgd"),
-    "vipllava": ("apart", "sgd"),
+    "vipllava": ("apart", "sgd"), "minicpm_ocr": ("cp2", "sgd"),
     "mistral3": ("apart", "sgd"), "smolvlm": ("cp2", "sgd"), "ministral3": ("cp2", "adamw"),
 }  # fmt: skip
 
@@ -259,6 +259,7 @@ _ONE_SIZE = (
 _STAYS = {
     "janus": r"vqmodel|generation_", "video_llava": r"post_layernorm|layers\.2\.|video_tower",
     "aya_vision": "post_layernorm", "vipllava": "post_layernorm",
+    **dict.fromkeys(("minicpm_ocr", "minicpmv4_6"), "vit_merger"),
 }  # fmt: skip
 
 
@@ -274,6 +275,7 @@ def _of_sizes(kind: str) -> dict[str, dict[str, Any]]:
         "pixtral",
         "video_llama_3",
         "paddleocr_vl",
+        "minicpm_ocr",
     ):
         layout = "tp2" if kind == "mistral3" else "one rank"
         found[f"{layout}; images of any size"] = {"side": None}
@@ -313,6 +315,19 @@ _SEEING["shieldgemma2, seeing"] = replace(
 )
 
 
+def exact_delta(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute all in float64, the recurrence and its norm, too, which ask for float32 by `to`."""
+    to = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor,
+        "to",
+        lambda x, *given, **named: to(
+            x, *(torch.float64 if each is torch.float32 else each for each in given), **named
+        ),
+    )
+    exact_experts(model, monkeypatch)
+
+
 def exact_kimi(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute in float64 what both parts compute in float32."""
     exact_experts(model, monkeypatch)
@@ -325,6 +340,8 @@ _SEEING["kimi_k25, seeing"] = replace(
     # An expert may get no token.
     undecided=r"correction_bias$|\.experts\.",
 )
+for _kind in ("minicpm_ocr", "minicpmv4_6"):
+    _SEEING[f"{_kind}, seeing"] = replace(_SEEING[f"{_kind}, seeing"], widen=exact_delta)
 _QWEN_OFTEN: dict[str, tuple[Any, str]] = {
     "qwen2_vl": (qwen_vl.LAYOUTS.keys() - {"tp4", "unequal, apart"}, ""),
     "qwen2_5_vl": ({"one rank", "cp2, apart"}, "sgd"),
@@ -507,19 +524,6 @@ def exact_hybrid(model: Any, monkeypatch: pytest.MonkeyPatch, *, experts: bool =
         monkeypatch.setattr(torch.Tensor, "type", lambda x, dtype: x.double())
 
 
-def exact_delta(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute all in float64, the recurrence and its norm, too, which ask for float32 by `to`."""
-    to = torch.Tensor.to
-    monkeypatch.setattr(
-        torch.Tensor,
-        "to",
-        lambda x, *given, **named: to(
-            x, *(torch.float64 if each is torch.float32 else each for each in given), **named
-        ),
-    )
-    exact_experts(model, monkeypatch)
-
-
 _HYBRIDS = {
     "nemotron_h": TinyModel(
         tiny=nemotron_h.tiny,
@@ -630,6 +634,11 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("internvl, seeing", "vision", {"projector_norm_eps": 0.1}, False),
         ("internvl_large, seeing", "vision", {"norm_eps": 1e-2}, False),
         ("smolvlm, seeing", "vision", {"interpolation": "bicubic"}, False),
+        ("minicpm_ocr, seeing", "vision", {"interpolation": "bicubic"}, False),
+        (
+            "minicpm_ocr, seeing", "language",
+            {"mrope": [1, 1, 1], "mrope_interleaved": True}, False,
+        ),
         ("qwen2_vl", "language", {"mrope": [2, 1, 1]}, True),
         ("qwen2_vl", "vision", {"positions": "sincos"}, False),
         ("qwen2_vl", "vision", {"activation": "gelu"}, False),

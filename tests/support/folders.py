@@ -351,6 +351,14 @@ FORMS: dict[str, Config] = {
         "vision_config": {"model_type": "kimi_k25_vision"},
     },
     **{
+        f"{kind} around a bare qwen3_5": {
+            "model_type": kind, "image_token_id": 7, "downsample_mode": "4x",
+            "vision_config": {"model_type": f"{kind}_vision", "image_size": 980, "patch_size": 14},
+            "text_config": {"model_type": "qwen3_5_text"},
+        }
+        for kind in ("minicpm_ocr", "minicpmv4_6")
+    },
+    **{
         f"{kind} around a bare cohere2": {
             "model_type": kind, "text_config": {"model_type": "cohere2"},
             "vision_config": {**SIGLIP, "image_size": 364},
@@ -504,6 +512,16 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "projector_norm_eps": 1e-5, "rope_frequencies": "alternating",
         },
         "decoder": {"layers": 61, "tied": True},
+    },
+    **{
+        f"{kind} around a bare qwen3_5": {
+            "vit": {
+                "image": (70, 70), "interpolation": "nearest", "final_norm": True, "shuffle": 2,
+                "projector": "merger", "projector_norm_eps": 1e-6,
+            },
+            "hybrid": {"hidden": 4096, "tied": tied, "mrope": None, "rotary_factor": 0.25},
+        }
+        for kind, tied in (("minicpm_ocr", True), ("minicpmv4_6", False))
     },
     "cohere2_vision around a bare cohere2": {
         "vit": {"projector_mlp": 18432, "projector": "swiglu", "shuffle": 2, "final_norm": True},
@@ -861,6 +879,11 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("kimi_k25 around a bare deepseek_v3", "vit", "vision_config"): [
         {"hidden_act": "relu"}, {"merge_kernel_size": [1, 2]},
     ],
+    ("minicpmv4_6 around a bare qwen3_5", "vit", ""): [
+        {"downsample_mode": "16x"}, ({"downsample_mode": None}, "downsample_mode: 16x"),
+        {"merge_kernel_size": [4, 4]}, {"merger_times": 2},
+    ],
+    ("minicpmv4_6 around a bare qwen3_5", "vit", "vision_config"): [{"hidden_act": "relu"}],
     ("aya_vision around a bare cohere2", "vit", ""): [
         {"vision_feature_layer": [-2, -1]}, {"vision_feature_select_strategy": "default"},
     ],

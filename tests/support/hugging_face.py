@@ -802,7 +802,7 @@ def widen(model: nn.Module) -> None:
         turn = position_ids[..., None] * turns
         if "Llama4" in type(self).__name__:
             return torch.polar(torch.ones_like(turn), turn)
-        if "CohereCompass" in type(self).__name__:
+        if turn.ndim == 4:
             # Text is at the same place on all three axes.
             turn = turn[0].repeat(1, 1, 2)
         elif type(self).__name__.startswith("Cohere"):

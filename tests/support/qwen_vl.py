@@ -303,7 +303,7 @@ def tiny(
         **{f"{name}_id": vocab - 1 - i for i, name in enumerate(_SPECIAL)} | tokens,
     )
     cls = getattr(transformers, f"{_CLASSES.get(name, name)}ForConditionalGeneration")
-    return shaken(cls(config), dtype, partial(_start, kind))
+    return shaken(cls(config), dtype, partial(start, kind))
 
 
 def tiny_for_retrieval(dtype: torch.dtype = torch.float32) -> Any:
@@ -311,7 +311,7 @@ def tiny_for_retrieval(dtype: torch.dtype = torch.float32) -> Any:
     transformers = theirs()
     inner = tiny(tied=True).config
     config = transformers.ColQwen2Config(vlm_config=inner.to_dict(), embedding_dim=8)
-    return shaken(transformers.ColQwen2ForRetrieval(config), dtype, partial(_start, "qwen2_vl"))
+    return shaken(transformers.ColQwen2ForRetrieval(config), dtype, partial(start, "qwen2_vl"))
 
 
 def logits_for_retrieval(model: Any, made: Spec) -> Tensor:
@@ -321,7 +321,7 @@ def logits_for_retrieval(model: Any, made: Spec) -> Tensor:
     return logits
 
 
-def _start(kind: str, name: str) -> float:
+def start(kind: str, name: str) -> float:
     """Return 1 for a weight of a norm to which nothing is added."""
     has_offset = kind in KINDS_IN_FP32 and "language_model" in name and "linear_attn" not in name
     return float(("norm" in name or "ln_q" in name) and not has_offset)

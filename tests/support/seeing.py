@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MethodType
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.support import hugging_face
 from tests.support.hugging_face import ALIKE, MOE_KINDS, ids_of, tokens_of, widen
 from tests.support.llava import GRID, LAYOUTS, PATCH, TEXT, VISION, VOCAB, images_of
-from tests.support.qwen_vl import axes
+from tests.support.qwen_vl import KINDS_IN_FP32, axes, start
 from tests.support.random_models import of_norm, shaken, theirs
 from tests.support.specs import box, spec
 from torch import Tensor
@@ -66,6 +67,17 @@ _VQ = {
 _PALI = {
     "head_dim": 8, "tied": True, "activation": "gelu_tanh", "norm_offset": True,
     "embedding_scale": 24**0.5, "bidirectional_prompts": True,
+}  # fmt: skip
+# A Qwen3.5, of which tokens of images count as those of text.
+_DELTA_KEYS = {
+    **KINDS_IN_FP32["qwen3_5"].language, "mrope": None, "mrope_interleaved": False,
+    "rope_theta": 50.0,
+}  # fmt: skip
+_DELTA = {
+    **KINDS_IN_FP32["qwen3_5"].text, "pad_token_id": None,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5,
+    },
 }  # fmt: skip
 _YARN = {**ALIKE, "original_max_position_embeddings": 6}
 _TEXT_KEYS = {
@@ -280,6 +292,22 @@ KINDS = {
             (r"^model\.(mm_projector)", r"\1"),
         ),
     ),
+    **{
+        kind: Kind(
+            name,
+            {
+                **_KEYS, "interpolation": "nearest", "activation": "gelu_tanh",
+                "projector": "merger", "projector_norm_eps": 1e-6,
+            },
+            {"rms_norm_eps": 1e-3, "tie_word_embeddings": tied, **_DELTA},
+            {"norm_eps": 1e-3, "tied": tied, **_DELTA_KEYS},
+            {"insert_layer_id": 1},
+            {"downsample_mode": "4x", "tie_word_embeddings": tied},
+        )
+        for kind, name, tied in (
+            ("minicpm_ocr", "MiniCPMOcr", True), ("minicpmv4_6", "MiniCPMV4_6", False)
+        )
+    },
     "smolvlm": Kind(
         "SmolVLM", {**_KEYS, **_IDEFICS}, {"model_type": "llama"}, {}, {}, {"scale_factor": 2}
     ),
@@ -356,6 +384,8 @@ def tiny(
         **family.whole,
     )
     made = getattr(transformers, f"{family.name}ForConditionalGeneration")(config)
+    if "deltanet" in family.text_keys:
+        return shaken(made, dtype, partial(start, "qwen3_5"))
     return shaken(made, dtype, lambda name: 0.5 if "lambda" in name else of_norm(name))
 
 
@@ -418,6 +448,8 @@ def boxes(
     tower, language = (dict(each) for each in LAYOUTS[layout])
     family = KINDS[kind]
     text = _TEXT_KEYS | {"head_dim": None, "vocab": vocab} | family.text_keys
+    # A hybrid has no such key.
+    text = {key: each for key, each in text.items() if (key, each) != ("qkv_bias", None)}
     model = family.keys | (vision or {})
     start = {"init_from": str(folder)}
     return {
@@ -453,6 +485,10 @@ def logits_of(model: Any, made: Spec) -> Tensor:
             continue
         if name.startswith("Kimi"):
             shown = _in_squares(model, made, sample, tokens)
+            rows.append(model(input_ids=tokens[None], **shown).logits)
+            continue
+        if name.startswith("MiniCPM"):
+            shown = _in_one_line(model, made, sample)
             rows.append(model(input_ids=tokens[None], **shown).logits)
             continue
         if name.startswith(("Mistral3", "Llava", "LightOn")):
@@ -517,6 +553,21 @@ def _in_patches(model: Any, made: Spec, sample: int, tokens: Tensor) -> dict[str
             "image_merge_sizes": torch.ones(len(found), dtype=torch.long),
         }
     return more | {"pixel_values": more["pixel_values"].to(model.dtype), "image_grid_thw": grids}
+
+
+def _in_one_line(model: Any, made: Spec, sample: int) -> dict[str, Any]:
+    """Return the patches of the images of a sample side by side, with their sizes."""
+    found = build_dataset(made).images("train", sample, "vision")
+    if not found:
+        return {}
+    images = [torch.from_numpy(image).squeeze() for image in found]
+    lines = [
+        each.unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH).permute(0, 3, 1, 2, 4).flatten(2)
+        for each in images
+    ]
+    sizes = [[side // PATCH for side in each.shape[1:]] for each in images]
+    pixels = torch.cat(lines, dim=2)[None].to(model.dtype)
+    return {"pixel_values": pixels, "target_sizes": torch.tensor(sizes, dtype=torch.int32)}
 
 
 def _prompt(made: Spec, sample: int) -> dict[str, Any]:

@@ -281,6 +281,10 @@ QWEN3_5 = _whole(
     rank=1,
     mlp="intermediate_size",
 )
+# The settings of its language where tokens of images count as those of text.
+ON_ONE_AXIS = _settings(_pattern(lambda *_: MLP), {}, mlp="intermediate_size").but(
+    {}, QWEN3_5.text.settings.written
+)
 QWEN3_5_MOE = _whole(
     "qwen3_5_moe",
     "Qwen3_5Moe",
