@@ -195,6 +195,13 @@ NORMS: Layouts = {
         "tp": 4, "model": {"pre_norms": True, "norm_offset": True},
     },
     "further tokens, tied, tp 2": {"tp": 2, "model": {"mtp": {"depth": 1}, "tied": True}},
+    "norms of rotated heads, tp 4": {
+        "tp": 4, "model": {"wide_qk_norm": False, "rotated_qk_norm": True},
+    },
+    "norms of rotated heads, neighbours, cp 2": {
+        "cp": 2,
+        "model": {"wide_qk_norm": False, "rotated_qk_norm": True, "rotary_interleaved": True},
+    },
     "gates, capped, cp 2": {
         "cp": 2, "model": {"gated_attention": True, "logit_softcap": 3.0},
     },

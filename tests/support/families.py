@@ -81,7 +81,7 @@ _UNTOUCHED = (
     "gemma", "phi3", "seed_oss", "olmo2", "olmo3", "exaone4", "granite", "ernie4_5", "helium",
     "cwm", "ministral", "youtu", "ministral3", "internlm3", "iquestcoder", "vaultgemma",
     "hyperclovax", "cohere", "cohere2", "stablelm",
-    "arcee", "starcoder2",
+    "arcee", "starcoder2", "hunyuan_v1_dense",
     "cohere_compass_text",
     "smollm3", "exaone",
 )  # fmt: skip

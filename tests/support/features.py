@@ -128,6 +128,7 @@ def _of_language(made: Spec, layout: Layout) -> set[str]:
         found |= set() if model.pre_norms else {"norms after layers alone"}
         found |= set() if model.gated_mlp else {"MLPs without a gate"}
         found |= {"biases of MLPs"} if model.mlp_bias else set()
+        found |= {"norms after rotation"} if model.rotated_qk_norm else set()
         found |= {"norms of all heads together"} if model.wide_qk_norm else set()
         found |= {"heads of one length"} if model.l2_qk_norm else set()
         found |= {"layers in parallel"} if model.parallel else set()

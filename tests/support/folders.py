@@ -241,6 +241,10 @@ FORMS: dict[str, Config] = {
             "num_nextn_predict_layers": 1,
         },
     },
+    "Hunyuan with a factor on its base": {
+        "model_type": "hunyuan_v1_dense", "rope_theta": 10000.0,
+        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+    },
     "Kimi-K2 as DeepSeek-V3": {**PUBLISHED["Kimi-K2-Instruct"], "model_type": "deepseek_v3"},
     "gpt-oss-20b with all said": {
         **PUBLISHED["gpt-oss-20b"], "swiglu_limit": 7.0, "attention_bias": True,
@@ -264,7 +268,7 @@ FORMS: dict[str, Config] = {
         for kind in (
             "gemma2", "glm4", "ministral3", "smollm3", "gpt_oss", "radio", "dinov3_vit",
             "clip_vision_model", "siglip_vision_model", "cohere", "cohere2", "stablelm",
-            "llama4_text", "arcee", "starcoder2",
+            "llama4_text", "arcee", "starcoder2", "hunyuan_v1_dense",
             "cohere_compass_text",
         )
     },
@@ -543,6 +547,15 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "moe.top_k": 1, "moe.shared": 8192, "mlp": 16384, "l2_qk_norm": True,
         },
     },
+    "hunyuan_v1_dense, bare": {
+        "decoder": {
+            "qk_norm": True, "rotated_qk_norm": True, "head_dim": 128, "kv_heads": 32,
+            "rope_theta": 1e4,
+        },
+    },
+    "Hunyuan with a factor on its base": {
+        "decoder": {"rope_theta": 1e4 * 1000.0 ** (128 / 126), "rope_scaling": None},
+    },
     "arcee, bare": {
         "decoder": {
             "activation": "squared_relu", "mlp_bias": False, "output_bias": False, "hidden": 2560,
@@ -740,6 +753,9 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("cohere_compass_text, bare", "decoder", ""): [
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
          "rope_type: yarn of full_attention"),
+    ],
+    ("hunyuan_v1_dense, bare", "decoder", ""): [
+        {"hidden_act": "gelu"}, {"mlp_bias": True}, DYNAMIC,
     ],
     ("arcee, bare", "decoder", ""): [{"hidden_act": "silu"}, AWQ],
     ("llama4_text, bare", "decoder", ""): [

@@ -304,6 +304,18 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
+    "hunyuan_v1_dense": (
+        {
+            "norm_eps": 1e-3, "head_dim": 12, "rope_theta": 500.0 * 3.0**1.2, "qk_norm": True,
+            "rotated_qk_norm": True, "qkv_bias": True, "output_bias": True,
+        },
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 12, "attention_bias": True, "pad_token_id": None,
+            "rope_parameters": {
+                "rope_type": "dynamic", "rope_theta": 500.0, "alpha": 3.0, "factor": 1.0,
+            },
+        },
+    ),
     "arcee": (
         {
             "norm_eps": 1e-3, "head_dim": 12, "rope_theta": 500.0, "activation": "squared_relu",
@@ -798,7 +810,9 @@ def widen(model: nn.Module) -> None:
         size = 2 * len(self.inv_freq) if layer_type is None else head_size(self.config)
         known = {key: each for key, each in rope.items() if key in RopeScaling.model_fields}
         scaling = None if known["rope_type"] in ("default", "dynamic") else RopeScaling(**known)
-        turns = torch.tensor(frequencies(size, rope["rope_theta"], scaling), dtype=torch.float64)
+        # A Hunyuan has a factor on its base.
+        theta = rope["rope_theta"] * rope.get("alpha", 1.0) ** (size / (size - 2))
+        turns = torch.tensor(frequencies(size, theta, scaling), dtype=torch.float64)
         turn = position_ids[..., None] * turns
         if "Llama4" in type(self).__name__:
             return torch.polar(torch.ones_like(turn), turn)

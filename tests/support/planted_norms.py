@@ -143,12 +143,22 @@ def answers_scaled() -> None:
     mlp.MoeMlp._answers = plain  # type: ignore[method-assign]
 
 
+def normed_before_rotation() -> None:
+    """Heads are normed before they rotate, as elsewhere."""
+    correct = attention.placed_heads
+    attention.placed_heads = lambda *given: correct(*given[:-1])
+
+
 def gelu_exact() -> None:
     """MLPs without a gate compute GELU itself, not its approximation."""
     pointwise.ACTIVATIONS["gelu_tanh"] = pointwise.gelu
 
 
 NORM_BUGS = {
+    "normed before rotation": (
+        normed_before_rotation,
+        behind_vision({"layers": 2, "heads": 4, "qk_norm": True, "rotated_qk_norm": True}, cp=2),
+    ),
     "exact GELU": (gelu_exact, beside(dp=2)),
     "still heads normed": (still_heads_normed, of_unit_heads(tp=2)),
     "answers scaled": (answers_scaled, of_unit_heads(dp=2, experts={"ep": 2})),

@@ -497,6 +497,8 @@ def one_module(
         else:
             model |= {"qk_norm": draw(st.booleans()), "qkv_bias": draw(st.booleans())}
             model |= {"wide_qk_norm": model["qk_norm"] and draw(st.booleans())}
+            heads_normed = model["qk_norm"] and not model["wide_qk_norm"]
+            model |= {"rotated_qk_norm": heads_normed and draw(st.booleans())}
             axes = {"head_dim": 8, "mrope": [1, 2, 1], "mrope_interleaved": draw(st.booleans())}
             model |= draw(st.sampled_from([{}, axes, {}])) | draw(_gates())
             if draw(seldom):
@@ -614,7 +616,8 @@ def _as_deepseek(draw: st.DrawFn, heads: int) -> dict[str, Any]:
         "interleaved": draw(st.booleans()),
     }
     off = {
-        "qk_norm": False, "wide_qk_norm": False, "l2_qk_norm": False, "qkv_bias": False,
+        "qk_norm": False, "wide_qk_norm": False, "rotated_qk_norm": False, "l2_qk_norm": False,
+        "qkv_bias": False,
         "gated_attention": False,
         "mrope": None,
         "rotary_interleaved": False,

@@ -50,6 +50,8 @@ def codes(*overrides: str) -> list[str]:
         (["model.sliding_window={size: 4, chunked: true, full: [2]}"], ["full-layer-not-in-model"]),
         (["model.nope={layers: [0, 1]}"], []),
         (["model.nope={layers: [1, 2]}"], ["full-layer-not-in-model"]),
+        (["model.rotated_qk_norm=true", "model.qk_norm=true"], []),
+        (["model.rotated_qk_norm=true"], ["setting-without-effect"]),
         (["model.mlp_bias=true"], []),
         (
             ["model.mlp_bias=true", "model.moe={experts: 4, top_k: 2, width: 16}"],

@@ -96,6 +96,10 @@ def test_nf4_needs_its_library_where_it_runs(
         (["modules.language.model.output_bias=true"], "`output_bias`"),
         (["modules.language.model.mlp_bias=true"], "`mlp_bias`"),
         (
+            ["modules.language.model.qk_norm=true", "modules.language.model.rotated_qk_norm=true"],
+            "`rotated_qk_norm`",
+        ),
+        (
             [
                 "modules.language.model.mla={kv_rank: 8, rope_head_dim: 8}",
                 "modules.language.model.head_dim=16",

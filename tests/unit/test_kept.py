@@ -225,6 +225,11 @@ KEPT = {
         {"activation": "gelu_tanh_without_gate", "mlp_bias": True},
         {"of_mlp": {"gate": None, "activation": "gelu_tanh"}},
     ),
+    "with norms of rotated heads, as in Hunyuan": Row(
+        "language",
+        {"qk_norm": True, "rotated_qk_norm": True},
+        {"qk_norm": True, "norm_last": True},
+    ),
     "with squared ReLU, as in Arcee": Row(
         "language",
         {"activation": "squared_relu"},

@@ -89,8 +89,8 @@ def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Finding
             "delete `kv_heads`",
         )
     for key in (
-        "qk_norm", "wide_qk_norm", "l2_qk_norm", "qkv_bias", "gated_attention", "mrope",
-        "rotary_factor", "rotary_interleaved",
+        "qk_norm", "wide_qk_norm", "rotated_qk_norm", "l2_qk_norm", "qkv_bias", "gated_attention",
+        "mrope", "rotary_factor", "rotary_interleaved",
     ):  # fmt: skip
         if getattr(model, key) != type(model).model_fields[key].default:
             yield unfit(

@@ -107,6 +107,9 @@ def norm_settings_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
         yield idle_key(name, "scaled_rows", "without `embedding_scale` there is no factor")
     if model.wide_qk_norm and not model.qk_norm:
         yield idle_key(name, "wide_qk_norm", "without `qk_norm` queries and keys have no norm")
+    if model.rotated_qk_norm and (model.wide_qk_norm or not model.qk_norm):
+        why = "without `qk_norm`, or with `wide_qk_norm`, no head has a norm"
+        yield idle_key(name, "rotated_qk_norm", why)
 
 
 def mlp_bias_used(spec: Spec, name: str, model: DecoderModel) -> Findings:

@@ -71,7 +71,8 @@ def dynamic_as_in(base: Config, config: Config) -> Config:
     Both are equal in training, as its sequences are short enough.
     """
     ours, theirs = rope_settings(config), rope_settings(base)
-    if type_of(ours) != "default" or type_of(theirs) != DYNAMIC:
+    # With a Hunyuan's `alpha` our base differs, and every length has the same frequencies.
+    if type_of(ours) != "default" or type_of(theirs) != DYNAMIC or theirs.get("alpha"):
         return {}
     return {"rope_parameters": {**theirs, **ours, "rope_type": DYNAMIC}}
 

@@ -112,11 +112,11 @@ class AttentionShape(LayerShape):
 
     `qkv_bias` gives queries, keys and values biases, except keys without `key_bias` (Whisper);
     `bias` gives the output one. `qk_norm` normalises each head of queries and keys, `l2_norm`
-    without weights, `wide_norm` all of them together. Scores are divided by the square root of
-    `score_size` (None: of the head size), and stay below `score_cap`; learned `sinks` join their
-    softmax. If `gated`, each head's output is multiplied by the sigmoid of a gate, which follows
-    the query of the head. `interleaved`: numbers of a head that rotate together are neighbours.
-    `latent` makes queries, keys and values of narrow widths.
+    without weights, `wide_norm` all of them together; `norm_last`: each head after its rotation.
+    Scores are divided by the square root of `score_size` (None: of the head size), and stay below
+    `score_cap`; learned `sinks` join their softmax. If `gated`, each head's output is multiplied by
+    the sigmoid of a gate, which follows the query of the head. `interleaved`: numbers of a head
+    that rotate together are neighbours. `latent` makes queries, keys and values of narrow widths.
     """
 
     layer = "mimo_launch.layers.attention:Attention"
@@ -130,6 +130,7 @@ class AttentionShape(LayerShape):
     key_bias: bool = True
     qk_norm: bool = False
     l2_norm: bool = False
+    norm_last: bool = False
     wide_norm: bool = False
     eps: float = EPSILON
     norm_offset: float = 0.0

@@ -65,6 +65,7 @@ LATENT_ALONE = (
 )
 LATENT_GATHERED = (Saved(name="gathered keys and values", query=1, value=1),)
 LATENT_IN_ORDER = Saved(name="attention output of both parts", value=1, for_weights=True)
+ROTATED = Saved(name="rotated queries and keys, before their norms", query=1, key=1)
 GROWN = Saved(name="queries that grow", query=1)
 TORCH_ONLY = (
     "mla",
@@ -79,6 +80,7 @@ TORCH_ONLY = (
     "pre_norms",
     "post_norms",
     "wide_qk_norm",
+    "rotated_qk_norm",
     "l2_qk_norm",
     "residual_scale",
     "norm_offset",
@@ -229,6 +231,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
             LanguageKind.attention(self, number, out_scale=out_scale),
             qk_norm=model.qk_norm,
             wide_norm=model.wide_qk_norm,
+            norm_last=model.rotated_qk_norm,
             l2_norm=self._normed_by_l2(number),
             qkv_bias=model.qkv_bias,
             bias=model.output_bias,
@@ -349,7 +352,14 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
             block = tuple(each for each in block if each != HEAD_STATISTICS)
         if self.model.mla is None and not self.model.qk_norm and not self._copies(number, passes):
             block = (*block, *((GROWN,) if self.sight(number).growth else ()))
+        if self._rotates_first(number) and (passes.are_compiled or passes.wide == 1):
+            block = (*block, ROTATED)
         return (*block, *(UNNORMED if self.model.post_norms else ()))
+
+    def _rotates_first(self, number: int) -> bool:
+        """Return whether norms of heads read what is rotated."""
+        late = self.model.rotated_qk_norm and not self.model.wide_qk_norm
+        return self.model.qk_norm and late and self.sight(number).rotary is not None
 
     def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         block = DecoderBlocksKind._saved_besides(self, number, passes)

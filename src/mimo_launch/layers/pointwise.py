@@ -190,9 +190,12 @@ def rotated_interleaved(
 
     Scores do not change if queries and keys are permuted alike.
     """
-    size = cos_SR.shape[-1]
-    halves = [x_SHK[..., :size:2], x_SHK[..., 1:size:2], x_SHK[..., size:]]
-    return rotated(torch.cat(halves, dim=-1), cos_SR, sin_SR, factor_S)
+    return rotated(_in_halves(x_SHK, cos_SR.shape[-1]), cos_SR, sin_SR, factor_S)
+
+
+def _in_halves(x_K: Tensor, size: int) -> Tensor:
+    """Return x with the first features of pairs first; pairs are in its first `size` numbers."""
+    return torch.cat([x_K[..., :size:2], x_K[..., 1:size:2], x_K[..., size:]], dim=-1)
 
 
 def placed_heads(
@@ -205,11 +208,21 @@ def placed_heads(
     eps: float = EPSILON,
     offset: float = 0.0,
     interleaved: bool = False,
+    norm_last: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return queries and keys: the RMSNorm of each head, rotated; queries times their factors.
 
-    Each is left out where its tensors are None. Shapes as in `rotated`.
+    Each is left out where its tensors are None. With `norm_last` heads are rotated before their
+    norm. Shapes as in `rotated`.
     """
+    if norm_last and weights_K is not None and cos_SR is not None:
+        q, k = placed_heads(q, k, cos_SR, sin_SR, interleaved=interleaved)
+        if interleaved:
+            # The rotation left heads in this order.
+            size = cos_SR.shape[-1]
+            of_q, of_k = (None if x is None else _in_halves(x, size) for x in weights_K)
+            weights_K = of_q, of_k
+        cos_SR = sin_SR = None
     if weights_K is not None:
         q, k = (rms_norm(x, each, eps, offset) for x, each in zip((q, k), weights_K, strict=True))
     if cos_SR is None or sin_SR is None:

@@ -263,6 +263,10 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="`qk_norm` normalises all query heads of a token together, and all key heads, "
         "as in OLMo 2, instead of each head.",
     )
+    rotated_qk_norm: bool = Field(
+        False,
+        description="`qk_norm` normalises heads after their rotation, as in Hunyuan, not before.",
+    )
     l2_qk_norm: bool = Field(
         False,
         description="Queries and keys of layers with rotary positions are divided by their root "

@@ -114,6 +114,28 @@ def _normed(
     return x_SHK
 
 
+def _placed(
+    norm: Norm,
+    x_SHK: Tensor,
+    name: str,
+    model: DecoderBlocks | HybridModel,
+    number: int | None,
+    angles: Tensor | None,
+    factor: float,
+) -> Tensor:
+    """Return queries or keys after their norm, then rotated, or the other way round."""
+    late = isinstance(model, DecoderModel) and model.rotated_qk_norm and not model.wide_qk_norm
+    if not late:
+        x_SHK = _normed(norm, x_SHK, name, model, number)
+    if angles is not None and isinstance(model, LanguageModel) and model.rotary_interleaved:
+        size = 2 * angles.shape[-1]
+        places = pairs_in_halves(torch.arange(x_SHK.shape[-1]), size).argsort()
+        x_SHK = turned(pairs_in_halves(x_SHK, size), angles, factor)[..., places]
+    elif angles is not None:
+        x_SHK = turned(x_SHK, angles, factor)
+    return _normed(norm, x_SHK, name, model, number) if late else x_SHK
+
+
 def _is_still(model: DecoderModel, number: int | None) -> bool:
     """Return whether a layer has no rotary positions."""
     return model.nope is not None and number in model.nope.layers
@@ -232,12 +254,10 @@ def _attention(
             linear(weights, y, f"{name}.q").view(len(y), heads, -1), model.head_size, dim=-1
         )
         k, v = (linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in "kv")
-        q = _normed(norm, q, f"{name}.q_norm", model, number)
-        k = _normed(norm, k, f"{name}.k_norm", model, number)
-        if angles is not None:
-            if isinstance(model, LanguageModel) and model.rotary_interleaved:
-                q, k = (pairs_in_halves(each, 2 * angles.shape[-1]) for each in (q, k))
-            q, k = turned(q, angles, factor), turned(k, angles, factor)
+        q, k = (
+            _placed(norm, x, f"{name}.{p}_norm", model, number, angles, factor)
+            for x, p in ((q, "q"), (k, "k"))
+        )
     if growth is not None:
         q = torch.einsum("shk,s->shk", q, growth)
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
