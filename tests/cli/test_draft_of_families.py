@@ -101,3 +101,9 @@ def test_a_type_that_is_read_needs_no_draft(tmp_path: Path, run_cli: Cli) -> Non
     code, out, err = run_cli(f"inspect {tmp_path / 'm'} --draft")
     assert (code, out) == (1, "")
     assert "nothing to draft" in err
+
+
+def test_a_draft_is_no_json(tmp_path: Path, run_cli: Cli) -> None:
+    code, out, err = run_cli(f"inspect {tmp_path} --draft --json")
+    assert (code, out) == (2, "")
+    assert f"mimo-launch inspect {tmp_path} --draft" in " ".join(err.split())

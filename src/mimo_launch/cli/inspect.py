@@ -65,7 +65,7 @@ def inspect(
     """Say what a folder of weights holds, with the spec for it."""
     from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
     from mimo_launch.hugging_face.contents import read_contents
-    from mimo_launch.hugging_face.folder import CONFIG, ConfigError, FilesError, is_hugging_face
+    from mimo_launch.hugging_face.folder import ConfigError, FilesError, is_hugging_face
 
     console = console_of(ctx)
     if families:
@@ -74,6 +74,9 @@ def inspect(
     if folder is None:
         help_ = "mimo-launch inspect DIR, or mimo-launch inspect --families"
         console.refuse("no folder is named", help_=help_)
+    if draft and as_json:
+        help_ = f"mimo-launch inspect {shlex.quote(str(folder))} --draft"
+        console.refuse("--draft prints Python, never JSON", help_=help_)
     try:
         if draft:
             _draft(folder, console)
@@ -90,19 +93,25 @@ def inspect(
         console.note(f"error: {folder}: {error}")
         raise typer.Exit(2) from None
     except NoCheckpoint as error:
-        from mimo_launch.launcher.run_folder import State, is_run, status_of
-
         console.note(f"error: {error}")
-        help_ = f"name a folder with {CONFIG}, a run folder or a checkpoint"
-        if is_run(folder):
-            status = status_of(folder)
-            of = "" if status.steps is None else f" of {status.steps:,}"
-            console.note(f"   = state: {status.state.value}, step {status.step:,}{of}")
-            if status.state is State.RUNNING:
-                watch = f"mimo-launch watch {shlex.quote(str(folder))}"
-                help_ = f"wait for its first checkpoint: {watch}"
-        console.note(f"   = help: {help_}")
+        _note_state(folder, console)
         raise typer.Exit(2) from None
+
+
+def _note_state(folder: Path, console: Console) -> None:
+    """Say how far the run of a folder without a checkpoint is, if it is a run, and what helps."""
+    from mimo_launch.hugging_face.folder import CONFIG
+    from mimo_launch.launcher.run_folder import State, is_run, status_of
+
+    help_ = f"name a folder with {CONFIG}, a run folder or a checkpoint"
+    if is_run(folder):
+        status = status_of(folder)
+        of = "" if status.steps is None else f" of {status.steps:,}"
+        console.note(f"   = state: {status.state.value}, step {status.step:,}{of}")
+        if status.state is State.RUNNING:
+            watch = f"mimo-launch watch {shlex.quote(str(folder))}"
+            help_ = f"wait for its first checkpoint: {watch}"
+    console.note(f"   = help: {help_}")
 
 
 def _draft(folder: Path, console: Console) -> None:

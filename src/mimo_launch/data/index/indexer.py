@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -79,15 +79,8 @@ class SampleIndexer:
         Raises:
             BadSample: It cannot be trained on.
         """
-        members: dict[Marker, list[str]] = {"image": [], "audio": [], "video": [], "target": []}
-        unread: list[str] = []
         columns = [each for each in self.columns.suffixes.values() if each in suffixes]
-        for suffix in sorted(set(suffixes).difference(TEXT_SUFFIXES, columns), key=place_of):
-            marker = marker_of(suffix)
-            if marker is None or not self.inputs.takes(marker, suffix):
-                unread.append(suffix)
-            else:
-                members[marker].append(suffix)
+        members, unread = self._by_marker({*suffixes}.difference(TEXT_SUFFIXES, columns))
         encoder = self.sample_encoders.of(template)
         if "json" not in suffixes and not (encoder.reads_txt and "txt" in suffixes):
             unread += [each for each in TEXT_SUFFIXES if each in suffixes]
@@ -118,9 +111,8 @@ class SampleIndexer:
         ignored = {*record.ignored, *encoded.ignored, *map(_named, unread)}
         if len(texts := [each for each in TEXT_SUFFIXES if each in suffixes]) > 1:
             ignored.add(_named(*(each for each in texts if each != record.member)))
-        checksum = _checksum(
-            [*texts, *(each for found in members.values() for each in found), *columns], read
-        )
+        texts += (each for found in members.values() for each in found)
+        checksum = _checksum([*texts, *columns], read)
         return IndexedSample(
             len(is_row),
             runs,
@@ -131,6 +123,18 @@ class SampleIndexer:
             tuple(columns),
             self.columns.counted(read_columns),
         )
+
+    def _by_marker(self, suffixes: Iterable[str]) -> tuple[dict[Marker, list[str]], list[str]]:
+        """Return the media of a sample, in order, by marker, and the members that are not read."""
+        members: dict[Marker, list[str]] = {"image": [], "audio": [], "video": [], "target": []}
+        unread: list[str] = []
+        for suffix in sorted(suffixes, key=place_of):
+            marker = marker_of(suffix)
+            if marker is None or not self.inputs.takes(marker, suffix):
+                unread.append(suffix)
+            else:
+                members[marker].append(suffix)
+        return members, unread
 
     def _size(self, suffix: str, read: Callable[[int | None], bytes]) -> MediumSize:
         if medium_of(suffix) == "audio":
