@@ -80,7 +80,7 @@ def num_boxes(module: ModuleLayout, weights: StageWeights) -> int:
 def host_costs(
     plan: Plan, constants: Calibration, *, python: float, communicators: int, boxes: int
 ) -> HostCosts:
-    """Return the costs of a plan whose ranks need so much `python` for the samples of a step.
+    """Return the costs of a plan in which a rank needs `python` seconds for the samples of a step.
 
     A checkpoint has so many `boxes`, the parts that ranks write of its tensors.
     """

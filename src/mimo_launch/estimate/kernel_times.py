@@ -68,7 +68,7 @@ class Seconds:
 class StageKernels:
     """The kernels of one stage in one forward with this work, on the tp rank with most of it.
 
-    `products` are those of a layer with so many tokens, which forwards of the stage may share.
+    `products` are the times of products by layer and number of tokens; forwards may share them.
     """
 
     spec: Spec
@@ -144,7 +144,7 @@ class StageKernels:
 
     @cached_property
     def _timed(self) -> dict[tuple[int, int], Seconds]:
-        """The products of a layer with so many tokens, as far as they are timed."""
+        """The times of products so far, by layer and number of tokens."""
         return {} if self.products is None else self.products
 
     def _moved(self, numbers: Mapping[int, int], *, again: bool = False) -> float:

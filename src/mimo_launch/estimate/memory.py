@@ -97,7 +97,7 @@ def with_activations(
     work: Workload,
     tp: int,
 ) -> StageMemory:
-    """Return the memory of a stage from that of its weights alone."""
+    """Return the memory of a stage; `alone` is the memory of its weights."""
     activations = Activations(spec, layout, module, stage, work, tp)
     return replace(
         alone,
@@ -112,7 +112,7 @@ def with_activations(
 def weight_memory(
     spec: Spec, module: ModuleLayout, stage: Stage, tp: int, *, several: bool
 ) -> StageMemory:
-    """Return the memory of a stage without activations, with one forward a step or `several`."""
+    """Return the memory of a stage without activations; `several`: forwards in a step."""
     weights = stage_weights(spec, stage, tp)
     shards = module.num_shards
     of_experts = module.experts.size(Axis.EXPERT_DP) if module.experts else 1

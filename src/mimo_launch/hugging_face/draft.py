@@ -2,9 +2,9 @@
 
 Decides: which family is nearest: the one that leaves the fewest tensors and settings of the folder
 unexplained; which settings say nothing about a model.
-Relies on: `registry` for families, whose tables show what they read: another value of a setting
-means something else; `accounts` for tensors.
-Leaves: the file to `draft_text`; what a new setting means, and the proof, to whoever completes it.
+Relies on: `registry` for families; a family reads a setting if another value of it changes the
+model; `accounts` for tensors.
+Leaves: the file to `draft_text`; the meaning of a new setting, and the proof, to the developer.
 """
 
 import re
@@ -40,7 +40,7 @@ _SAYS_NOTHING = re.compile(
     r"max_position_embeddings|quantization_config|pretraining_tp|cross_attention_.*|"
     r"is_decoder|add_cross_attention|name_or_path|attn_implementation|gradient_checkpointing)$"
 )
-# Families whose settings leave the least unread; the tensors decide among so many.
+# How many families, those that leave the fewest settings unread, are compared by their tensors.
 _MOST_COMPARED = 40
 _NUMBER = re.compile(r"\.\d+\.")
 
@@ -102,7 +102,7 @@ def _sections(config: Config, path: str = "") -> Iterator[tuple[str, Config]]:
 
 def _nearest(section: str, config: Config, headers: Mapping[str, TensorHeader]) -> Draft | None:
     """Return the draft from the nearest family; None if no family can read the configuration."""
-    # A folder of one part is like a family that stands alone.
+    # A folder of one part is like a family that has folders of its own.
     candidates = (each for each in FAMILIES.values() if section or each.stands_alone)
     read = [each for family in candidates if (each := _Reading.of(family, config))]
     read.sort(key=lambda each: (each.unread, each.family.rank))

@@ -1,6 +1,6 @@
 """The file that a draft of a family becomes: a declaration to complete, with comments.
 
-Decides: the words, and that settings which nobody has looked at are refused where they differ.
+Decides: the words, and that settings of unknown meaning are refused where they differ.
 Relies on: `draft` for what is like the nearest family, and what is new.
 Leaves: finding it to `draft`.
 """

@@ -168,7 +168,7 @@ class _Lists(NamedTuple):
 
     @property
     def of_kernel(self) -> dict[str, Any]:
-        """The arguments of a kernel besides its tensors."""
+        """The arguments of a kernel that are not queries, keys and values."""
         return {
             "bounds": (self.queries.bounds, self.keys.bounds),
             "longest": (self.queries.longest, self.keys.longest),

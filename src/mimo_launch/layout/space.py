@@ -40,7 +40,7 @@ OF_MODULE = (
     "grid", "experts", "sharding", "recompute", "sequence_parallel", "order", "shard_over",
     "stages",
 )  # fmt: skip
-# Those of which None is a value.
+# The keys that may be None.
 _OPTIONAL = ("shard_over", "stages")
 OF_STEP = {
     "microbatches": "schedule.microbatches",
@@ -111,7 +111,7 @@ class Point:
             for key in OF_MODULE:
                 value = getattr(place, key)
                 if key == "stages" and value and len(value) != self._num_stages(name):
-                    value = None  # They were those of another grid.
+                    value = None  # They were of another grid.
                 if isinstance(value, Strict):
                     value = value.model_dump()
                 elif isinstance(value, tuple):

@@ -103,7 +103,8 @@ class LanguageInput:
 class Labelled:
     """The learnt tokens of a microbatch on this rank, for a user's loss.
 
-    places [M] are those of labels among the tokens of this cp rank; columns are [M] or [M, width].
+    `places` [M] are the places of labels among the tokens of this cp rank; `columns` are [M] or
+    [M, width].
     """
 
     places: Tensor

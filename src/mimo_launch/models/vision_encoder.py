@@ -149,7 +149,7 @@ class VisionStage(ModelStage):
         return owned(rows, packed.sizes, self.context)
 
     def _side_by_side(self, x_nD: Tensor, kept: list[Tensor]) -> Tensor:
-        """Return the states of all chosen layers, [n, D] each; `x_nD` are those of the last one."""
+        """Return the states of all `features`, [n, W]; `x_nD` are the states of the last layer."""
         states = dict(zip(self.model.kept_layers, kept, strict=True))
         return torch.cat([states.get(each, x_nD) for each in self.model.features], dim=1)
 

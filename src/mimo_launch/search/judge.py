@@ -70,7 +70,7 @@ class Judgement:
 class Judge:
     """Judges changes of the spec of `base`; a rank may hold `limit` bytes.
 
-    So many different `steps` stand for the whole run.
+    `steps` is the number of different steps that represent the whole run.
     """
 
     base: Estimator

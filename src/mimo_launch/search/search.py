@@ -50,7 +50,7 @@ class Search:
     `most` gives the seconds that a layout on so many ranks may take at most to be of use. A layout
     is better if it takes a share of `step` less, and is planned if its bound is not above the best
     by a share of `slack`. A legal layout in sight costs a `bound`. `ways` are settings outside of a
-    layout that may make it faster. `width` layouts are planned at once. With `of_each_kind` it
+    layout that may make it faster. `width` layouts are planned together. With `of_each_kind` it
     seeks the best of each kind of change, not only the best of all. `found` are the layouts that
     fit; `tried` counts the planned ones by what they change first.
     """
@@ -157,7 +157,7 @@ class Search:
             self._planned(some)
 
     def _at_once(self, reserve: float) -> int:
-        """Return how many layouts may be planned at once: what is left pays for all of them."""
+        """Return how many layouts may be planned together: what is left pays for all of them."""
         return max(1, min(self.width, int((self.left - reserve) / self._most_cost)))
 
     def _next(self, least: float) -> Iterator[_Seen]:

@@ -44,10 +44,11 @@ _JUMPS, _MOST_FRUITLESS = 60, 12
 # Parts of all plans: what starting points may take, what is kept to fill the list, and at least and
 # at most to estimate the best layouts over the whole run.
 _FOR_STARTS, _FOR_OTHERS, _FOR_WHOLE = 0.5, 0.1, (0.1, 0.5)
-# What a bound costs in a search that cuts layers in many ways: so many layers double it.
+# What a bound costs; this number of layers, which can be cut in many ways, doubles it.
 _BOUND, _LAYERS_PER_BOUND = 0.05, 32
-# So many times as many layouts as are listed, and so many at least, are estimated over the run if
-# the plans suffice. One step tells less of uneven layouts, so some worse ones are planned, too.
+# The layouts that are estimated over the run if the plans suffice: a multiple of those that are
+# listed, and a least number. One step says less about uneven layouts, so slightly worse ones, by a
+# share of `_SLACK`, are planned, too.
 _CLOSER, _LEAST_CLOSER, _SLACK = 2, 24, 0.01
 # The share of a step that a layout without unusual settings may take longer.
 _FOR_PLAIN = 0.002
@@ -138,7 +139,7 @@ class _Climb:
     _grown: set[str] = field(default_factory=set)
 
     def run(self, reserve: float) -> None:
-        """Search until so many plans are left, or nothing better is in sight."""
+        """Search until `reserve` plans are left, or nothing better is in sight."""
         search, spec, gpus = self.search, self.search.judge.base.spec, self.wish.gpus
         last = reserve + _FOR_OTHERS * self.wish.plans
         for_starts = last + (1 - _FOR_STARTS) * (search.left - last)

@@ -155,7 +155,7 @@ class FilesData(UserData):
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """The different templates of records, first that of sources without one of their own."""
+        """The different templates of records, first the one for sources that name none."""
         every = (*self.sources, *chain.from_iterable(self.heldout_sets.values()))
         own = [each.template for each in every if each.template is not None]
         return unlike((self.template, *own))

@@ -243,7 +243,7 @@ class UserData(Samples):
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """The different templates of records, first that of sources without one of their own."""
+        """The different templates of records, first the one for sources that name none."""
         return (self.template,)
 
     @property

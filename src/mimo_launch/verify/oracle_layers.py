@@ -64,8 +64,8 @@ def hidden_from(
 
     Tokens with the same number in `images`, except 0, see each other. With `window`, tokens that
     are `window` or more places earlier are hidden; if `chunked`, those that are not in the same
-    chunk of `window` tokens of their document. With the same number in `prompts` they see each
-    other all the same.
+    chunk of `window` tokens of their document. Tokens with the same number in `prompts`, except 0,
+    see each other whatever the window is.
     """
     tokens = len(documents)
     hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
@@ -292,9 +292,9 @@ def image_angles(height: int, width: int, size: int, of_pairs: str = "shared") -
     """Return the angles of the patches of an image, row by row, for a head of `size` K, [N, K/2].
 
     The first K/4 pairs turn by the row, the others by the column. Both use the frequencies of the
-    head with even numbers; if those of pairs are `in_turn`, columns use the frequencies with odd
-    numbers; if they are `alternating`, each frequency turns a pair by the column, the next by the
-    row.
+    head with even numbers. If `of_pairs` is `in_turn`, columns use the frequencies with odd
+    numbers; if it is `alternating`, each frequency turns one pair by the column, and the next by
+    the row.
     """
     of_head = [10000.0 ** (-2 * i / size) for i in range(size // 2)]
     frequencies = (of_head[::2], of_head[1::2] if of_pairs == "in_turn" else of_head[::2])

@@ -182,7 +182,7 @@ def _shrink_module(
 
 
 def _over(layers: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return stages of these sizes; the longest also takes what a kind of model needs besides."""
+    """Return stages of these sizes; the longest also takes further layers that a model needs."""
     longest = sizes.index(max(sizes))
     more = layers - sum(sizes)
     return tuple(each + more * (number == longest) for number, each in enumerate(sizes))

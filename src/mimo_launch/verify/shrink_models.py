@@ -110,7 +110,7 @@ def full_layers(full: Sequence[int], before: int, layers: int) -> tuple[int, ...
 
 
 def shrink_stages(module: ModuleSpec, before: int, number: int, most: int) -> tuple[int, ...]:
-    """Return the layers of `number` small stages, each of one or `most` at the most.
+    """Return the layers of `number` small stages: one each, or at most `most`.
 
     An uneven cut of the `before` stages stays uneven: shorter ones stay shorter.
     """

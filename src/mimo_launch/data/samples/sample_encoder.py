@@ -319,7 +319,7 @@ class SampleEncoders:
 
     @property
     def usual(self) -> SampleEncoder:
-        """The encoder of records whose source has no template of its own."""
+        """The encoder of records of sources that name no template."""
         return next(iter(self._by_template.values()))
 
     def of(self, template: Template | None) -> SampleEncoder:
