@@ -73,6 +73,12 @@ def test_a_class_is_found_without_running_its_package(package: Path) -> None:
     assert not any(name.startswith("mine") for name in sys.modules)
 
 
+def test_the_name_of_a_class_is_offered_with_its_module(package: Path) -> None:
+    (package / "mine.py").write_text("class Mixer: pass")
+    [gone] = [each for each in check(of("mine:Mixr")) if each.code == "class-not-found"]
+    assert gone.help == "did you mean `mine:Mixer`?"
+
+
 def test_a_generator_says_that_it_has_a_loss(package: Path) -> None:
     (package / "mine.py").write_text("class Here: pass")
     drawer = box(0, model={"kind": "mine:Here"}, reads=["language"])

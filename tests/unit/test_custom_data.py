@@ -135,9 +135,10 @@ LENGTH = "    def __len__(self): return 2\n"
         (LENGTH, r"`Own` \(FILE, line 1\) has no method `__getitem__`"),
         ("    def __getitem__(self, n): ...\n", r"`Own` \(FILE, line 1\) has no method `__len__`"),
         ("    def __init__(self): 1 / 0\n", "calling it failed in FILE, line 2: ZeroDivisionError"),
+        ("    def __init__(self, path): ...\n", "calling it failed: TypeError: Own.__init__"),
         (
             "    def __len__(self): return 'x'\n    def __getitem__(self, n): ...\n",
-            "its `__len__` failed in .*: TypeError: 'str'",
+            "its `__len__` failed: TypeError: 'str'",
         ),
         (
             LENGTH + "    def __getitem__(self, n): return {'a': id(object()), 'b': [LOG, "

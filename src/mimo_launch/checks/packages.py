@@ -144,7 +144,7 @@ def named_is_there(at: YamlPath, before: str, kind: str) -> Findings:
             at,
             f"{before}`{module}` defines no `{wanted}`",
             f"its source is {found.origin}",
-            did_you_mean(wanted, names) or f"the names there are {listed}",
+            did_you_mean(wanted, names, f"{module}:") or f"the names there are {listed}",
         )
 
 

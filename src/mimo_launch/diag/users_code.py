@@ -79,13 +79,18 @@ def import_named(kind: str, where: str) -> Callable[..., Any]:
 
 
 def failed(error: Exception) -> str:
-    """Return the error and its place, preferring a line of the user's code to library code."""
+    """Return the error and its place, preferring a line of the user's code to library code.
+
+    A call with wrong arguments fails in a line of ours, which would mislead: it has no place.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(("<", sys.prefix, sys.base_prefix))]
-    here = os.path.dirname(os.path.dirname(__file__))
-    own = [f for f in own if not f.filename.startswith(here)] or frames[-1:]
+    ours = os.path.dirname(os.path.dirname(__file__))
+    libraries = ("<", sys.prefix, sys.base_prefix)
+    others = [frame for frame in frames if not frame.filename.startswith(ours)]
+    own = [frame for frame in others if not frame.filename.startswith(libraries)]
+    own = own or [frame for frame in frames[-1:] if frame in others]
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError):
+    if isinstance(error, SyntaxError) or not own:
         return f"failed: {text}"
     return f"failed in {own[-1].filename}, line {own[-1].lineno}: {text}"
 

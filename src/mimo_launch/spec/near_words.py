@@ -33,7 +33,7 @@ def close_matches(word: str, known: Iterable[str]) -> list[str]:
     return near
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `did you mean ...?` with every close match, or nothing."""
-    near = close_matches(word, known)
-    return f"did you mean {listing([f'`{name}`' for name in near])}?" if near else ""
+def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
+    """Return `did you mean ...?` with every close match after the text `before`, or nothing."""
+    near = [f"`{before}{name}`" for name in close_matches(word, known)]
+    return f"did you mean {listing(near)}?" if near else ""
