@@ -69,8 +69,8 @@ def shard(
     wrap(network, mesh=mesh)
     for wrapped in fsdp_modules(network):
         # The loss is already divided by the global number of labels, so every reduction is a sum.
-        # The factor does not recurse; without the second call, fp32 and bf16 would use a scaled
-        # sum, which gloo lacks.
+        # Neither setting recurses. Unless a sum is forced, fp32 and bf16 use a scaled one, which
+        # gloo lacks.
         wrapped.set_force_sum_reduction_for_comms(True)
         own = replicas if isinstance(wrapped, Experts) else mesh
         # One rank alone has nothing to sum; a factor would cost it two passes over its gradients.

@@ -9,7 +9,7 @@ Leaves: the token that marks an image or a clip to `media_text`, rows to `media_
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -18,6 +18,7 @@ from pathlib import Path
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.answer_spans import Conversation
 from mimo_launch.data.samples.chat_template import ChatFormats
+from mimo_launch.data.samples.chosen_parts import ChosenParts
 from mimo_launch.data.samples.decode_media import Marker, Medium
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.media_text import find_markers, tile_text, with_parts
@@ -63,13 +64,11 @@ class SampleEncoder:
         self._reads_videos = inputs.reads_videos
         around = image_text(folder)
         says = inputs.says_time
-        self._learn: tuple[re.Pattern[str] | None, re.Pattern[str] | None] = (None, None)
         self._words = None if says is None else words_of(says, specials, around)
         self._chat: ChatFormats | None = None
+        self._chosen = ChosenParts()
         if isinstance(data.template, ChatTemplate):
-            chosen = data.template.learn_only, data.template.learn_not
-            only, never = (None if each is None else re.compile(each) for each in chosen)
-            self._learn = only, never
+            self._chosen = ChosenParts.of(data.template)
             sources = chat_sources(folder)
             if DEFAULT not in sources:
                 raise TemplateRefused(f"{folder} has no chat template")
@@ -245,17 +244,6 @@ class SampleEncoder:
             )
         return replace(encoded, ignored=ignored)
 
-    def _chosen(self, text: str, answers: Spans) -> Spans:
-        """Return the parts of answers that the expressions of the template choose."""
-        only, never = self._learn
-        if only is not None:
-            answers = [part for span in answers for part in _matches(only, text, span)]
-        if never is not None:
-            answers = [
-                left for span in answers for left in _without(span, _matches(never, text, span))
-            ]
-        return answers
-
     def _refuse_other_number(
         self, record: Record, members: Mapping[Marker, int], unread: Sequence[str]
     ) -> None:
@@ -299,12 +287,11 @@ class SampleEncoder:
         try:
             with bounds():
                 found = Conversation(chat, said, settings, self._ends, messages)
-                learn = self._chosen(found.text, found.answers())
+                learn = self._chosen.inside(found.text, found.answers())
                 return found.text, learn, tuple(found.ignored())
         except TooMuch as error:
-            named = ("the chat template", "`learn_only`", "`learn_not`")
-            used = [name for name, has in zip(named, (True, *self._learn), strict=True) if has]
-            raise BadSample(f"{' with '.join(used)} {error}") from error
+            named = " with ".join(["the chat template", *self._chosen.names])
+            raise BadSample(f"{named} {error}") from error
 
 
 class SampleEncoders:
@@ -331,25 +318,6 @@ class SampleEncoders:
         """The notes of all encoders, each once."""
         every = (note for each in self._by_template.values() for note in each.notes)
         return tuple(dict.fromkeys(every))
-
-
-def _matches(regex: re.Pattern[str], text: str, span: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a span that match; the expression sees nothing outside of it."""
-    start, end = span
-    for found in regex.finditer(text[start:end]):
-        if found[0]:
-            yield start + found.start(), start + found.end()
-
-
-def _without(span: tuple[int, int], parts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield what is left of a span without some parts of it, which are in order."""
-    start, end = span
-    for first, last in parts:
-        if start < first:
-            yield start, first
-        start = max(start, last)
-    if start < end:
-        yield start, end
 
 
 def _unread(suffixes: Sequence[str], *media: Medium) -> str:
