@@ -1,4 +1,4 @@
-"""A loss of a user's own for language: its class, and the columns of the data that it reads.
+"""A user's loss for language: its class, and the columns of the data that it reads.
 
 Decides: its keys, defaults and limits.
 Relies on: `base`.
@@ -16,7 +16,7 @@ Width = Annotated[int, Field(ge=1, le=4096)]
 
 
 class CustomLoss(Strict):
-    """A loss of one's own in place of cross-entropy (docs/custom-losses.md)."""
+    """A user's loss in place of cross-entropy (docs/custom-losses.md)."""
 
     kind: ClassPath = Field(
         description="`package.module:Name` of the function or class.",
@@ -37,8 +37,8 @@ class CustomLoss(Strict):
     )
     counts: ColumnName | None = Field(
         None,
-        description="The column over the sum of which the loss is a mean, such as weights of "
-        "tokens; default: a mean over learnt tokens.",
+        description="The loss is divided by the sum of this column, such as weights of tokens; "
+        "default: by the number of learnt tokens.",
         examples=["weight"],
     )
     options: dict[str, Any] = Field({}, description="Keyword arguments that it is called with.")

@@ -218,8 +218,8 @@ class DecoderModel(DecoderBlocks, LanguageModel):
     )
     bidirectional_prompts: bool = Field(
         False,
-        description="The tokens before the first that is learnt, rows among them, attend to each "
-        "other in both directions, as in PaliGemma; beyond the windows of layers, too.",
+        description="The tokens before the first learnt one, rows included, attend to each other "
+        "in both directions, also beyond the windows of layers, as in PaliGemma.",
     )
     mla: Mla | None = Field(
         None,

@@ -305,7 +305,7 @@ class Moe(Strict):
 
 
 class UnbalancedMoe(Moe):
-    """A mixture of experts in a list of clips, the load of which nothing balances."""
+    """A mixture of experts in a module that makes clips; nothing balances its load."""
 
     aux_loss: Annotated[float, Field(ge=0, le=0)] = Field(
         0.0,

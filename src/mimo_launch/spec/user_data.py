@@ -209,8 +209,8 @@ class UserData(Samples):
     )
     long_clips: Literal["refuse", "cut"] = Field(
         "refuse",
-        description="Clips longer than the window of their encoder: leave their samples out, or "
-        "let the encoder hear their beginning.",
+        description="Clips longer than the window of their encoder: `refuse` leaves their samples "
+        "out, `cut` lets the encoder hear their beginning.",
     )
     max_image_pixels: Annotated[int, Field(ge=1, le=89_000_000)] = Field(
         36_000_000,

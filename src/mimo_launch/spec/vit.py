@@ -37,9 +37,8 @@ class VitModel(Images, TransformerEncoder):
         "shared",
         description="Frequencies of 2-D rotary positions. `shared`: rows and columns of patches "
         "rotate at the same ones, those of a head of half the width; `in_turn`: those of the whole "
-        "head belong to rows and columns in turn, as in Pixtral; `alternating`: shared, and of "
-        "neighbours in a head, which rotate together, every other pair rotates with columns, the "
-        "next with rows, as in Kimi K2.5.",
+        "head belong to rows and columns in turn, as in Pixtral; `alternating`: shared; neighbours "
+        "in a head rotate together, one pair with columns, the next with rows, as in Kimi K2.5.",
     )
     interpolation: Interpolation = Field(
         "bicubic",
@@ -135,12 +134,12 @@ class VitModel(Images, TransformerEncoder):
     projector_norm_of: Literal["row", "patch"] = Field(
         "row",
         description="What that norm is of: all patches of a row together, or each patch of it, as "
-        "in PaddleOCR-VL. With `pooling: linear` it is of each patch anyhow.",
+        "in PaddleOCR-VL. With `pooling: linear` it is always of each patch.",
     )
     projector_out: Count | None = Field(
         None,
-        description="Width of what the projector makes of a row, if one more linear map brings it "
-        "to the width of language, as in HyperCLOVA X SEED Think.",
+        description="Output width of the projector, if one more linear map after it leads to the "
+        "width of language, as in HyperCLOVA X SEED Think.",
         examples=[5120],
     )
     deepstack: tuple[Annotated[int, Field(ge=0)], ...] = Field(
@@ -153,9 +152,9 @@ class VitModel(Images, TransformerEncoder):
     )
     features: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (),
-        description="Layers, counted from 0, with states that stand side by side in each patch "
-        "before the projector, in this order; the last layer is one of them. By default it is "
-        "alone. As in ViP-LLaVA.",
+        description="Layers, counted from 0. Their states are concatenated in each patch before "
+        "the projector, in this order, as in ViP-LLaVA. The last layer must be one of them; by "
+        "default it is the only one.",
         examples=["[22, 19, 16, 13, 5]"],
         strict=False,
     )
