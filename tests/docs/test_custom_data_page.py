@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tests.docs.test_custom_modules import read, train
 from tests.docs.test_docs import ROOT, write_files
-from tests.support.shards import tokenizer_folder
 
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.data.shard_samples import ShardSamples
@@ -19,13 +18,13 @@ PAGE = ROOT / "docs" / "custom-data.md"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files of the page, a tokenizer and the database, in the current folder."""
+    """The files of the page, and what its programs make, in the current folder."""
     write_files(PAGE, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "my_data", raising=False)
-    tokenizer_folder(tmp_path / "models" / "tokenizer")
-    subprocess.run([sys.executable, "make_questions.py"], check=True)
+    for program in ("make_questions.py", "make_tokenizer.py"):
+        subprocess.run([sys.executable, program], check=True)
     return tmp_path
 
 
@@ -35,7 +34,7 @@ def test_the_first_data_set_is_read(folder: Path) -> None:
     assert [each.headline for each in load_and_check("questions.yaml", ()).diagnostics] == []
     assert custom_class_fault(spec) == ""
     found = ShardSamples(spec, spec.data)
-    assert found.num_samples("train") == 200
+    assert (found.num_samples("train"), found.num_samples("heldout")) == (180, 20)
     assert [len(found.images("train", n, "vision")) for n in range(5)] == [0, 1, 1, 1, 0]
 
 
