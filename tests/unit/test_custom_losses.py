@@ -221,6 +221,14 @@ def test_a_sample_with_other_columns_is_bad(
     assert bad_of(found)["line 2"].startswith(words.replace("N", str(number)))
 
 
+def test_a_count_below_0_is_bad(tmp_path: Path) -> None:
+    """The loss is divided by the sum, which would turn its sign."""
+    records = chat("A dog.", weight=0), chat("A dog.", weight=-1)
+    for counts in (None, "weight"):
+        found = opened(of_lines(tmp_path, *records, columns={"weight": 1}, counts=counts))
+        assert len(bad_of(found)) == (counts is not None)
+
+
 def test_columns_that_no_loss_reads_change_nothing(tmp_path: Path) -> None:
     one, other = opened(of_lines(tmp_path, chat("A dog.", weight=1))), shaped({"columns": "x"})
     assert one.columns("train", 0) == {}

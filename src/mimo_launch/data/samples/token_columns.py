@@ -74,6 +74,8 @@ class TokenColumns:
             )
         if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
             raise BadSample(f"its column `{name}` has values that are no finite numbers")
+        if name == self.counts and (values < 0).any():
+            raise BadSample(f"its column `{name}` has values below 0, and the loss counts it")
         if name in self._of_tokens:
             self._refuse_other_words(name, values)
         kind = np.int64 if name in self._of_tokens else np.float64
