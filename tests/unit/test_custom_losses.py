@@ -50,7 +50,11 @@ def test_losses_of_single_terms_are_taken() -> None:
         ("mean", "`mean` (FILE, line N) returned a tensor [] for 6 tokens, not [6]: return one"),
         ("whole", "`whole` (FILE, line N) returned int: return one term for each token, neither"),
         ("shared", "`shared` (FILE, line N) returned other terms for 6 tokens together than for"),
-        ("failing", "calling it failed in FILE, line M: KeyError: 'nothing'"),
+        (
+            "failing",
+            "calling it failed in FILE, line M: KeyError: 'nothing'; to read a column of the data, "
+            "write `columns: {nothing: 1}` in the loss",
+        ),
         ("Buffered", "checkpoints hold parameters only, and it has saved buffers: `seen`"),
         ("Uncalled", "`Uncalled` (FILE, line N) has no method `__call__`"),
         ("Scored", "calling it failed in FILE, line "),

@@ -176,13 +176,20 @@ def check_loss(spec: Spec) -> None:
         except CustomClassError as error:
             raise CustomClassError(f"{where} {error}") from None
         except Exception as error:
-            raise CustomClassError(f"{where} calling it {failed(error)}") from error
+            raise CustomClassError(f"{where} calling it {failed(error)}{_hint(error)}") from error
     if not torch.allclose(together, apart, rtol=1e-9, atol=1e-12, equal_nan=True):
         raise CustomClassError(
             f"{where} {_place(network)} returned other terms for {_TRIED} tokens together than for "
             "2 and 4 of them: a term may depend on its own token alone; divide by no number of "
             "tokens, and draw no random numbers"
         )
+
+
+def _hint(error: Exception) -> str:
+    """Return what to write if a loss has asked for a column that its spec does not name."""
+    if not isinstance(error, KeyError) or not error.args:
+        return ""
+    return f"; to read a column of the data, write `columns: {{{error.args[0]}: 1}}` in the loss"
 
 
 def _where(loss: CustomLoss) -> str:
