@@ -304,6 +304,19 @@ def test_several_tokens_for_an_image_are_refused_by_name(tmp_path: Path) -> None
         SampleEncoder(found, found.data, ShardInputs(found, found.data))
 
 
+def test_a_template_that_writes_nothing_for_an_image_is_named(tmp_path: Path) -> None:
+    """As one that writes the key `text` of each part."""
+    silent = (
+        "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}</s>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    folder = tokenizer_folder(tmp_path, silent)
+    turns = [{"role": "user", "content": "<image>What?"}, CHAT[4]]
+    with pytest.raises(BadSample, match="template writes nothing for images and clips: it must"):
+        write(folder, {"messages": turns}, 1, template="chat")
+
+
 def test_markers_of_llava_files_are_images(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path)
     turns = [

@@ -44,6 +44,10 @@ _USUAL: dict[Medium, str] = {
 _ESCAPE = (
     '; where a marker is only text, write a backslash before it, or `"markers": false` in the JSON'
 )
+_NOT_WRITTEN = (
+    "the chat template writes nothing for images and clips: it must write a token for each part of "
+    "a message that is no text, as templates of models that read images do"
+)
 _IN_TEXT = "its text has a token that stands for an image or a clip" + _ESCAPE
 
 
@@ -238,6 +242,8 @@ class SampleEncoder:
         encoded = self._tokens.encode(text, learn)
         found = tuple(marker for _, marker in encoded.markers if marker != "target")
         if found != wanted:
+            if not found:
+                raise BadSample(_NOT_WRITTEN)
             raise BadSample(
                 f"the chat template writes {_count(len(found), 'marker')} for {len(wanted)}: "
                 f"{_IN_TEXT}"
