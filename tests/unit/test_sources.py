@@ -327,6 +327,13 @@ def test_clips_are_read_as_images_are(tmp_path: Path) -> None:
     assert rows[0] > rows[1]
 
 
+def test_a_template_that_every_source_replaces_is_not_needed(tmp_path: Path) -> None:
+    for others, kinds in ([], ["caption"]), (["x"], ["chat", "caption"]):
+        made = files_spec(tmp_path, *others, {"path": "x", "template": "caption"})
+        assert isinstance(made.data, FilesData)
+        assert [each.kind for each in made.data.templates] == kinds
+
+
 def test_long_clips_need_an_encoder_that_reads_clips(tmp_path: Path) -> None:
     said = {}
     for vision in (True, False):

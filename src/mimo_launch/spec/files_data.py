@@ -155,10 +155,10 @@ class FilesData(UserData):
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """The different templates of records, first the one for sources that name none."""
+        """The different templates of records, first the one for sources that name none, if any."""
         every = (*self.sources, *chain.from_iterable(self.heldout_sets.values()))
-        own = [each.template for each in every if each.template is not None]
-        return unlike((self.template, *own))
+        shared = [self.template for each in every if each.template is None]
+        return unlike([*shared, *(each.template for each in every if each.template is not None)])
 
 
 class CustomData(UserData):
