@@ -11,6 +11,7 @@ from tests.support.planted_registers import SQUARED
 from tests.support.planted_scales import (
     ALIGNED,
     ALTERNATING,
+    AVERAGED,
     GATED,
     GROUPED,
     LISTED,
@@ -169,7 +170,7 @@ SCALE_OFTEN = "sp cp"
         )
         for each in (
             *(SCALED, NEAREST, POOLED, MERGED, GATED, GROUPED, REGISTERED, SQUARED),
-            *(ALIGNED, ALTERNATING, LISTED, MAPPED_TWICE),
+            *(ALIGNED, ALTERNATING, LISTED, MAPPED_TWICE, AVERAGED),
         )
         for layout in SCALE_LAYOUTS
     ],

@@ -75,6 +75,10 @@ EACH: dict[str, Any] = {
     "shuffle": 2, "projector_norm_eps": 1e-3, "projector_norm_of": "patch",
 }  # fmt: skip
 
+# As a Cosmos 3 Edge.
+AVERAGED: dict[str, Any] = EACH | {
+    "positions": "learned", "image": [9, 9], "interpolation": "averaged",
+}  # fmt: skip
 # As a Kimi K2.5.
 ALTERNATING: dict[str, Any] = {
     "layers": 2, "hidden": 16, "heads": 2, "positions": "learned+rope2d", "image": [4, 4],
@@ -208,6 +212,11 @@ def rows_turn_first() -> None:
     vision_encoder.turned_by_place = exchanged
 
 
+def table_not_averaged() -> None:
+    """A patch of a small image reads two places of the table in each direction."""
+    positions._WEIGHTS["averaged"] = positions._WEIGHTS["linear"]
+
+
 def states_in_the_order_of_layers() -> None:
     """The states of several layers stand side by side as they were computed."""
     VisionStage._side_by_side = lambda self, x_nD, kept: torch.cat([*kept, x_nD], dim=1)
@@ -218,6 +227,7 @@ SCALE_BUGS = {
     "states in the order of layers": (states_in_the_order_of_layers, scaled({"pp": 2}, LISTED)),
     "gate taken for up": (gate_taken_for_up, scaled({"tp": 2}, ALIGNED)),
     "table to its corners": (table_to_its_corners, scaled({}, EACH)),
+    "table not averaged": (table_not_averaged, scaled({"tp": 2}, AVERAGED)),
     "norm of own patches": (
         norm_taken_for_complete,
         scaled({"tp": 2, "sequence_parallel": True}, EACH),

@@ -775,7 +775,7 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
         "positions": positions,
         "image": [2, draw(st.integers(1, 3))] if is_learned else None,
         "interpolation": draw(
-            st.sampled_from(["bicubic", "bilinear", "nearest", "cropped", "linear"])
+            st.sampled_from(["bicubic", "bilinear", "nearest", "cropped", "linear", "averaged"])
         )
         if is_learned
         else "bicubic",

@@ -363,8 +363,9 @@ class VisionKind(TransformerEncoderKind):
 
     def _saved_by_table(self, held: HeldAtEnds) -> int:
         """Return the numbers that learned positions keep: places (8 bytes) and weights (4)."""
-        if self.tokens.table is None or not held.passes.weights_train:
+        if (grid := self.tokens.table) is None or not held.passes.weights_train:
             return 0
-        read = {"bicubic": 16, "nearest": 1}.get(self.model.interpolation, 4)
+        reads = {"bicubic": 16, "nearest": 1, "averaged": math.prod(grid)}
+        read = reads.get(self.model.interpolation, 4)
         size = 12 * read + 24
         return held.patches // held.sequence_parts * size // held.passes.bytes

@@ -42,7 +42,8 @@ class LearnedPositions(ShapedLayer[PositionsShape]):
     def forward(self, places_n4: Tensor) -> Tensor:
         """Return the position embeddings of patches, given (y, x, height, width) in their images.
 
-        Each is a weighted sum of 4 x 4 rows of the table (bicubic), of 2 x 2 (linear), or one row.
+        Each is a weighted sum of 4 x 4 rows of the table (bicubic), of 2 x 2 (linear), of all
+        (averaged), or one row.
         A cropped table is resized to the longer side of the image in both directions.
         """
         wide = torch.promote_types(self.weight.dtype, torch.float32)
@@ -108,6 +109,19 @@ def _centred(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tens
     return found, torch.stack([1 - step, step], dim=1)
 
 
+def _averaged(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return all places of a table [n, size], and their weights, which fall linearly to 0.
+
+    They reach one place of the table or of the image, if that is longer: as with `antialias`.
+    """
+    scale = size / sizes_n.clamp(min=1).double()
+    found = torch.arange(size, device=places_n.device).expand(len(places_n), size)
+    far = (found - ((places_n.double() + 0.5) * scale - 0.5)[:, None]).abs()
+    weights = (1 - far / scale.clamp(min=1)[:, None]).clamp(min=0)
+    # Places of padding may be outside.
+    return found, weights / weights.sum(dim=1, keepdim=True).clamp(min=1e-9)
+
+
 def _nearest(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Return the place of a table [n, 1] in which each place of an image begins, and ones.
 
@@ -135,5 +149,5 @@ def sines(places_n: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 _WEIGHTS = {
     "bicubic": _cubic, "bilinear": _linear, "linear": _centred, "nearest": _nearest,
-    "cropped": _centred,
+    "cropped": _centred, "averaged": _averaged,
 }  # fmt: skip

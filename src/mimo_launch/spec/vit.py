@@ -14,7 +14,7 @@ from mimo_launch.spec.encoders import Activation, ProjectorActivation, Transform
 from mimo_launch.spec.media import Images, Tiles, Videos, Windows
 
 RopeFrequencies = Literal["shared", "in_turn", "alternating"]
-Interpolation = Literal["bicubic", "bilinear", "linear", "nearest", "cropped"]
+Interpolation = Literal["bicubic", "bilinear", "linear", "averaged", "nearest", "cropped"]
 
 
 class VitModel(Images, TransformerEncoder):
@@ -44,7 +44,9 @@ class VitModel(Images, TransformerEncoder):
         "bicubic",
         description="How the table is resized. `bicubic`: between the centres of patches, as in "
         "SigLIP and CLIP; `bilinear`: its corners stay those of the image, as in Qwen3-VL; "
-        "`linear`: linearly between the centres, as in PaddleOCR-VL; "
+        "`linear`: linearly between the centres, as in PaddleOCR-VL; `averaged`: so, too, and of "
+        "an image smaller than the table a patch reads the mean of all that it covers, as in "
+        "Cosmos 3 Edge; "
         "`nearest`: a patch reads the place where its upper left corner lies, as in Idefics3; "
         "`cropped`: linearly between the centres, to a square as long as the longer side of an "
         "image; its patches read the upper left part of the square, as in RADIO.",

@@ -261,7 +261,13 @@ def _embedded(
         else:
             corners = model.interpolation == "bilinear"
             mode = "bicubic" if model.interpolation == "bicubic" else "bilinear"
-            sized = F.interpolate(as_image, (height, width), mode=mode, align_corners=corners)
+            sized = F.interpolate(
+                as_image,
+                (height, width),
+                mode=mode,
+                align_corners=corners,
+                antialias=model.interpolation == "averaged",
+            )
         x_ND = x_ND + sized[0].flatten(1).T
     if model.class_token:
         token = weights[f"{encoder}.class_token.weight"]
