@@ -307,6 +307,9 @@ FORMS: dict[str, Config] = {
             "out_hidden_size": 3584,
         },
     },
+    "Cosmos 3 Edge": {
+        "model_type": "cosmos3_edge", "vision_config": {}, "text_config": {},
+    },
     "EXAONE 4.5": {
         "model_type": "exaone4_5", "image_token_id": 67, "video_token_id": 68,
         "text_config": {
@@ -526,6 +529,16 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "hybrid": {"hidden": 4096, "tied": tied, "mrope": None, "rotary_factor": 0.25},
         }
         for kind, tied in (("minicpm_ocr", True), ("minicpmv4_6", False))
+    },
+    "Cosmos 3 Edge": {
+        "vit": {
+            "image": (16, 16), "interpolation": "averaged", "shuffle": 2, "projector_mlp": 11520,
+            "projector_norm_of": "patch", "layers": 27,
+        },
+        "decoder": {
+            "activation": "squared_relu", "mrope": (24, 20, 20), "mrope_interleaved": True,
+            "rope_theta": 1e8, "kv_heads": 8,
+        },
     },
     "cohere2_vision around a bare cohere2": {
         "vit": {"projector_mlp": 18432, "projector": "swiglu", "shuffle": 2, "final_norm": True},
@@ -900,6 +913,12 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"merge_kernel_size": [4, 4]}, {"merger_times": 2},
     ],
     ("minicpmv4_6 around a bare qwen3_5", "vit", "vision_config"): [{"hidden_act": "relu"}],
+    ("Cosmos 3 Edge", "vit", "vision_config"): [
+        {"num_patches": 257}, {"hidden_act": "relu"}, {"attention_dropout": 0.1},
+    ],
+    ("Cosmos 3 Edge", "decoder", "text_config"): [
+        {"hidden_act": "silu"}, {"mlp_bias": True}, {"attention_bias": True},
+    ],
     ("aya_vision around a bare cohere2", "vit", ""): [
         {"vision_feature_layer": [-2, -1]}, {"vision_feature_select_strategy": "default"},
     ],

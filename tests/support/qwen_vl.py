@@ -49,7 +49,8 @@ _VISION_KEYS = {
 class Kind:
     """A family: its name in classes, its vision part, and what that is in a spec.
 
-    `text` and `language` are what differs from the first family in the other part.
+    `text` and `language` are what differs from the first family in the other part; `whole` are
+    settings of its own.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Kind:
     keys: dict[str, Any]
     text: dict[str, Any] = field(default_factory=dict)
     language: dict[str, Any] = field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
 
 
 KINDS = {
@@ -228,6 +230,31 @@ KINDS["hyperclovax_vision_v2"] = Kind(
         "query_pre_attn_scalar": 16.0,
     },
 )  # fmt: skip
+# The tower has a table, but no rotation.
+KINDS["cosmos3_edge"] = Kind(
+    "Cosmos3Edge",
+    {
+        "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_patches": 25, "patch_size": SIDE,
+        "spatial_merge_size": MERGE,
+    },
+    {
+        "layers": 2, "hidden": 32, "heads": 4, "mlp": 40, "patch": SIDE, "channels": 3,
+        "shuffle": MERGE, "positions": "learned", "image": [5, 5], "interpolation": "averaged",
+        "activation": "gelu_tanh", "norm_eps": 1e-6, "projector_mlp": 20,
+        "projector_norm_eps": 1e-6, "projector_norm_of": "patch",
+    },
+    {
+        "head_dim": 12, "pad_token_id": None, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 50.0, "mrope_section": [2, 2, 2],
+        },
+    },
+    {
+        "head_dim": 12, "mrope": [2, 2, 2], "mrope_interleaved": True, "qkv_bias": False,
+        "activation": "squared_relu",
+    },
+    {"projector_hidden_size": 20},
+)  # fmt: skip
 _TOWER = {
     **_VISION, "depth": 2, "hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 40,
     "num_position_embeddings": 25,
@@ -300,6 +327,7 @@ def tiny(
         text_config=TEXT | ALL_KINDS[kind].text | {"vocab_size": vocab},
         vision_config=ALL_KINDS[kind].vision | vision,
         tie_word_embeddings=tied,
+        **ALL_KINDS[kind].whole,
         **{f"{name}_id": vocab - 1 - i for i, name in enumerate(_SPECIAL)} | tokens,
     )
     cls = getattr(transformers, f"{_CLASSES.get(name, name)}ForConditionalGeneration")
@@ -366,7 +394,8 @@ def inputs_of(model: Any, made: Spec) -> dict[str, Tensor]:
     assert all(a.position + a.rows < b.position for each in spans for a, b in pairwise(each))
     assert {len(each) for each in spans} >= {0, 2}
     assert len({image.shape for image in images}) > 2
-    pixels = torch.cat([_patches(image) for image in images])
+    cut = _alternating if type(model).__name__.startswith("Cosmos3Edge") else _patches
+    pixels = torch.cat([cut(image) for image in images])
     return {
         "input_ids": tokens,
         "mm_token_type_ids": (tokens == placeholder_id(made, "vision")).int(),
@@ -391,6 +420,13 @@ def _patches(image: np.ndarray) -> Tensor:
         None, image, patch_size=SIDE, merge_size=MERGE, temporal_patch_size=FRAMES
     )
     return torch.from_numpy(cut)
+
+
+def _alternating(image: np.ndarray) -> Tensor:
+    """Return the patches of an image with alternating channels, merged ones together."""
+    cut = (-1, MERGE, SIDE)
+    squares = torch.from_numpy(image).unflatten(2, cut).unflatten(1, cut)
+    return squares.permute(1, 4, 2, 5, 3, 6, 0).reshape(-1, SIDE * SIDE * len(image))
 
 
 def axes(
@@ -433,6 +469,8 @@ def widen_all(model: Any) -> None:
     rotary = inner.language_model.rotary_emb
     if hasattr(rotary, "recomposition_frequencies"):
         rotary.forward = MethodType(axes, rotary)
+    if not hasattr(visual, "rotary_pos_emb"):
+        return
     visual.rotary_pos_emb.forward = MethodType(places, visual.rotary_pos_emb)
     theirs.apply_rotary_pos_emb_vision = turned
     theirs.get_vision_interpolation_indices_and_weights = _shares

@@ -24,7 +24,7 @@ ASKING: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "clip_vision_model"},
     },
     "`rope_theta`": {"rope_parameters": {"rope_theta": 1.0}},
-    "no square": {"num_position_embeddings": 3},
+    "no square": {"num_position_embeddings": 3, "num_patches": 3},
     "`deepstack_visual_indexes`": {"deepstack_visual_indexes": [1, 0]},
     "`merge_kernel_size` of two": {"merge_kernel_size": [1, 2]},
     "`image_size` of two": {"image_size": [28, 56]},

@@ -311,6 +311,8 @@ def read_place(saved: Any, place: Place, rows: range, rest: Sequence[range]) -> 
     elif place.runs is not None:
         cut = place.runs.pieces(place.first_row, rows)
         held = torch.cat([saved[(each, *columns)] for _, each in cut])
+    elif place.channels:
+        held = place.apart(saved[(there, slice(None))])[(slice(None), *columns)]
     elif place.shape is None:
         held = saved[(there, *columns)]
     elif place.grid:

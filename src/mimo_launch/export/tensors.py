@@ -71,9 +71,11 @@ class TensorPart:
     def boxes(self, tensor: Tensor) -> list[Box]:
         """Return boxes of the part as saved: a view of the file's tensor, or new tensors.
 
-        Rows in runs, and a weight with an update, are read into new tensors; see `put`.
+        Rows in runs or by channels, and a weight with an update, are read into new tensors; see
+        `put`.
         """
-        apart = self.place.runs is not None or self.update is not None
+        at = self.place
+        apart = at.runs is not None or at.channels > 0 or self.update is not None
         wide = torch.promote_types(tensor.dtype, torch.float32)
         dtype = tensor.dtype if self.update is None else wide
         into: Any = torch.empty(self.shape, dtype=dtype) if apart else self._view(tensor)
@@ -93,6 +95,8 @@ class TensorPart:
             values = values.values()
         if (update := self.update) is not None:
             values = values + update.scale * (read[update.up[0]] @ read[update.down[0]])
+        if at.channels:
+            values = at.alternating(values)
         if at.runs is None:
             self._view(tensor).copy_(values)
             return

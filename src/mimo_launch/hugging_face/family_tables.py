@@ -92,6 +92,7 @@ def described(entry: Any, before: str = "") -> str:
         case Place():
             holds = (
                 ("transposed", entry.transposed),
+                ("channels in turn", entry.channels > 0),
                 ("may be missing", entry.optional),
                 ("in fp32", entry.at_least_fp32),
             )

@@ -82,7 +82,8 @@ class Place:
     `shape` is the shape of the stack. The columns of a `transposed` tensor are our rows. A tensor
     `at_least_fp32` is not multiplied by activations, and transformers keeps it in fp32. An
     `optional` tensor may be missing in a file; ours then keeps its initial values. With `runs`, our
-    rows are not consecutive.
+    rows are not consecutive. With `channels`, the numbers of a row alternate by channel in the
+    file, while ours are one channel after the other.
     """
 
     name: str
@@ -95,6 +96,15 @@ class Place:
     optional: bool = False
     runs: Runs | None = None
     grid: bool = False
+    channels: int = 0
+
+    def apart(self, held: Any) -> Any:
+        """Return rows of the file with one channel after the other."""
+        return held.unflatten(1, (-1, self.channels)).mT.flatten(1)
+
+    def alternating(self, ours: Any) -> Any:
+        """Return our rows with alternating channels."""
+        return ours.unflatten(1, (self.channels, -1)).mT.flatten(1)
 
     @property
     def key(self) -> str:

@@ -12,13 +12,15 @@ from mimo_launch.hugging_face.refusals import left_out, refusals
 from mimo_launch.hugging_face.tensors import Dropped, Tensors, in_layers
 from mimo_launch.hugging_face.wholes import TowerAndDecoder, tied_by_default, width_refused
 
-_ENDS = ("q", "k", "v", "out")
+ENDS = ("q", "k", "v", "out")
 _NAMES = {
-    **{f"attention.{x}": f"self_attn.to_{y}" for x, y in zip("qkvo", _ENDS, strict=True)},
+    **{f"attention.{x}": f"self_attn.to_{y}" for x, y in zip("qkvo", ENDS, strict=True)},
     **{f"attention.{x}_norm": f"self_attn.norm_{x}" for x in "qk"},
 }
 # What generates stands in the same layers.
-_GENERATES = ("*.add_?_proj.*", "*.to_add_out.*", "*.norm_added_?.*", "*moe_gen*")
+GENERATES = (
+    "*.add_?_proj.*", "*.to_add_out.*", "*.norm_added_?.*", "*moe_gen*", "*_for_gen.*",
+)  # fmt: skip
 _TENSORS = decoders.TENSORS | in_layers(LAYERS, _NAMES)
 _LOADED = Tensors(
     {
@@ -30,11 +32,20 @@ _LOADED = Tensors(
 # A part alone of this type has the names of a Qwen3-VL, which `registry` finds later.
 _TEXT = replace(
     QWEN3_VL.text,
-    tensors=Tensors(_TENSORS.table, (*_TENSORS.dropped, *map(Dropped, _GENERATES))),
+    tensors=Tensors(_TENSORS.table, (*_TENSORS.dropped, *map(Dropped, GENERATES))),
     # Of versions before.
     other_tensors=decoders.TENSORS,
     loaded=_LOADED,
 )
+TEXT_NAMES = (
+    *((each, f"model.{each}") for each in ("embed_tokens.", "layers.", "norm.")),
+    ("model.language_model.", "model."),
+    ("lm_head.", "lm_head."),
+)
+GENERATING = (
+    *(f"{kind}proj_{end}." for kind in ("", "audio_", "action_") for end in ("in", "out")),
+    "audio_modality_embed", "action_modality_embed", "time_embedder.", "norm_moe_gen.",
+)  # fmt: skip
 _VISION = ("blocks.", "merger.", "patch_embed.", "pos_embed.", "deepstack_merger_list.")
 COSMOS3_OMNI = TowerAndDecoder(
     model_type="cosmos3_omni",
@@ -44,18 +55,11 @@ COSMOS3_OMNI = TowerAndDecoder(
     old_types={"qwen3_vl": QWEN3_VL.vision, "cosmos3_omni": QWEN3_VL.vision},
     text=(_TEXT,),
     tower_names=(*((each, each) for each in _VISION), ("model.visual.", "")),
-    text_names=(
-        *((each, f"model.{each}") for each in ("embed_tokens.", "layers.", "norm.")),
-        ("model.language_model.", "model."),
-        ("lm_head.", "lm_head."),
-    ),
+    text_names=TEXT_NAMES,
     projector={},
     fixed={},
     refusals=refusals(width_refused(QWEN3_VL.vision), left_out("what generates")),
-    beside=(
-        *(f"{kind}proj_{end}." for kind in ("", "audio_", "action_") for end in ("in", "out")),
-        "audio_modality_embed", "action_modality_embed", "time_embedder.", "norm_moe_gen.",
-    ),
+    beside=GENERATING,
     tied=tied_by_default(False),
     token="image_token_id",
     rank=1,
