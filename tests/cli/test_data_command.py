@@ -181,8 +181,7 @@ def test_what_cannot_be_used_or_written_is_said(run_cli: Cli, tmp_path: Path) ->
     code, _, err = run_cli(f"data {path} --set batch.seq=8")
     assert code == 1
     assert (
-        "the shards (train) hold no usable sample: 0 are bad, 30 are longer than `batch.seq` 8"
-        in err
+        "the data (train) hold no usable sample: 0 are bad, 30 are longer than `batch.seq` 8" in err
     )
     (tmp_path / "tokenizer" / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
     # With placeholders, validate need not know what the template writes for an image.

@@ -543,4 +543,4 @@ def test_what_is_found_is_said_before_a_run(
     with pytest.raises(typer.Exit) as ended:
         ready_shards(few, Console(), speaks=True)
     assert ended.value.exit_code == 1
-    assert "error: 9 records of the shards (train) are bad" in capsys.readouterr().err
+    assert "error: 9 records of the data (train) are bad" in capsys.readouterr().err

@@ -89,7 +89,7 @@ class OpenSplit:
         index, data = self.index, self._data
         if index.num_bad > data.max_bad_samples:
             raise NotTrainable(
-                f"{index.num_bad} records of the shards ({self.split}) are bad, but "
+                f"{index.num_bad} records of the data ({self.split}) are bad, but "
                 f"`data.max_bad_samples` allows {data.max_bad_samples}; {index.folder / BAD} lists "
                 f"them, the first:\n{self.first_bad()}"
             )
@@ -102,7 +102,7 @@ class OpenSplit:
             )
         if self.num_samples == 0:
             raise NotTrainable(
-                f"the shards ({self.split}) hold no usable sample: {index.num_bad} are bad, "
+                f"the data ({self.split}) hold no usable sample: {index.num_bad} are bad, "
                 f"{self.num_too_long} are longer than `batch.seq` {self._seq}\n{self.first_bad()}"
             )
         is_mixed = isinstance(data, FilesData) and data.is_mixed
