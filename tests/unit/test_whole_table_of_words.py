@@ -42,7 +42,7 @@ VALUES: dict[str, Any] = {
     LANGUAGE + "shard_over": 2, LANGUAGE + "adapter": {"rank": 8}, LANGUAGE + "adapter.rank": 8,
     LANGUAGE + "adapter.alpha": 8.0, LANGUAGE + "adapter.rslora": True,
     LANGUAGE + "adapter.targets": ["q"], LANGUAGE + "adapter.dropout": 0.1,
-    LANGUAGE + "dropout": 0.1, LANGUAGE + "attention_dropout": 0.1,
+    LANGUAGE + "stages": [2], LANGUAGE + "dropout": 0.1, LANGUAGE + "attention_dropout": 0.1,
     "optimizer.offload": True, "optimizer.momentum": 0.5, "optimizer.ns_steps": 3,
     "optimizer.schedule.kind": "cosine", "optimizer.schedule.warmup": 7,
     "optimizer.schedule.decay": 9, "optimizer.schedule.min_lr": 1e-4, "train.steps": 77,
