@@ -296,7 +296,14 @@ _SEEING = {
         ),
         # Images of another size than the table's, but for towers of one size.
         exact={} if kind in _ONE_SIZE else {"side": 6},
-        exact_often=kind not in ("idefics3", "ministral3", "mistral4", "pixtral"),
+        exact_often=kind
+        not in (
+            "idefics3",
+            "minicpmv4_6",
+            "ministral3",
+            "mistral4",
+            "pixtral",
+        ),
         steps=steps(*_SEEING_OFTEN.get(kind, ("", ""))[1:]),
         stays=_STAYS.get(kind, "$^"),
         undecided=r"k_proj\.bias$",

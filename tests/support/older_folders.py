@@ -100,6 +100,12 @@ def stacked(tensors: Tensors) -> Tensors:
     return found
 
 
+def as_loaded(name: str) -> str:
+    """Return what a tensor of a Cosmos 3 Edge is called in a model, and maybe in other folders."""
+    name = re.sub(r"\.to_([qkv])\.", r".\1_proj.", name).replace(".to_out.", ".o_proj.")
+    return name.replace("mlp.up_proj.", "mlp.fc1.").replace("mlp.down_proj.", "mlp.fc2.")
+
+
 def transposed(held: Tensors) -> Tensors:
     """Return experts as older versions stored them."""
     return {k: x.mT.contiguous() if "mlp.experts." in k else x for k, x in held.items()}
@@ -142,5 +148,12 @@ OLDER: dict[str, tuple[str, Any, Any, dict[str, Any], bool]] = {
     "qwen2_vl of 4.52": ("qwen2_vl, tied", nested, renamed(of_version_4_52), _TIED, True),
     "qwen2_5_vl before 4.52": ("qwen2_5_vl, tied", flat, same, _TIED, True),
     "qwen3_vl_moe, transposed experts": ("qwen3_vl_moe", same, transposed, {}, False),
+    "cosmos3_edge, names of a loaded model": (
+        "cosmos3_edge",
+        same,
+        renamed(as_loaded),
+        {},
+        False,
+    ),
     "qwen3_5_moe, experts in one tensor": ("qwen3_5_moe", same, stacked, {}, False),
 }
