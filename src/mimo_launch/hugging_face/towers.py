@@ -9,12 +9,13 @@ Source: `transformers` 5.23.
 """
 
 from collections.abc import Mapping
+from math import isqrt
 from typing import Any
 
-from mimo_launch.hugging_face.folder import Config, section
-from mimo_launch.hugging_face.refusals import Refusals, one_of, only, refusals
+from mimo_launch.hugging_face.folder import Config, number, section
+from mimo_launch.hugging_face.refusals import Refusal, Refusals, one_of, only, refusals, where
 from mimo_launch.hugging_face.rotary import THETA
-from mimo_launch.hugging_face.settings import Named, defaults_of
+from mimo_launch.hugging_face.settings import Computed, Named, defaults_of
 from mimo_launch.hugging_face.tensors import Dropped, Tensors, fused_qkv, in_layers, patches
 from mimo_launch.spec.spec import VitModel
 
@@ -47,6 +48,24 @@ activation_of_projector = _PROJECTOR_ACTIVATION.read
 def theirs_of_projector(model: Any) -> Any:
     """Return the name of the activation of our projector in transformers."""
     return _PROJECTOR_ACTIVATION.write("projector_activation", model)[_OF_PROJECTOR]
+
+
+def square_table(key: str, usual: int) -> tuple[Computed, Refusal]:
+    """Return the entry of a square table of positions with so many places, and its rule."""
+
+    def side(config: Config) -> int:
+        return isqrt(int(number(config, key, usual)))
+
+    image = Computed(
+        lambda config: (side(config), side(config)),
+        lambda model: {key: min(model.image or (1, 1)) ** 2},
+        f"the root of `{key}`, twice; {usual}",
+    )
+    return image, where(
+        key,
+        "that is no square",
+        lambda config: side(config) ** 2 != int(number(config, key, usual)),
+    )
 
 
 def axial_refusals(activations: Mapping[str, str], default: str) -> Refusals:

@@ -4,21 +4,20 @@ Source: `transformers` 5.24, models/cosmos3_edge and the names of its conversion
 """
 
 from dataclasses import replace
-from math import isqrt
 from typing import Any
 
 from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.families import siglip_clip
 from mimo_launch.hugging_face.families.cosmos3_omni import ENDS, GENERATES, GENERATING, TEXT_NAMES
 from mimo_launch.hugging_face.family import Family
-from mimo_launch.hugging_face.folder import Config, number
-from mimo_launch.hugging_face.refusals import left_out, one_of, only, refusals, where
-from mimo_launch.hugging_face.settings import Computed
+from mimo_launch.hugging_face.folder import number
+from mimo_launch.hugging_face.refusals import left_out, one_of, only, refusals
 from mimo_launch.hugging_face.tensors import Dropped, Place, Tensors, in_layers, layers_at
-from mimo_launch.hugging_face.towers import ACTIVATIONS, PLAIN_PROJECTOR
+from mimo_launch.hugging_face.towers import ACTIVATIONS, PLAIN_PROJECTOR, square_table
 from mimo_launch.hugging_face.wholes import TowerAndDecoder, tied_by_default
 
-_RELU2, _TABLE, _INSIDE = "relu2", ("num_patches", 256), ("projector_hidden_size", 11520)
+_RELU2, _INSIDE = "relu2", ("projector_hidden_size", 11520)
+_IMAGE, _NO_SQUARE = square_table("num_patches", 256)
 _MAPS = {
     **{f"attention.{x}": f"self_attn.to_{y}" for x, y in zip("qkvo", ENDS, strict=True)},
     **{f"mlp.{x}": f"mlp.{x}_proj" for x in ("up", "down")},
@@ -62,10 +61,6 @@ _TEXT = Family(
 )  # fmt: skip
 
 
-def _side(config: Config) -> int:
-    return isqrt(int(number(config, *_TABLE)))
-
-
 def _patch(model: Any) -> Place:
     """`embeddings.patch_embedding.weight`, in which channels alternate."""
     return Place("embeddings.patch_embedding.weight", channels=model.channels)
@@ -80,14 +75,7 @@ _TOWER = Family(
     kind="vit",
     architecture="Cosmos3EdgeVisionModel",
     settings=replace(
-        _SETTINGS.but({
-            "image": Computed(
-                lambda config: (_side(config), _side(config)),
-                lambda model: {_TABLE[0]: min(model.image or (1, 1)) ** 2},
-                f"the root of `{_TABLE[0]}`, twice; {_TABLE[1]}",
-            ),
-            "shuffle": ("spatial_merge_size", 2),
-        }),
+        _SETTINGS.but({"image": _IMAGE, "shuffle": ("spatial_merge_size", 2)}),
         rest={**_SETTINGS.rest, "interpolation": "averaged", "final_norm": True},
     ),
     tensors=_PLAIN_TOWER | in_layers(
@@ -95,14 +83,7 @@ _TOWER = Family(
     ),
     other_tensors=_PLAIN_TOWER,
     loaded=_loaded(_PLAIN_TOWER, "model.visual.") | _PROJECTOR,
-    refused=refusals(
-        one_of("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
-        where(
-            _TABLE[0],
-            "that is no square",
-            lambda config: _side(config) ** 2 != int(number(config, *_TABLE)),
-        ),
-    ),
+    refused=refusals(one_of("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"), _NO_SQUARE),
     defaults={
         "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
         "num_attention_heads": 16,

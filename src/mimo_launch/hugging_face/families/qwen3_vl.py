@@ -4,7 +4,6 @@ Source: `transformers` 5.23, models/qwen3_vl and models/qwen3_vl_moe.
 """
 
 from dataclasses import replace
-from math import isqrt
 
 from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS
@@ -22,12 +21,12 @@ from mimo_launch.hugging_face.towers import (
     ROPES,
     axial_refusals,
     merger_tensors,
+    square_table,
 )
 from mimo_launch.hugging_face.wholes import VisionAndText
 
-_ACTIVATION, _DEEP, _TABLE = (
-    "gelu_pytorch_tanh", "deepstack_visual_indexes", ("num_position_embeddings", 2304),
-)  # fmt: skip
+_ACTIVATION, _DEEP = "gelu_pytorch_tanh", "deepstack_visual_indexes"
+_IMAGE, _NO_SQUARE = square_table("num_position_embeddings", 2304)
 VISION_TENSORS = merger_tensors(
     {
         "patch": "patch_embed.proj",
@@ -45,11 +44,6 @@ VISION_TENSORS = merger_tensors(
     },
     {"norm": "norm", "mlp.up": "linear_fc1", "mlp.down": "linear_fc2"},
 )
-
-
-def _side(config: Config) -> int:
-    """Return the side of the table of positions. Raises: ConfigError."""
-    return isqrt(int(number(config, *_TABLE)))
 
 
 def vision_family(model_type: str, architecture: str, deepstack: tuple[int, ...] = ()) -> Family:
@@ -76,11 +70,7 @@ def vision_family(model_type: str, architecture: str, deepstack: tuple[int, ...]
                 "mlp": ("intermediate_size", 4304),
                 "shuffle": ("spatial_merge_size", 2),
                 "temporal_patch": ("temporal_patch_size", 2),
-                "image": Computed(
-                    lambda config: (_side(config), _side(config)),
-                    lambda model: {_TABLE[0]: min(model.image or (1, 1)) ** 2},
-                    f"the root of `{_TABLE[0]}`, twice; {_TABLE[1]}",
-                ),
+                "image": _IMAGE,
                 "deepstack": Computed(
                     lambda config: tuple(config.get(_DEEP, deepstack)),
                     lambda model: {_DEEP: list(model.deepstack)} if deepstack else {},
@@ -97,11 +87,7 @@ def vision_family(model_type: str, architecture: str, deepstack: tuple[int, ...]
         tensors=VISION_TENSORS,
         refused=axial_refusals(ACTIVATIONS, _ACTIVATION)
         + refusals(
-            where(
-                _TABLE[0],
-                "that is no square",
-                lambda config: _side(config) ** 2 != int(number(config, *_TABLE)),
-            ),
+            _NO_SQUARE,
             where(_DEEP, "that are no layers in order", is_out_of_order, deepstack),
         ),
         random=(),
