@@ -116,7 +116,7 @@ def test_a_value_that_differs_is_named(
     [
         ({**LLAVA, "vision_feature_select_strategy": "full"}, "strategy: full`"),
         ({**LLAVA, "vision_config": SIGLIP}, "strategy: default`"),
-        ({**LLAVA, "vision_feature_layer": [-2, -1]}, "`vision_feature_layer: [-2, -1]`"),
+        ({**LLAVA, "vision_feature_layer": [0, -1]}, "`vision_feature_layer: [0, -1]`"),
         ({**LLAVA, "vision_feature_layer": 0}, "`vision_feature_layer: 0`"),
         ({**LLAVA, "multimodal_projector_bias": False}, "`multimodal_projector_bias: false`"),
         ({**LLAVA, "projector_hidden_act": "relu"}, "`projector_hidden_act: relu`"),

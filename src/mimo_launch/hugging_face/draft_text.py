@@ -7,15 +7,13 @@ Leaves: finding it to `draft`.
 
 import re
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 from itertools import chain
-from pkgutil import iter_modules
 from typing import Any
 
-from mimo_launch.hugging_face import families
 from mimo_launch.hugging_face.draft import Draft
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import short
+from mimo_launch.hugging_face.registry import declared_at
 
 _MOST_NAMED = 5
 
@@ -108,20 +106,12 @@ def _listed(title: str, items: Iterable[str]) -> Iterator[str]:
 
 def _module_of(family: Family) -> str:
     """Return the file of a family."""
-    return next(name for name, found in _declared() if found is family)[0]
+    return declared_at(family)[0]
 
 
 def _name_of(family: Family) -> str:
     """Return the name of a family in its file."""
-    return next(name for name, found in _declared() if found is family)[1]
-
-
-def _declared() -> Iterator[tuple[tuple[str, str], Family]]:
-    """Yield each family with its file and its name there."""
-    for file in iter_modules(families.__path__):
-        for name, each in vars(import_module(f"{families.__name__}.{file.name}")).items():
-            if isinstance(each, Family):
-                yield (file.name, name), each
+    return declared_at(family)[1]
 
 
 def _constant(model_type: str) -> str:

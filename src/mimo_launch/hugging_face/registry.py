@@ -5,6 +5,7 @@ Relies on: one file per family.
 Leaves: the meaning of their configurations to these files.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
@@ -23,15 +24,34 @@ def _found() -> tuple[dict[str, Family], dict[str, Whole]]:
     alone: dict[str, Family] = {}
     parts: dict[str, Family] = {}
     wholes: dict[str, Whole] = {}
-    for file in iter_modules(families.__path__, f"{families.__name__}."):
-        for each in vars(import_module(file.name)).values():
-            if isinstance(each, Family):
-                alone[each.model_type] = each
-            elif isinstance(each, Whole) and not isinstance(each, type):
-                wholes[each.model_type] = each
-                parts |= {part.model_type: part for part in each.families}
+    for _, _, each in _declared():
+        if isinstance(each, Family):
+            alone[each.model_type] = each
+        else:
+            wholes[each.model_type] = each
+            parts |= {part.model_type: part for part in each.families}
     # A whole may have a part that differs from the family of the same type.
     return _ordered(parts | alone), _ordered(wholes)
+
+
+def _declared() -> Iterator[tuple[str, str, Family | Whole]]:
+    """Yield families and whole models, with the names of their files and of them there."""
+    for file in iter_modules(families.__path__):
+        for name, each in vars(import_module(f"{families.__name__}.{file.name}")).items():
+            if isinstance(each, Family | Whole) and not isinstance(each, type):
+                yield file.name, name, each
+
+
+def declared_at(family: Family) -> tuple[str, str]:
+    """Return the name of the file that declares a family, and what it is there."""
+    inside = ("", "")
+    for file, name, each in _declared():
+        if each is family:
+            return file, name
+        if isinstance(each, Whole):
+            numbers = (n for n, part in enumerate(each.families) if part is family)
+            inside = next(((file, f"{name}.families[{n}]") for n in numbers), inside)
+    return inside
 
 
 def _ordered(each: dict[str, Any]) -> dict[str, Any]:

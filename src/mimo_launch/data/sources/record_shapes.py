@@ -18,8 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from mimo_launch.data.sources.media_suffixes import (
     AUDIO_SUFFIXES,
     CODES_SUFFIX,
@@ -139,6 +137,9 @@ def _columns(record: dict[str, Any]) -> dict[str, Medium]:
     """Take columns of numbers out of a record, by suffix."""
     found: dict[str, Medium] = {}
     if isinstance(given := record.get(_COLUMNS), dict):
+        # Imported here: a spec is checked without numpy.
+        import numpy as np
+
         for name, value in given.items():
             # A ragged list makes no array.
             with suppress(ValueError, TypeError, OverflowError):

@@ -24,7 +24,8 @@ _SETTINGS = _OLD.settings.but(
         "block_bias": Computed(lambda config: bool(config.get(*_BIAS)), words=f"`{_BIAS[0]}`"),
         "projector_mlp": Computed(
             lambda config: number(config, *_ROWS) * number(config, *_CHANNELS),
-            lambda model: {_ROWS[0]: model.projector_mlp_width // model.channels},
+            # A tower before a connector has no projector.
+            lambda model: {_ROWS[0]: (model.projector_mlp_width or 0) // model.channels},
             f"`{_ROWS[0]}` x `{_CHANNELS[0]}`; 1536 x 3",
         ),
     }
