@@ -134,6 +134,12 @@ class Computed:
         return self.to_config(model)
 
 
+def also(key: str, default: bool) -> Computed:
+    """Return the entry of another of our keys that follows a setting, which one entry writes."""
+    words = f"`{key}`; {str(default).lower()}"
+    return Computed(lambda config: bool(config.get(key, default)), words=words)
+
+
 @dataclass(frozen=True, slots=True)
 class InnerSettings:
     """A section of our keys with a separate table; None where a configuration lacks it.

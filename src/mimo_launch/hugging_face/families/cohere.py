@@ -11,7 +11,7 @@ from mimo_launch.hugging_face.families import granite
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import one_of, only, refusals
-from mimo_launch.hugging_face.settings import Computed, defaults_of
+from mimo_launch.hugging_face.settings import Computed, also, defaults_of
 from mimo_launch.hugging_face.tensors import Tensors
 from mimo_launch.spec.layers import Nope
 
@@ -23,7 +23,7 @@ TENSORS = Tensors(
 )
 PARTS: dict[str, Any] = {
     "qkv_bias": (BIAS, False),
-    "output_bias": Computed(lambda config: bool(config.get(BIAS)), words=f"`{BIAS}`; false"),
+    "output_bias": also(BIAS, False),
     "norm_eps": ("layer_norm_eps", 1e-5),
     "norm": "layer_without_bias",
     "parallel": True,

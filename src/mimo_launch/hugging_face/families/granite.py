@@ -12,7 +12,7 @@ from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import one_of, refusals
-from mimo_launch.hugging_face.settings import Computed, Settings
+from mimo_launch.hugging_face.settings import Computed, Settings, also
 from mimo_launch.hugging_face.tensors import MLP, ExpertStack, fused, in_layers
 
 _BLOCK = decoders.sizes()
@@ -49,7 +49,7 @@ def _scores(model: Any) -> Config:
 
 _PARTS: dict[str, Any] = {
     "qkv_bias": (_BIAS, False),
-    "output_bias": Computed(lambda config: bool(config.get(_BIAS)), words=f"`{_BIAS}`; false"),
+    "output_bias": also(_BIAS, False),
     **factor("residual_scale", "residual_multiplier"),
     **factor("embedding_scale", "embedding_multiplier"),
     "query_pre_attn_scalar": Computed(_scalar, _scores, f"`{_SCORES}` to the power of -2"),

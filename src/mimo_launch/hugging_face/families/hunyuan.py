@@ -8,6 +8,7 @@ from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, ConfigError, number
 from mimo_launch.hugging_face.refusals import one_of, refusals
 from mimo_launch.hugging_face.rotary import DYNAMIC, rope_settings, theta_of, type_of
+from mimo_launch.hugging_face.settings import also
 from mimo_launch.hugging_face.tensors import in_layers
 
 _BIAS, _ALPHA, _BLOCK = "attention_bias", "alpha", decoders.sizes()
@@ -32,7 +33,7 @@ HUNYUAN_V1_DENSE = Family(
     architecture="HunYuanDenseV1ForCausalLM",
     published=("tencent/Hunyuan-7B-Instruct",),
     settings=decoders.decoder(
-        _BLOCK, qkv_bias=(_BIAS, False), output_bias=(_BIAS, False), qk_norm=True,
+        _BLOCK, qkv_bias=(_BIAS, False), output_bias=also(_BIAS, False), qk_norm=True,
         rotated_qk_norm=True,
     ),
     tensors=decoders.TENSORS

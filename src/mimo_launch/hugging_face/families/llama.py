@@ -9,6 +9,7 @@ from mimo_launch.hugging_face.decoders import FULL, SLIDING, WindowKeys
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import one_of, only, refusals
+from mimo_launch.hugging_face.settings import also
 from mimo_launch.hugging_face.tensors import in_layers
 
 LLAMA = Family(
@@ -92,7 +93,7 @@ ARCEE = Family(
     settings=decoders.decoder(
         decoders.sizes(),
         qkv_bias=(_BIAS, False),
-        output_bias=(_BIAS, False),
+        output_bias=also(_BIAS, False),
         activation="squared_relu",
         mlp_bias=("mlp_bias", False),
     ).but({}, {"hidden_act": _RELU2}),

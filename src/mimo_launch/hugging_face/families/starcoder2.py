@@ -7,6 +7,7 @@ from mimo_launch.hugging_face import decoders
 from mimo_launch.hugging_face.decoders import LAYERS, WindowKeys
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.refusals import one_of, only, refusals
+from mimo_launch.hugging_face.settings import also
 from mimo_launch.hugging_face.tensors import in_layers
 
 _BIAS, _WINDOWS = "use_bias", WindowKeys(size=None)
@@ -19,11 +20,11 @@ STARCODER2 = Family(
         decoders.sizes(kv_heads=2),
         _WINDOWS,
         qkv_bias=(_BIAS, True),
-        output_bias=(_BIAS, True),
+        output_bias=also(_BIAS, True),
         norm="layer",
         norm_eps=("norm_epsilon", 1e-5),
         activation="gelu_tanh_without_gate",
-        mlp_bias=(_BIAS, True),
+        mlp_bias=also(_BIAS, True),
     ),
     tensors=decoders.TENSORS
     | {"norm.bias": "model.norm.bias"}
