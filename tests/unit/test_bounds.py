@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.poor_specs import POOR
-from tests.support.specs import layout_specs
+from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.checks.all_checks import is_legal, is_legal_layout
 from mimo_launch.estimate.estimates import Estimator
@@ -41,6 +41,17 @@ def test_bounds_are_never_above_the_estimates(examples: int) -> None:
         assert needed <= 1
 
     each()
+
+
+def test_a_frozen_stage_on_ranks_without_language_runs_ahead() -> None:
+    """It waits for nothing, so the bound is not the sum of the work of all stages."""
+    model = {"layers": 24, "hidden": 2048, "heads": 16, "mlp": 8192}
+    tower, language = box(0, pp=2, model=model, frozen=True), box(1, pp=2)
+    phases = {"microbatches": 8, "encoder_microbatches": 1, "mbs": 2, "max_patches": 4096}
+    assert shares(spec({"vision": tower, "language": language}, **phases))[0] <= 1 + 1e-9
+    # One that shares all ranks waits for language.
+    alone = spec({"vision": tower, "language": box(0, pp=2)}, **phases)
+    assert 0.9 < shares(alone)[0] <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("poor", POOR)

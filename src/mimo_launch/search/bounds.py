@@ -69,10 +69,20 @@ def _chain(layout: Layout, costs: Mapping[tuple[str, int], _Spent]) -> float:
         for cost in of(language):
             found, ahead = max(found, phases * ahead + cost.whole), ahead + cost.least
     before = (
-        sum(cost.whole if drains and each.in_phases else cost.least for cost in of(each))
+        sum(cost.whole if drains and _waits(layout, each) else cost.least for cost in of(each))
         for each in layout.encoders
     )
     return found + max(before, default=0.0)
+
+
+def _waits(layout: Layout, encoder: ModuleLayout) -> bool:
+    """Return whether an encoder begins a group after language has finished the one before.
+
+    A first stage without a backward, on ranks without language, runs ahead.
+    """
+    own = layout.language.grid.ranks
+    shares = all(rank in own for rank in encoder.stage_ranks(0))
+    return encoder.in_phases and (shares or needs_backward(layout, encoder, 0))
 
 
 def least_bytes(estimator: Estimator, kept: dict[Hashable, StageMemory]) -> int:
