@@ -114,7 +114,7 @@ def weight_memory(
 ) -> StageMemory:
     """Return the memory of a stage without activations; `several`: forwards in a step."""
     weights = stage_weights(spec, stage, tp)
-    shards, replicas = module.num_shards, module.grid.size(Axis.DP) * module.grid.size(Axis.CP)
+    shards = module.num_shards
     of_experts = module.experts.size(Axis.EXPERT_DP) if module.experts else 1
 
     full = weights.full_sharding
@@ -167,8 +167,8 @@ def weight_memory(
         # The buffer of the unit before is still there. Fully sharded, new shards are added
         # to those of the backwards before.
         reduce_buffer=((2 * block + block // shards * full) or last) * stored,
-        # Without shards, FSDP2 divides by 1 into a copy before it sums over replicas.
-        last_buffer=(1 + (shards == 1 < replicas)) * last * stored,
+        # Alone, FSDP2 divides by 1 into a copy.
+        last_buffer=(1 + (shards == 1)) * last * stored,
         kept=0,
         forward_extra=unpacked,
         backward_extra=unpacked,
