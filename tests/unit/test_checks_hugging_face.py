@@ -175,7 +175,7 @@ def test_an_encoder_does_not_start_from_a_decoder(tmp_path: Path) -> None:
     item = of_vision(tmp_path)
     assert item.code == "init-from-not-supported"
     assert "with `model_type: llama`" in item.headline
-    assert "clip_vision_model" in item.why
+    assert "siglip_vision_model" in item.why
     assert item.help == "name another folder, or delete `init_from`"
 
 

@@ -61,7 +61,7 @@ def _dropouts(spec: Spec, name: str) -> set[str]:
 def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) -> Findings:
     """The model in a Hugging Face folder, named at `named_at`, is the module's model."""
     model = spec.modules[name].model
-    types = model_types(model.kind)
+    types, wholes = model_types(model.kind)
     if not types:
         why = f"no Hugging Face architecture is read as a `{model.kind}`"
         yield _cannot(name, folder, f"for a `{model.kind}`", why)
@@ -89,6 +89,8 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
         return
     for setting in settings:
         why = f"a `{model.kind}` has no such setting; it reads the model types {', '.join(types)}"
+        if wholes:
+            why += f", and {len(wholes)} whole models: `mimo-launch inspect --families` lists all"
         key, _, rate = setting.partition(": ")
         if name == LANGUAGE and key in _DROPOUTS:
             why = "the module does not ask for it, and would train without"

@@ -90,8 +90,8 @@ def parts_of(config: Config) -> list[Part]:
     return found
 
 
-def model_types(kind: str) -> list[str]:
-    """Return the `model_type`s of folders that hold a module of a kind."""
+def model_types(kind: str) -> tuple[list[str], list[str]]:
+    """Return the `model_type`s of modules of a kind, and those of whole models that hold one."""
     names = [name for name, family in FAMILIES.items() if family.kind == kind]
     holds = [n for n, whole in WHOLES.items() if kind in {x.kind for x in whole.families}]
-    return sorted(names) + sorted(holds)
+    return sorted(names), sorted(holds)
