@@ -410,6 +410,8 @@ _QWENS = {
         steps=steps(step, of=FP64 if kind in qwen_vl.KINDS else [("sgd", "fp32")]),
         # An expert may get no token.
         undecided=r"correction_bias$|\.experts\.|to_k\.bias$",
+        # A model without `mtp` has none of these.
+        left_out=r"^mtp\." if kind.startswith("qwen3_5") else "$^",
         sections=("vision_config", "text_config"),
         # A window of 9 pixels holds whole rows of 8, and is written so.
         derived=frozenset({"layer_types", "tie_word_embeddings", "window_size"}),

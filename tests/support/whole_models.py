@@ -107,7 +107,8 @@ class TinyModel:
     are its logits for the samples of the first step. `widen` has it compute in float64.
     Of layouts, exact comparisons and steps, by optimizer and precision, those that are `often` run
     by default. Patterns name tensors that no step moves (`stays`), those that may stay or move
-    (`undecided`), and those that nothing decides (`free`). Settings of `sections` come out as they
+    (`undecided`), those that nothing decides (`free`), and those of its folder that an export of a
+    run leaves out (`left_out`). Settings of `sections` come out as they
     were but for those that are `derived`; `token` is the number of a placeholder.
     """
 
@@ -126,6 +127,7 @@ class TinyModel:
     stays: str = "$^"
     undecided: str = "$^"
     free: str = "$^"
+    left_out: str = "$^"
     untouched: Mapping[str, Any] | None = field(default_factory=dict)
     sections: tuple[str, ...] = ()
     derived: frozenset[str] = frozenset()
@@ -202,7 +204,8 @@ class TinyModel:
                 self.loss_of(model, asked).backward()
         moved_by_torch(model, optimizer)
         self.saved(model, run / "wanted")
-        wanted, start = tensors(run / "wanted"), tensors(run / "model")
+        there, start = tensors(run / "wanted"), tensors(run / "model")
+        wanted = {name: each for name, each in there.items() if not re.search(self.left_out, name)}
         assert found.keys() == wanted.keys()
         for name, tensor in wanted.items():
             bound = 1e-9 if precision == "fp64" else 1e-6
