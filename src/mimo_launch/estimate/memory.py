@@ -114,7 +114,7 @@ def weight_memory(
 ) -> StageMemory:
     """Return the memory of a stage without activations; `several`: forwards in a step."""
     weights = stage_weights(spec, stage, tp)
-    shards = module.num_shards
+    shards, replicas = module.num_shards, module.grid.size(Axis.DP) * module.grid.size(Axis.CP)
     of_experts = module.experts.size(Axis.EXPERT_DP) if module.experts else 1
 
     full = weights.full_sharding
@@ -165,10 +165,11 @@ def weight_memory(
         # A block is reduced as soon as it is done, the rest at the end of the backward.
         backward_gradients=sum(each.numel for each in beside) * computed,
         # The buffer of the unit before is still there. Fully sharded, new shards are added
-        # to those of the backwards before.
-        reduce_buffer=((2 * block + block // shards * full) or last) * stored,
-        # Alone, FSDP2 divides by 1 into a copy.
-        last_buffer=(1 + (shards == 1)) * last * stored,
+        # to those of the backwards before. Without units, replicas sum sharded gradients from a
+        # copy of whole ones; one rank alone holds as much at the end.
+        reduce_buffer=((2 * block + block // shards * full) or (replicas > 1) * last) * stored,
+        # Without shards, replicas divide by 1 into a copy; one rank alone divides nothing.
+        last_buffer=(1 + (shards == 1 < replicas)) * last * stored,
         kept=0,
         forward_extra=unpacked,
         backward_extra=unpacked,
