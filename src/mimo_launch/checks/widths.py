@@ -14,7 +14,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.space import divisors
-from mimo_launch.layout.stages import even_stages
+from mimo_launch.layout.stages import even_stages, num_stages, virtual_stages
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.hybrid import RECURRENT, DeltaNetSizes, MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
@@ -113,17 +113,14 @@ def vocab_over_tp(spec: Spec, name: str) -> Findings:
 
 def layers_over_stages(spec: Spec, name: str) -> Findings:
     """Every pipeline stage has at least one layer."""
-    module, virtual = spec.modules[name], 1
-    if name == LANGUAGE:
-        virtual = spec.schedule.virtual_stages
-    layers, stages = module.model.layers, module.grid.pp * virtual
+    module, virtual = spec.modules[name], virtual_stages(spec, name)
+    layers, stages = module.model.layers, num_stages(spec, name)
     if layers >= stages:
         return
     key = "pattern" if "pattern" in type(module.model).model_fields else "layers"
-    product = f"pp {module.grid.pp}" + (f" * {virtual} virtual stages" if virtual > 1 else "")
     yield Diagnostic(
         code="layers-over-pp",
-        headline=f"`{name}`: {layers} layers for {product} = {stages} stages",
+        headline=f"`{name}`: {layers} layers for {_product(spec, name)} = {stages} stages",
         path=("modules", name, "model", key),
         why="a stage without a layer would only pass activations on",
         help=_smaller(Axis.PP, [each for each in divisors(stages) if each * virtual <= layers]),
@@ -133,18 +130,17 @@ def layers_over_stages(spec: Spec, name: str) -> Findings:
 
 def stages_are_those_of_grid(spec: Spec, name: str) -> Findings:
     """Stages of chosen sizes are as many as the grid has, and hold all layers."""
-    module = spec.modules[name]
-    virtual = spec.schedule.virtual_stages if name == LANGUAGE else 1
-    number, layers, sizes = module.grid.pp * virtual, module.model.layers, module.stages
+    module, number = spec.modules[name], num_stages(spec, name)
+    layers, sizes = module.model.layers, module.stages
     if sizes is None or layers < number:
         return
     held = sum(sizes)
     if (len(sizes), held) == (number, layers):
         return
     is_short = len(sizes) != number
-    product = f"pp {module.grid.pp}"
-    if virtual > 1:
-        product += f" * {virtual} virtual stages = {number}"
+    product = _product(spec, name)
+    if number > module.grid.pp:
+        product += f" = {number}"
     even = ", ".join(map(str, even_stages(layers, number)))
     yield Diagnostic(
         code="stages-not-of-grid",
@@ -163,6 +159,13 @@ def stages_are_those_of_grid(spec: Spec, name: str) -> Findings:
             else Related(("modules", name, "model"), f"{layers} layers"),
         ),
     )
+
+
+def _product(spec: Spec, name: str) -> str:
+    """Return the number of stages of a module as a product."""
+    virtual = virtual_stages(spec, name)
+    more = f" * {virtual} virtual stages" if virtual > 1 else ""
+    return f"pp {spec.modules[name].grid.pp}{more}"
 
 
 def _over_tp(spec: Spec, name: str, key: str, size: int, *, code: str, why: str) -> Findings:

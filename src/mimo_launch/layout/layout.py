@@ -272,13 +272,12 @@ def build_layout(spec: Spec) -> Layout:
 
 def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
-    kind, virtual = kind_of(module.model), spec.schedule.virtual_stages
+    kind = kind_of(module.model)
     # Rows for later layers of language arrive over bridges at its first stage.
     lanes = partial(kind.lanes, deep_rows=spec.deep_rows if name == LANGUAGE else 0)
-    virtual = virtual if name == LANGUAGE else 1
     split = module.experts or ExpertGrid()
     sizes = layer_sizes(module.model, Share(module.grid.tp, 0, split.ep, split.tp))
-    stages = cut_into_stages(name, module, virtual, lanes, sizes)
+    stages = cut_into_stages(spec, name, lanes, sizes)
     grid, windows = RankGrid.of(module), kind.attending.windows
     lowest = lowest_trained(module)
     sources = spec.sources_of(name)

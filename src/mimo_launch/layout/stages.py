@@ -8,7 +8,8 @@ Leaves: which ranks hold a stage to `layout`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mimo_launch.spec.spec import ModuleSpec
+from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.values import Sharding
 
 # Consecutive layers form an FSDP unit once they have this many parameters.
@@ -41,30 +42,37 @@ class Stage:
 
 
 def cut_into_stages(
-    name: str,
-    module: ModuleSpec,
-    virtual: int,
-    lanes: Callable[[int], int],
-    sizes: Sequence[int],
+    spec: Spec, name: str, lanes: Callable[[int], int], sizes: Sequence[int]
 ) -> tuple[Stage, ...]:
     """Cut the layers into consecutive runs, as the spec says.
 
     `lanes(number)` is the number of lanes that a layer receives; `sizes` are the parameters of each
     layer on a tp rank, without experts, which are units of their own.
     """
-    runs = stage_sizes(module, virtual)
+    runs, sharding = stage_sizes(spec, name), spec.modules[name].fsdp
     stages, first = [], 0
     for index, num_layers in enumerate(runs):
         ends = index == 0, index == len(runs) - 1
-        units = _fsdp_units(sizes[first : first + num_layers], module.fsdp)
+        units = _fsdp_units(sizes[first : first + num_layers], sharding)
         stages.append(Stage(name, index, first, num_layers, *ends, lanes(first), units))
         first += num_layers
     return tuple(stages)
 
 
-def stage_sizes(module: ModuleSpec, virtual: int) -> tuple[int, ...]:
+def virtual_stages(spec: Spec, name: str) -> int:
+    """Return the stages of a module that a rank holds: only of language there may be several."""
+    return spec.schedule.virtual_stages if name == LANGUAGE else 1
+
+
+def num_stages(spec: Spec, name: str) -> int:
+    """Return the number of stages of a module."""
+    return spec.modules[name].grid.pp * virtual_stages(spec, name)
+
+
+def stage_sizes(spec: Spec, name: str) -> tuple[int, ...]:
     """Return the layers of each stage: those of the spec, or else as equal as possible."""
-    return module.stages or even_stages(module.model.layers, module.grid.pp * virtual)
+    module = spec.modules[name]
+    return module.stages or even_stages(module.model.layers, num_stages(spec, name))
 
 
 def even_stages(layers: int, number: int) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ def consequences(spec: Spec) -> Facts:
     """Return facts that follow from sizes of grids: fans, islands, shared heads, uneven stages."""
     facts = {}
     for name, module in spec.modules.items():
-        layers = stage_sizes(module, num_stages(spec, name) // module.grid.pp)
+        layers = stage_sizes(spec, name)
         even = "" if len(set(layers)) == 1 else ", unevenly cut"
         facts[f"stages of `{name}`"] = (
             f"{'one layer' if min(layers) == 1 else 'several layers'} each{even}"
@@ -117,12 +117,6 @@ def kv_sharing(kv_heads: int, tp: int) -> str:
     if kv_heads >= tp:
         return "whole on each tp rank"
     return "one on all tp ranks" if kv_heads == 1 else "several, each on several tp ranks"
-
-
-def num_stages(spec: Spec, name: str) -> int:
-    """Return the number of stages of a module."""
-    virtual = spec.schedule.virtual_stages if name == LANGUAGE else 1
-    return spec.modules[name].grid.pp * virtual
 
 
 def group_sharing(groups: int, grid: Grid) -> str:

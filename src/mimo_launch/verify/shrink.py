@@ -18,6 +18,7 @@ from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.samples import group_size
+from mimo_launch.layout.stages import num_stages
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
@@ -37,7 +38,7 @@ from mimo_launch.spec.spec import (
     UserData,
     VitModel,
 )
-from mimo_launch.verify.coverage import differing, num_stages, relations
+from mimo_launch.verify.coverage import differing, relations
 from mimo_launch.verify.shrink_grids import MAX_RANKS, regrid
 from mimo_launch.verify.shrink_models import (
     MAX_CLIP_ROWS,
