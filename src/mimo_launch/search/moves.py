@@ -36,6 +36,9 @@ _NEAR_GRIDS = 10
 _PARTS, _MOST_SIZES = 24, 3
 # Shorter sequences are cut over cp only if they already are.
 _LONG = 16_384
+# Layers that the first and the last stage of language get, of more than two stages or of two.
+_SHIFTS = ((0, -1), (0, 1), (-1, 0), (1, 0), (-1, -1), (0, -2))
+_SHIFTS_OF_TWO = ((1, -1), (-1, 1), (2, -2))
 # What may be recomputed instead of whole layers, from the least time to the least memory.
 LESS_AGAIN: tuple[Recompute, ...] = ("none", ("norms",), ("mlp", "norms"))
 
@@ -116,22 +119,17 @@ def _stages(spec: Spec, point: Point) -> Iterator[Point]:
     layers = spec.language.model.layers
     if number == 1 or layers < number:
         return
-    own = point.language.stages
+    even, own = even_stages(layers, number), point.language.stages
     if own is None or len(own) != number:
-        own = even_stages(layers, number)
-    for first, last in ((0, -1), (0, 1), (-1, 0), (1, 0), (-1, -1), (0, -2)):
+        own = even
+    for first, last in _SHIFTS if number > 2 else _SHIFTS_OF_TWO:
         ends = (own[0] + first, own[-1] + last)
         rest = layers - sum(ends)
-        if min(ends) < 1 or rest < number - 2 or (number == 2 and first and last):
+        if min(ends) < 1 or rest < number - 2:
             continue
-        if number == 2:
-            ends = (layers - ends[1], ends[1]) if last else (ends[0], layers - ends[0])
-            rest = 0
         inside = even_stages(rest, number - 2) if number > 2 else ()
         sizes = (ends[0], *inside, ends[1])
-        if min(sizes) > 0:
-            is_even = sizes == even_stages(layers, number)
-            yield point.moved(LANGUAGE, stages=None if is_even else sizes)
+        yield point.moved(LANGUAGE, stages=None if sizes == even else sizes)
 
 
 def _experts(spec: Spec, point: Point, name: str) -> Iterator[Point]:
