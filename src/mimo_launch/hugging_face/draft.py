@@ -40,6 +40,8 @@ _SAYS_NOTHING = re.compile(
     r"max_position_embeddings|quantization_config|pretraining_tp|cross_attention_.*|"
     r"is_decoder|add_cross_attention|name_or_path|attn_implementation|gradient_checkpointing)$"
 )
+# A configuration as keys of our model, and what is refused of it.
+_Meaning = tuple[dict[str, Any], tuple[str, ...]]
 # How many families, those that leave the fewest settings unread, are compared by their tensors.
 _MOST_COMPARED = 40
 _NUMBER = re.compile(r"\.\d+\.")
@@ -140,10 +142,13 @@ class _Reading:
             model = model_from_data({"kind": family.kind, **plain})
         except ValueError:
             return None
+        asked = _asked(family, config)
         new = {
             key: value
             for key, value in config.items()
-            if not _SAYS_NOTHING.match(key) and not _is_read(family, config, key)
+            if not _SAYS_NOTHING.match(key)
+            and key not in asked
+            and not _is_read(family, config, key, (keys, refused))
         }
         return cls(family, model, new, refused)
 
@@ -204,7 +209,7 @@ class _Reading:
                 yield place, place.shape or (weight.shape if is_whole else None)
 
 
-def _meaning(family: Family, config: Config) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _meaning(family: Family, config: Config) -> _Meaning:
     """Return our keys, and what is refused. Raises: ConfigError."""
     with reading_config():
         return family.keys(config), tuple(family.refusals(config))
@@ -247,14 +252,14 @@ def _asked(family: Family, config: Config) -> set[str]:
     return noting.asked
 
 
-def _is_read(family: Family, config: Config, key: str) -> bool:
+def _is_read(family: Family, config: Config, key: str, meaning: _Meaning) -> bool:
     """Return whether another value of a setting means something else in a family."""
     value = config[key]
     # Sections are compared by themselves, and null says nothing.
-    if isinstance(value, dict) or value is None or key in _asked(family, config):
+    if isinstance(value, dict) or value is None:
         return True
     try:
-        return _meaning(family, {**config, key: _other(value)}) != _meaning(family, config)
+        return _meaning(family, {**config, key: _other(value)}) != meaning
     except ConfigError:
         return True
 

@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Any
 
 from mimo_launch.hugging_face.draft import Draft
-from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import short
 from mimo_launch.hugging_face.registry import declared_at
 
@@ -22,7 +21,7 @@ def text_of(drafts: Iterable[Draft]) -> str:
     """Return a file for `families`: candidates to complete, with comments on what to decide."""
     drafts = list(drafts)
     types = " and ".join(each.model_type for each in drafts)
-    modules = sorted({_module_of(each.family) for each in drafts})
+    modules = sorted({declared_at(each.family)[0] for each in drafts})
     lines = [
         f'"""{types}: say in a line how it differs from its nearest relative.',
         "",
@@ -59,7 +58,7 @@ def _refused(draft: Draft) -> dict[str, Any]:
 
 def _lines_of(draft: Draft) -> Iterator[str]:
     """Yield the declaration of one part."""
-    nearest = f"{_module_of(draft.family)}.{_name_of(draft.family)}"
+    nearest = ".".join(declared_at(draft.family))
     where = f" (`{draft.section}`)" if draft.section else ""
     before = f", after the prefix `{draft.prefix}`" if draft.prefix else ""
     yield "\n"
@@ -102,16 +101,6 @@ def _listed(title: str, items: Iterable[str]) -> Iterator[str]:
     if items:
         yield f"# {title}"
         yield from (f"#   {each}" for each in items)
-
-
-def _module_of(family: Family) -> str:
-    """Return the file of a family."""
-    return declared_at(family)[0]
-
-
-def _name_of(family: Family) -> str:
-    """Return the name of a family in its file."""
-    return declared_at(family)[1]
 
 
 def _constant(model_type: str) -> str:
