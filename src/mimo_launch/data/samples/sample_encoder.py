@@ -64,7 +64,7 @@ class SampleEncoder:
         folder = Path(data.tokenizer)
         specials = special_texts(folder)
         self._tokens = TextTokens(folder, specials.get("eos_token", ""), data.max_characters)
-        self._data, self._template = data, data.template
+        self._data = data
         self._reads_videos = inputs.reads_videos
         around = image_text(folder)
         says = inputs.says_time
@@ -102,7 +102,7 @@ class SampleEncoder:
     @property
     def reads_txt(self) -> bool:
         """Whether a `.txt` may hold the text of a record."""
-        return isinstance(self._template, CaptionTemplate) and self._template.text is None
+        return isinstance(self._data.template, CaptionTemplate) and self._data.template.text is None
 
     def read(self, member: Callable[[str], bytes | None]) -> Record:
         """Return the text of a record; see `read_record`."""
@@ -180,12 +180,12 @@ class SampleEncoder:
         for medium, word in _WORDS.items():
             if (count := members.get(medium, 0)) and medium not in self._markers:
                 raise BadSample(f"it has {_count(count, word)}, but no encoder reads any")
-        if isinstance(self._template, CaptionTemplate):
+        if isinstance(self._data.template, CaptionTemplate):
             if self._markers and unread and not any(members.values()):
                 read = [each for each in _USUAL if each in self._markers or each != "video"]
                 what = " or ".join(["image", "clip", "video"][: len(read)])
                 raise BadSample(f"it has no {what}{_unread(unread, *read)}")
-            encoded = self._caption(self._template, record, members, unread, told)
+            encoded = self._caption(self._data.template, record, members, unread, told)
         else:
             encoded = self._conversation(record, members, unread, told)
         if not encoded.loss_mask.any() and not members.get("target"):
