@@ -217,11 +217,13 @@ class LanguageStage(ModelStage):
             raise ValueError("a loss needs labels")
         context, places = self.context, labelled.places
         labels_M = batch.labels.flatten()[places]
+        # A loss may read each several times; logits are gathered once.
 
         @cache
         def part() -> tuple[Tensor, range]:
             return self._logits(context.enter(normed_nD)[places])
 
+        @cache
         def hidden() -> Tensor:
             # Every tp rank computes the whole loss: gradients are complete, and not summed.
             whole = normed_nD
@@ -229,6 +231,7 @@ class LanguageStage(ModelStage):
                 whole = gather_rows(normed_nD, (len(normed_nD),) * context.tp.size, context.tp)
             return whole[places]
 
+        @cache
         def logits() -> Tensor:
             logits_Mv, _ = part()
             sizes = tuple(
@@ -238,6 +241,7 @@ class LanguageStage(ModelStage):
             logits_VM = gather_rows(logits_Mv.t().contiguous(), sizes, context.tp)
             return widened(logits_VM[: self.ends.words].t())
 
+        @cache
         def cross_entropy() -> Tensor:
             logits_Mv, words = part()
             return vocab_cross_entropy(logits_Mv, labels_M, words, context)
