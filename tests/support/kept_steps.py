@@ -111,7 +111,8 @@ class _Watch:
             self.stages.forward, self.outputs.put, self.stages._arrived,
         )  # fmt: skip
         self.held: dict[int, torch.UntypedStorage] = {}
-        self.left_out: set[int] = set()
+        # Storages, not keys alone: a key is an address, which a freed one leaves to another.
+        self.left_out: dict[int, torch.UntypedStorage] = {}
         self.stages.forward = self.forward  # type: ignore[method-assign]
         self.stages._arrived = self.arrived  # type: ignore[method-assign]
         self.outputs.put = self.note_output  # type: ignore[method-assign]
@@ -135,7 +136,8 @@ class _Watch:
 
     def arrived(self, *which: Any) -> Any:
         rows, places = self.arrive(*which)
-        self.left_out |= {each.untyped_storage()._cdata for each in rows.values()}
+        storages = (each.untyped_storage() for each in rows.values())
+        self.left_out |= {each._cdata: each for each in storages}
         return rows, places
 
     def forward(self, action: Action, step: StepState) -> None:
@@ -147,7 +149,8 @@ class _Watch:
             for module in session.modules.values()
             for weight in module.parameters()
         }
-        storages = (each for key, each in self.held.items() if key not in weights | self.left_out)
+        others = weights | self.left_out.keys()
+        storages = (each for key, each in self.held.items() if key not in others)
         name, number = action.module, action.stage or 0
         layout, module = session.layout, session.layout[name]
         replica = module.grid.index(Axis.DP, session.rank)
