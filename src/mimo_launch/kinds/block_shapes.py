@@ -7,6 +7,7 @@ Leaves: which model has which layers to its kind, what a layer computes to the c
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from typing import ClassVar, Literal
 
@@ -457,21 +458,27 @@ def narrow_width(
 
     A token has `choices` experts.
     """
-    downs = _downs(layer, adapter, but)
+    downs = (down for part, down in _downs(layer, adapter) if part not in but)
     return sum(each.shape[0] * (choices if each.experts else 1.0) for each in downs)
 
 
 def num_updates(layer: LayerShape, adapter: Adapter | None) -> int:
     """Return how many maps of a layer have an update; a map of all experts counts once."""
-    return sum(1 for _ in _downs(layer, adapter, ()))
+    return len(_downs(layer, adapter))
 
 
-def _downs(layer: LayerShape, adapter: Adapter | None, but: Container[str]) -> Iterator[Weight]:
-    """Yield the first matrix of each update of a layer, `but` those of some parts."""
-    for part, name, shape in parts_of(layer):
-        if adapter is not None and part not in but:
-            weights = chain.from_iterable(shape.weights(adapter=adapter.inside(name)))
-            yield from (each for each in weights if each.name.endswith(DOWN))
+# A search asks for the few layers of its models hundreds of thousands of times.
+@lru_cache(maxsize=1024)
+def _downs(layer: LayerShape, adapter: Adapter | None) -> tuple[tuple[Part, Weight], ...]:
+    """Return the first matrix of each update of a layer, with the part that it is in."""
+    if adapter is None:
+        return ()
+    return tuple(
+        (part, each)
+        for part, name, shape in parts_of(layer)
+        for each in chain.from_iterable(shape.weights(adapter=adapter.inside(name)))
+        if each.name.endswith(DOWN)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
