@@ -11,7 +11,7 @@ _RUNNING: dict[int, Ranks] = {}
 def running_ranks(world_size: int) -> Ranks:
     """Return ranks that may have served other tests, on which nothing was planted.
 
-    Their first job takes half as long again as later ones. What a test patches in its own process
+    Their first job takes twice as long as later ones. What a test patches in its own process
     does not reach them, or stays with them if they start meanwhile: it takes ranks of its own.
     """
     if world_size not in _RUNNING:

@@ -17,7 +17,7 @@ WANT = {
 def with_noise(size: float) -> list[TensorPiece]:
     """Return the tensors of a rank on which those of vision are not zero."""
     return [
-        TensorPiece(name, None, 0, len(tensor), tensor + size * name.startswith("vision"))
+        TensorPiece(name, (0,) * tensor.ndim, tensor + size * name.startswith("vision"))
         for name, tensor in WANT.items()
     ]
 
@@ -36,7 +36,7 @@ def test_so_may_those_of_an_expert_whose_tokens_reach_no_loss(size: float, passe
     """Their backward passes through sums over later documents, whose terms cancel."""
     name = "language.layers.0.moe.experts.4.up.weight"
     want = WANT | {name: torch.zeros(2, dtype=torch.float64)}
-    got = [*with_noise(0.0), TensorPiece(name, None, 0, 2, want[name] + size)]
+    got = [*with_noise(0.0), TensorPiece(name, (0,), want[name] + size)]
     [language] = compare_tensors("gradients", ["language"], got, want)
     assert language.passed is passes
 
@@ -50,7 +50,7 @@ def test_a_moment_in_which_gradients_cancel_is_judged_by_their_size(
     first, summed = (torch.tensor([x], dtype=torch.float64) for x in (2e-5, 2e-2))
     root = summed.clone()
     moments = {"exp_avg": first + size, "exp_avg_sq": root**2}
-    tensors = {key: [TensorPiece(name, None, 0, 1, values)] for key, values in moments.items()} | {
+    tensors = {key: [TensorPiece(name, (0,), values)] for key, values in moments.items()} | {
         "weights": []
     }
     right = RightRun(

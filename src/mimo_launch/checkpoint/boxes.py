@@ -147,12 +147,8 @@ def _states(
 
 def _box(kind: str, item: LocalSegment) -> Box:
     segment = item.segment
-    offsets = [0] * len(segment.shape)
-    if segment.axis is not None:
-        offsets[segment.axis] = segment.start
-    offsets[0] += item.first_row
     values: Any = filling(item)
-    return Box(f"{kind}/{item.name}", segment.shape, tuple(offsets), values, segment.counted)
+    return Box(f"{kind}/{item.name}", segment.shape, item.offsets, values, segment.counted)
 
 
 class WeightsDoNotFit(EndOfRun):

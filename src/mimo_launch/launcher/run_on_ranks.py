@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from mimo_launch.comm.world import device_for, join_world
-from mimo_launch.launcher.forking import prepare_forks
+from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.gpus import refuse_initialised_cuda
 
 RankDevice = Literal["cpu", "cuda"]
@@ -115,8 +115,7 @@ class Ranks:
         self._folder.cleanup()
 
     def _start(self, job: RankCall) -> None:
-        prepare_forks()
-        torch.set_num_threads(1)  # A forked child hangs in an OpenMP pool that its parent used.
+        import_for_workers()
         if self.device == "cuda":
             refuse_initialised_cuda()
         context = multiprocessing.get_context("fork")

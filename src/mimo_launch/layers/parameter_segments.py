@@ -266,6 +266,16 @@ class LocalSegment:
     local: Tensor
     first_row: int
 
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where its first element lies in the full tensor."""
+        segment = self.segment
+        places = [0] * len(segment.shape)
+        if segment.axis is not None:
+            places[segment.axis] = segment.start
+        places[0] += self.first_row
+        return tuple(places)
+
 
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return the local part of a tensor that FSDP may have sharded."""

@@ -1,8 +1,8 @@
 """Judges a layout's tensors against the oracle's.
 
 Decides: when two tensors agree, and when agreement proves too little.
-Relies on: pieces of canonical tensors from every rank; one replica provides each piece, with all
-its rows.
+Relies on: the parts of canonical tensors that ranks hold, as checkpoints take them; every copy
+of a part counts.
 Leaves: printing to `cli.verify`.
 
 Two tensors agree if ||a - b|| <= t * max(||b||, f * ||all tensors of the module||): in float64 t is
@@ -19,16 +19,14 @@ large as that of the gradients. There ||b|| is computed as if none cancelled, fr
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from mimo_launch.checkpoint.boxes import resharded_parameters
-from mimo_launch.comm.collectives import all_gather_uneven
-from mimo_launch.layers.parameter_segments import DeclaredParameter, local_tensor
+from mimo_launch.layers.parameter_segments import DeclaredParameter, local_segments
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.rank_session import RankSession
@@ -62,12 +60,10 @@ EXPERTS = ".experts."
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """One rank's part `start:stop` along `axis` (None: all) of a canonical tensor."""
+    """The part of a canonical tensor on one rank: a box of it, which starts at `offsets`."""
 
     name: str
-    axis: int | None
-    start: int
-    stop: int
+    offsets: tuple[int, ...]
     values: Tensor
 
 
@@ -219,26 +215,20 @@ def merge(verdicts: Iterable[ModuleVerdict]) -> list[ModuleVerdict]:
 
 def _difference(pieces: list[TensorPiece], full: Tensor) -> float:
     """Return ||a - b||, with the worst copy of each part; infinity if a part is missing."""
-    parts: dict[tuple[int, int], float] = {}
+    worst: dict[tuple[tuple[int, int], ...], float] = {}
+    covered = torch.zeros(full.shape, dtype=torch.bool)
     for piece in pieces:
-        want = (
-            full
-            if piece.axis is None
-            else full.narrow(piece.axis, piece.start, piece.stop - piece.start)
-        )
+        box = tuple(zip(piece.offsets, piece.values.shape, strict=True))
+        places = tuple(slice(start, start + length) for start, length in box)
+        want = full[places]
         if want.shape != piece.values.shape:
             return float("inf")
         square = float((piece.values - want).square().sum())
         if math.isnan(square):
             return float("inf")
-        key = (piece.start, piece.stop)
-        parts[key] = max(parts.get(key, 0.0), square)
-    axis = next((p.axis for p in pieces), None)
-    length = full.shape[0] if axis is None else full.shape[axis]
-    covered = torch.zeros(length, dtype=torch.bool)
-    for start, stop in parts:
-        covered[start:stop] = True
-    return float(sum(parts.values())) ** 0.5 if bool(covered.all()) else float("inf")
+        worst[box] = max(worst.get(box, 0.0), square)
+        covered[places] = True
+    return float(sum(worst.values())) ** 0.5 if bool(covered.all()) else float("inf")
 
 
 def pieces_of(
@@ -246,48 +236,22 @@ def pieces_of(
 ) -> list[TensorPiece]:
     """Return this rank's parts of a tensor for each parameter that has one.
 
-    `tensor_of` returns it, sharded like the parameter. Ranks: collective over dp x cp of each
-    module, and over the replicas of its experts.
+    `tensor_of` returns it, sharded like the parameter.
     """
     pieces: list[TensorPiece] = []
     for name, module in session.modules.items():
         # A frozen module has no backward to free the weights that its forward gathers.
         frozen = module.layout.frozen
         declared = resharded_parameters(module) if frozen else session.declared(name)
-        pieces += module_pieces(session, name, declared, tensor_of)
+        pieces += local_pieces(declared, tensor_of)
     return pieces
 
 
-def module_pieces(
-    session: RankSession,
-    module: str,
-    declared: Iterable[DeclaredParameter],
-    tensor_of: Callable[[Tensor], Tensor | None],
-) -> list[TensorPiece]:
-    """Return the pieces of some parameters of one module. Ranks: collective as in `pieces_of`."""
-    pieces = []
-    for item in declared:
-        tensor = tensor_of(item.parameter)
-        if tensor is None:
-            continue
-        group = session.grids.replicas(module, item.parameter)
-        full, is_shard = tensor.detach(), isinstance(item.parameter, DTensor)
-        if is_shard:
-            # DTensor gathers through functional collectives. In some runs gloo's threads released
-            # their tensors at the wrong moment. State on the host is a local part as it is.
-            rows = item.parameter.shape[0]
-            size = -(-rows // group.size)
-            sizes = tuple(max(0, min(size, rows - i * size)) for i in range(group.size))
-            full = all_gather_uneven(local_tensor(full), sizes, group)
-        # A packed weight is whole on each rank, and ranks may hold different experts.
-        if group.index > 0 and (is_shard or not item.is_packed):
-            continue
-        for placed in item.placed:
-            segment = placed.segment
-            # Copy, because the update writes into gradients and weights.
-            values = segment.unpacked(full[placed.first_row : placed.last_row])
-            values = values.to("cpu", copy=True)
-            pieces.append(
-                TensorPiece(placed.name, segment.axis, segment.start, segment.stop, values)
-            )
-    return pieces
+def local_pieces(
+    declared: Iterable[DeclaredParameter], tensor_of: Callable[[Tensor], Tensor | None]
+) -> Iterator[TensorPiece]:
+    """Yield this rank's parts of a tensor of some parameters, each a copy on the CPU."""
+    for item in local_segments(declared, tensor_of):
+        # Copy, because the update writes into gradients and weights.
+        values = item.segment.unpacked(item.local.detach()).to("cpu", copy=True)
+        yield TensorPiece(item.name, item.offsets, values)

@@ -48,7 +48,7 @@ from mimo_launch.verify.compare import (
     TensorPiece,
     compare_numbers,
     compare_tensors,
-    module_pieces,
+    local_pieces,
     unused_heads,
 )
 from mimo_launch.verify.oracle_run import MADE_IN, SQUARES, RightEvaluation, RightRun
@@ -153,7 +153,7 @@ def _tensors(session: RankSession) -> dict[str, list[TensorPiece]]:
     found: dict[str, list[TensorPiece]] = {"weights": [], **{name: [] for name in STATE}}
     for name, module in session.modules.items():
         declared = resharded_parameters(module)
-        found["weights"] += module_pieces(session, name, declared, lambda weight: weight)
+        found["weights"] += local_pieces(declared, lambda weight: weight)
         for optimizer in session.updates.by_module.get(name, ()):
             for key in optimizer.rule.state:
 
@@ -161,7 +161,7 @@ def _tensors(session: RankSession) -> dict[str, list[TensorPiece]]:
                     value: Tensor | None = of.torch.state.get(weight, {}).get(key)
                     return value
 
-                found[key] += module_pieces(session, name, declared, moment_of)
+                found[key] += local_pieces(declared, moment_of)
     return found
 
 
@@ -178,7 +178,7 @@ def _made(session: RankSession) -> Iterator[TensorPiece]:
             for made in draw(session, forwarded, inputs.data, MADE_IN):
                 for place, array in enumerate(made.images):
                     name, values = f"{made.generator}.{made.record}.{place}", torch.tensor(array)
-                    yield TensorPiece(name, None, 0, len(values), values.double())
+                    yield TensorPiece(name, (0,) * values.ndim, values.double())
 
 
 def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[ModuleVerdict]:
