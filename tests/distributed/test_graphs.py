@@ -233,6 +233,11 @@ EXPERTS: dict[str, Any] = {
 SPARSE: dict[str, Any] = {
     "layers": 4, "moe": {"experts": 4, "top_k": 2, "width": 16, "every": 2}
 }  # fmt: skip
+# A code predictor, as in Qwen3-Omni.
+FRAMES: dict[str, Any] = {
+    "layers": 2, "codebooks": 3, "vocab": 13, "qk_norm": True,
+    "predictor": {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 6, "vocab": 11, "mlp": 24},
+}  # fmt: skip
 TALKERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "colocated, dp 2": (
         {"language": box(0, dp=2), "speech": box(0, dp=2, **talker(reads_text=True))},
@@ -282,6 +287,31 @@ TALKERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "speech": box(0, tp=2, cp=2, pp=2, **talker(model=SPARSE), experts={"tp": 2, "ep": 2}),
         },
         {"packing": True},
+    ),
+    "with a code predictor, alone": (
+        {"language": box(0), "speech": box(0, **talker(reads_text=True, model=FRAMES))},
+        {},
+    ),
+    "with a code predictor, tp, cp and sequence parallel": (
+        {
+            "language": box(0, tp=2),
+            "speech": box(0, tp=2, cp=2, **SP, **talker(reads_text=True, model=FRAMES)),
+        },
+        {},
+    ),
+    "with a code predictor, pp of both, fully sharded, packed": (
+        {
+            "language": box(0, pp=2, model={"tied": True}),
+            "speech": box(0, pp=2, dp=2, **FULL, **talker(model={**FRAMES, **SPARSE})),
+        },
+        {"packing": True},
+    ),
+    "with a code predictor, pp and tp, apart from language of dp 2": (
+        {
+            "language": box(0, dp=2),
+            "speech": box(2, pp=2, tp=2, **talker(reads_text=True, model=FRAMES)),
+        },
+        {},
     ),
     "beside a flow, overlapping, frozen language": (
         {
@@ -363,10 +393,11 @@ def test_a_run_that_reads_and_draws_digits_is_evaluated_as_one_rank_would() -> N
     assert numbers["images and codes", "drawer"] > 3
 
 
-def test_a_talker_that_says_digits_is_proved() -> None:
+@pytest.mark.parametrize("inside", [{}, {"predictor": {"layers": 1, "heads": 2, "vocab": 17}}])
+def test_a_talker_that_says_digits_is_proved(inside: dict[str, Any]) -> None:
     modules = {
         "language": box(0, model={"vocab": "digits"}),
-        "speech": box(1, dp=2, **talker(model={"codebooks": 8, "vocab": 19})),
+        "speech": box(1, dp=2, **talker(model={"codebooks": 8, "vocab": 19, **inside})),
     }
     data = {"data": {"kind": "digits", "tasks": ["read", "draw"], "max_digits": 2}}
     assert failures(verdicts(made_of(modules, data))) == []

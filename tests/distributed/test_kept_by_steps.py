@@ -152,6 +152,18 @@ STEPS = {
     "a talker": step(
         {"talker": {"kind": "talker", **BLOCKS, "kv_heads": 2, "codebooks": 2, "vocab": 64}}
     ),
+    "a talker with a code predictor": step(
+        {
+            "talker": {
+                "kind": "talker",
+                **BLOCKS,
+                "kv_heads": 2,
+                "codebooks": 4,
+                "vocab": 64,
+                "predictor": {"layers": 2, "heads": 4, "mlp": 256, "vocab": 48},
+            }
+        }
+    ),
     "a talker of experts": step(
         {
             "talker": {

@@ -1,7 +1,8 @@
 """Known ways to get connectors and generators wrong; `planted` lists them with the others."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.row_owners import Run
 from mimo_launch.models import stage_interface
 from mimo_launch.models import talker as talker_stage
+from mimo_launch.models.code_predictor import CodePredictor
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.models.noise import HeldNoise
 from mimo_launch.models.row_places import RowReader
@@ -198,10 +200,17 @@ def frozen_passes_nothing() -> None:
     RankBridge._outgoing = nothing
 
 
-def spoken(**grid: int) -> Spec:
+def spoken(model: Mapping[str, Any] = MappingProxyType({}), **grid: int) -> Spec:
     """A talker that reads text of a language model in two stages."""
-    modules = {"language": box(0, pp=2), "speech": box(0, **grid, **talker(reads_text=True))}
+    speech = talker(reads_text=True, model=dict(model))
+    modules = {"language": box(0, pp=2), "speech": box(0, **grid, **speech)}
     return spec(modules, microbatches=2, mbs=2, max_patches=8, max_images=2)
+
+
+# A talker with a code predictor.
+PREDICTED = {
+    "layers": 2, "codebooks": 3, "vocab": 13, "predictor": {"layers": 1, "heads": 2, "vocab": 11},
+}  # fmt: skip
 
 
 def frame_sees_itself() -> None:
@@ -247,6 +256,26 @@ def text_learns_nothing() -> None:
     LanguageStage._sent = cut
 
 
+def frames_shifted() -> None:
+    """Codes are predicted from the frame after theirs."""
+    correct = CodePredictor.forward
+
+    def shifted(self: Any, state_nD: Any, read_NJ: Any, table: Any) -> Any:
+        return [each.roll(-1, dims=0) for each in correct(self, state_nD, read_NJ, table)]
+
+    CodePredictor.forward = shifted
+
+
+def table_of_one_end() -> None:
+    """The table of codes learns only from the sums that frames read, not from the predictor."""
+    correct = CodePredictor.forward
+
+    def cut(self: Any, state_nD: Any, read_NJ: Any, table: Any) -> Any:
+        return correct(self, state_nD, read_NJ, lambda ids: table(ids).detach() + 0 * table(ids))
+
+    CodePredictor.forward = cut
+
+
 GRAPH_BUGS = {
     "second reader dropped": (second_reader_dropped, two_readers()),
     "second reader counted twice": (second_reader_counted_twice, two_readers()),
@@ -261,4 +290,6 @@ GRAPH_BUGS = {
     "talker sees ahead": (talker_sees_ahead, spoken(cp=2)),
     "text of the neighbour": (text_of_the_neighbour, spoken()),
     "text learns nothing": (text_learns_nothing, spoken()),
+    "frames of a predictor shifted": (frames_shifted, spoken(model=PREDICTED)),
+    "table of one end": (table_of_one_end, spoken(model=PREDICTED, pp=2)),
 }

@@ -401,6 +401,48 @@ def test_a_talker_behind_a_connector_reads_no_text() -> None:
     assert findings({"t": box(**talker(reads_text=True))}) == []
 
 
+@pytest.mark.parametrize(
+    ("inside", "codes", "code", "key"),
+    [
+        ({"heads": 3}, {}, "hidden-over-heads", "hidden"),
+        ({"heads": 1, "head_dim": 4}, {}, "heads-over-tp", "heads"),
+        ({"heads": 4, "kv_heads": 3}, {}, "heads-over-kv-heads", "kv_heads"),
+        ({"mlp": 33}, {}, "mlp-over-tp", "mlp"),
+        ({"vocab": 1}, {}, "codes-outside-vocab", "vocab"),
+        ({}, {"codebooks": 1}, "setting-without-effect", "predictor"),
+    ],
+)
+def test_a_code_predictor_fits_its_talker(
+    inside: dict[str, Any], codes: dict[str, Any], code: str, key: str
+) -> None:
+    predictor = {"layers": 1, "heads": 2, "vocab": 9, **inside}
+    model = {"codebooks": 2, **codes, "predictor": predictor}
+    found = findings({"t": box(0, tp=2, **talker(model=model))})
+    assert code in {each.code for each in found}
+    item = next(each for each in found if each.code == code)
+    assert item.path[-1] == key
+    assert ("predictor" in item.path) == (key != "hidden")
+    assert "`t`" in item.headline
+    assert (
+        findings(
+            {
+                "t": box(
+                    0,
+                    tp=2,
+                    **talker(
+                        model={
+                            **model,
+                            "codebooks": 2,
+                            "predictor": {"layers": 1, "heads": 2, "vocab": 9},
+                        }
+                    ),
+                )
+            }
+        )
+        == []
+    )
+
+
 def test_many_modules_that_read_all_before_them_take_no_time() -> None:
     """The ways through the graph are 2 to the 40th."""
     names = [f"m{number}" for number in range(40)]

@@ -14,12 +14,23 @@ from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.build import build_network
 
 BLOCKS = {"layers": 2, "hidden": 128, "heads": 4, "mlp": 512}
+# A code predictor.
+FRAMES = {
+    "codebooks": 4, "qk_norm": True,
+    "predictor": {"layers": 3, "heads": 4, "mlp": 256, "vocab": 100, "kv_heads": 2},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(
     ("name", "more"),
-    [("merger", {}), ("merger", {"queries": 64}), ("drawer", {}), ("speech", {})],
+    [
+        ("merger", {}),
+        ("merger", {"queries": 64}),
+        ("drawer", {}),
+        ("speech", {}),
+        ("speech", FRAMES),
+    ],
 )
 def test_a_stage_keeps_what_the_estimate_says(
     name: str, more: dict[str, Any], precision: str
@@ -27,6 +38,7 @@ def test_a_stage_keeps_what_the_estimate_says(
     merger = {"kind": "connector", **BLOCKS, **(more if name == "merger" else {})}
     drawer = {"kind": "flow", **BLOCKS, "patch": 4, "channels": 3}
     speech = {"kind": "talker", **BLOCKS, "layers": 6, "kv_heads": 2, "codebooks": 2, "vocab": 200}
+    speech |= more if name == "speech" else {}
     made = spec(
         {
             "vision": box(0),

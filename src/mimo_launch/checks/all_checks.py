@@ -233,6 +233,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.target_settings_used),
     SpecRule(tiles_and_videos.video_settings_used),
     ModelRule(TalkerModel, unused_model_settings.text_is_read, needs=_READS),
+    ModelRule(TalkerModel, widths.predictor_over_tp),
     SpecRule(data.frame_limits_used),
     ModelRule(VitModel, unused_model_settings.vision_settings_used),
     ModelRule(AudioModel, unused_model_settings.clip_settings_used),

@@ -28,6 +28,8 @@ def text_is_read(spec: Spec, name: str, model: TalkerModel) -> Findings:
             f"`{LANGUAGE}` that a talker reads itself"
         )
         yield idle_key(name, "reads_text", why)
+    if model.predictor is not None and model.codebooks == 1:
+        yield idle_key(name, "predictor", "a frame has one code: `codebooks` is 1")
 
 
 def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:

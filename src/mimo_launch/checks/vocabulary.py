@@ -246,6 +246,14 @@ def ends_are_codes(spec: Spec, name: str) -> Findings:
             help=f"write `vocab: {max(3, tp)}`, or what your codec has and 2 more",
         )
         return
+    if model.later_vocab is not None and model.later_vocab < tp:
+        yield Diagnostic(
+            code="codes-outside-vocab",
+            headline=f"`{name}`: {model.later_vocab} codes are too few for tp {tp}",
+            path=(*path, "predictor", "vocab"),
+            why="every tp rank holds at least one code of each codebook",
+            help=f"write `vocab: {tp}`, or what your codec has",
+        )
     for key, code in (("start", model.start_code), ("end", model.end_code)):
         if code >= model.vocab:
             yield Diagnostic(
@@ -286,6 +294,15 @@ def codes_fit_digits(spec: Spec, name: str) -> Findings:
             path=(*path, "codebooks"),
             why="each code is a pixel, and a digit is cut into whole frames",
             help=f"these fit: {sizes}",
+            related=(data,),
+        )
+    if model.later_vocab is not None and model.later_vocab < PIXEL_VALUES:
+        yield Diagnostic(
+            code="codes-unlike-data",
+            headline=f"`{name}`: {model.later_vocab} codes leave none for some values of a pixel",
+            path=(*path, "predictor", "vocab"),
+            why=f"the codes 0 to {PIXEL_VALUES - 1} are the values of a pixel",
+            help=f"write `vocab: {PIXEL_VALUES}`",
             related=(data,),
         )
     if min(model.start_code, model.end_code) >= PIXEL_VALUES:

@@ -6,19 +6,20 @@ Leaves: positions to `positions`, the vocabulary that data need to `vocabulary`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from mimo_launch.checks.rule import Findings, next_multiple
-from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
+from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.space import divisors
 from mimo_launch.layout.stages import even_stages, num_stages, virtual_stages
 from mimo_launch.spec.base import LANGUAGE, Axis
+from mimo_launch.spec.encoders import CodePredictor
 from mimo_launch.spec.hybrid import RECURRENT, DeltaNetSizes, MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
-from mimo_launch.spec.spec import HybridModel, Spec, VitModel
+from mimo_launch.spec.spec import HybridModel, Spec, TalkerModel, VitModel
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:
@@ -94,6 +95,28 @@ def mlp_over_tp(spec: Spec, name: str) -> Findings:
         return
     why = "each tp rank holds an equal part of the width inside the MLP"
     yield from _over_tp(spec, name, "mlp", width, code="mlp-over-tp", why=why)
+
+
+def predictor_over_tp(spec: Spec, name: str, model: TalkerModel) -> Findings:
+    """The blocks of a code predictor are cut like those of its talker."""
+    if (inside := model.inside_frames) is None:
+        return
+    module = spec.modules[name].replace(model=inside)
+    alone = spec.replace(modules={**spec.modules, name: module})
+    found = [*heads_over_tp(alone, name), *hidden_over_heads(alone, name)]
+    found += kv_heads_over_tp(alone, name, inside)
+    found += heads_over_kv_heads(alone, name, inside)
+    found += mlp_over_tp(alone, name)
+    above = ("modules", name, "model")
+    keys = CodePredictor.model_fields
+
+    def inner(path: YamlPath) -> YamlPath:
+        is_own = path[:3] == above and path[-1] in keys
+        return (*above, "predictor", *path[3:]) if is_own else path
+
+    for each in found:
+        related = tuple(replace(it, path=inner(it.path)) for it in each.related)
+        yield replace(each, path=inner(each.path), related=related)
 
 
 def vocab_over_tp(spec: Spec, name: str) -> Findings:

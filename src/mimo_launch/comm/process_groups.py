@@ -100,9 +100,9 @@ class GridSet:
         """Return this rank's group of `module` along `axes`, e.g. `group("language", Axis.TP)`."""
         return self._named[f"{module}.{'_'.join(axes)}"]
 
-    def tied(self) -> Group:
+    def tied(self, module: str) -> Group:
         """Return this rank's pair: the two ranks with the same part of a tied embedding."""
-        return self._named[f"{self.layout.language.name}.tied"]
+        return self._named[f"{module}.tied"]
 
     def bridge(self, encoder: str) -> Group:
         """Return this rank's component of a bridge."""

@@ -243,7 +243,11 @@ class SyntheticSamples(Dataset):
         if (codes := kind.codes) is not None:
             ends = {codes.start_code, codes.end_code}
             said = np.array([code for code in range(codes.vocab) if code not in ends], np.int64)
-            return [normal.choice(said, shape) for shape in shapes]
+            if codes.later_vocab is None:
+                return [normal.choice(said, shape) for shape in shapes]
+            first = [normal.choice(said, (1, shape[1])) for shape in shapes]
+            later = [normal.integers(codes.later_vocab, size=(n - 1, m)) for n, m in shapes]
+            return [np.concatenate(both) for both in zip(first, later, strict=True)]
         drawn = [normal.standard_normal(shape, dtype=np.float32) for shape in shapes]
         if kind.clips is None or kind.clips.chunk_frames is None:
             return drawn

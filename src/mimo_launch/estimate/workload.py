@@ -186,6 +186,7 @@ def backward_by_kind(
         head=path.after * (1 + written.body_trains) * around.head,
         patch=path.before * (1 + written.layer_trains(0)) * around.patch,
         projector=(1 + written.projector_trains) * around.projector,
+        attention=2 * path.after * around.attention,
     )
     for each, flops in kind.forward_flops(path.layers, middle, work).items():
         found[each] += Flops(linear=flops.linear, attention=2 * flops.attention)

@@ -201,6 +201,11 @@ class ModelKind(ABC):
     def after(self, ends: Ends) -> LayerShape:
         """Return what the last stage has after its layers."""
 
+    @property
+    def ties_ends(self) -> bool:
+        """Whether its last stage needs the embedding of its first one."""
+        return self.text.tied or self.depths > 0
+
     def names_before(self, ends: Ends) -> frozenset[str]:
         """Return the names of what comes before the layers; the last stage may hold some, too."""
         return frozenset(self.before(ends).parts())

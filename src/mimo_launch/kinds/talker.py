@@ -1,12 +1,14 @@
 """Talkers: decoders that generate codec tokens, given rows of language.
 
 Decides: the layers before and after the blocks, and their work.
-Relies on: `decoder` for the blocks.
+Relies on: `decoder` for the blocks, `code_predictor` for the small decoder inside a frame.
 Leaves: the loss to `models.talker`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mimo_launch.kinds.code_predictor import PredictorKind, PredictorShape
 from mimo_launch.kinds.decoder import DecoderBlocksKind
 from mimo_launch.kinds.facts import Attending, RowReading
 from mimo_launch.kinds.generator import GeneratorKind, ReadingBeside
@@ -31,6 +33,13 @@ class HeadsShape(LayerShape):
 
     norm: NormShape
     heads: ListShape
+    predictor: PredictorShape | None
+    codes: VocabShape | None
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return its layers; a single stage has the embedding of codes before its blocks."""
+        codes = {} if self.codes is None else {"codes": self.codes}
+        return {"norm": self.norm, "heads": self.heads, "predictor": self.predictor, **codes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +80,48 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
         """A frame attends to the frames before it and the rows of its clip."""
         return Attending(in_order=True)
 
+    @property
+    def inside(self) -> PredictorKind | None:
+        """The small decoder that predicts the codes of a frame after the first, if there is one."""
+        blocks = self.model.inside_frames
+        return None if blocks is None else PredictorKind(blocks)
+
+    @property
+    def ties_ends(self) -> bool:
+        """Whether a code predictor reads the embedding of codes, too."""
+        return self.inside is not None
+
     def before(self, ends: Ends) -> CodesShape:
         """Return the embedding of codes, and the map of codes and rows to the stream."""
-        # Codes are as wide as rows, and one map takes both to the stream.
         (width,) = ends.source_widths
-        codes = VocabShape(self.model.codebooks * self.model.vocab, width)
-        return CodesShape(codes, WholeShape(width, self.model.hidden))
+        return CodesShape(self._codes(ends), WholeShape(width, self.model.hidden))
+
+    def _codes(self, ends: Ends) -> VocabShape:
+        # Codes are as wide as rows, and one map takes both to the stream, unless they need none.
+        (width,) = (self.model.hidden,) if self.model.maps_rows_alone else ends.source_widths
+        return VocabShape(sum(self.model.book_sizes), width, counted=ends.is_first)
 
     def after(self, ends: Ends) -> HeadsShape:
-        """Return final norm and heads."""
-        head = HeadShape(self.model.vocab, self.model.hidden)
-        return HeadsShape(self.norm(), ListShape((head,) * self.model.codebooks))
+        """Return final norm and heads; with a code predictor, what predicts later codes."""
+        model, inside = self.model, self.inside
+        head = HeadShape(model.vocab, model.hidden)
+        heads = ListShape((head,) * (model.codebooks if inside is None else 1))
+        if inside is None:
+            return HeadsShape(self.norm(), heads, None, None)
+        codes = None if ends.is_first else self._codes(ends)
+        return HeadsShape(self.norm(), heads, inside.shape(model.codebooks - 1), codes)
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of the map before the blocks, and of the heads."""
-        model, patch, head = self.model, 0.0, 0.0
+        model, patch, head, inside = self.model, 0.0, 0.0, Flops()
         if ends.is_first:
-            patch = 2.0 * model.hidden * sum(ends.source_widths) * work.tokens
+            mapped = sum(work.reads) if model.maps_rows_alone else work.tokens
+            patch = 2.0 * model.hidden * sum(ends.source_widths) * mapped
         if ends.is_last:
-            head = 2.0 * work.rows * model.hidden * model.codebooks * model.vocab
-        return Flops(patch=patch, head=head)
+            head = 2.0 * work.rows * model.hidden * sum(model.book_sizes)
+            if self.inside is not None:
+                inside = self.inside.frame_flops(model.codebooks, work.rows)
+        return Flops(patch=patch, head=head) + inside
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by the map before the blocks, and by the heads."""
@@ -98,9 +129,12 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
         if held.layers:
             total += 2 * model.head_size * held.tokens * held.passes.wide
         if ends.is_first and held.through_embedding and held.passes.weights_train:
-            total += held.stream_tokens * sum(ends.source_widths)
+            mapped = sum(held.reads) if model.maps_rows_alone else held.stream_tokens
+            total += mapped * sum(ends.source_widths)
         if ends.is_last:
-            words = model.codebooks * -(-model.vocab // held.tp)
+            words = sum(-(-size // held.tp) for size in model.book_sizes)
+            if self.inside is not None:
+                total += self.inside.saved_in_frames(model.codebooks, held)
             normed = model.hidden if held.passes.weights_train else 0
             total += held.patches * (normed + words + model.hidden * held.passes.of_norm("rms"))
         return total

@@ -296,7 +296,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         sharding=module.fsdp,
         rules=spec.optimizer.rules(module.optimizer),
         # The last stage needs the embedding, too.
-        tied=kind.text.tied or kind.depths > 0 or (name == LANGUAGE and bool(text_readers(spec))),
+        tied=kind.ties_ends or (name == LANGUAGE and bool(text_readers(spec))),
         first_trained=sum(stage.layers.stop <= lowest for stage in stages[:-1]),
         patches_per_row=kind.tokens.per_row,
         learned_tokens=kind.tokens.learned,

@@ -54,8 +54,11 @@ def rank_groups(layout: Layout) -> tuple[RankGroup, ...]:
         for ranks in module.experts.groups(axis)
     )
     # The ranks of the first and last stage that hold the same part of a tied embedding.
-    pairs = dict.fromkeys(tied_ranks(layout).values())
-    tied = (RankGroup(f"{layout.language.name}.tied", ranks) for ranks in pairs)
+    tied = (
+        RankGroup(f"{module.name}.tied", ranks)
+        for module in layout.modules
+        for ranks in dict.fromkeys(tied_ranks(layout, module.name).values())
+    )
     return (*along_axes, *of_experts, *tied)
 
 
@@ -67,14 +70,15 @@ def groups_of(layout: Layout, rank: int) -> Iterator[RankGroup]:
         if module.experts is not None:
             for axis in EXPERT_GROUPS:
                 yield RankGroup(f"{module.name}.{axis}", module.experts.group_of(rank, axis))
-    if rank in (tied := tied_ranks(layout)):
-        yield RankGroup(f"{layout.language.name}.tied", tied[rank])
+    for module in layout.modules_of(rank):
+        if rank in (tied := tied_ranks(layout, module.name)):
+            yield RankGroup(f"{module.name}.tied", tied[rank])
 
 
 @cached_in_layout
-def tied_ranks(layout: Layout) -> dict[int, tuple[int, int]]:
-    """Return, by rank, the two ranks that hold the same part of a tied embedding."""
-    module, found = layout.language, dict[int, tuple[int, int]]()
+def tied_ranks(layout: Layout, name: str) -> dict[int, tuple[int, int]]:
+    """Return, by rank, the two ranks that hold the same part of a module's tied embedding."""
+    module, found = layout[name], dict[int, tuple[int, int]]()
     last = module.pp_index(len(module.stages) - 1)
     if module.tied and last != 0:
         apart = last * module.grid.strides[Axis.PP]

@@ -1,6 +1,7 @@
 """A talker as a stage: frames of codec tokens and language rows in, the loss of the codes out.
 
-Decides: how codes and rows reach the tokens; that all codes of a frame are predicted together.
+Decides: how codes and rows reach the tokens; that all codes of a frame are predicted together, or
+the first one alone and the others by `code_predictor`.
 Relies on: `row_places` for the places of rows, `layers.vocab_parallel` for tables and heads.
 Leaves: dividing the loss by N to the runtime.
 Source: the talker of Qwen2.5-Omni (arXiv:2503.20215), where codes and rows share one width and one
@@ -11,6 +12,7 @@ Legend: K codebooks, N frames of this cp rank, n tokens of this rank, with its f
 of rows, D width.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mimo_launch.kinds.talker import TalkerKind
+from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layers.image_contexts import turned_in_order
 from mimo_launch.layers.linear import WholeLinear
 from mimo_launch.layers.norms import Norm
@@ -27,7 +30,8 @@ from mimo_launch.layers.vocab_parallel import (
     vocab_cross_entropy,
 )
 from mimo_launch.models.code_frames import CodeFrames, CodesCanvas, code_frames
-from mimo_launch.models.row_places import with_rows
+from mimo_launch.models.code_predictor import CodePredictor
+from mimo_launch.models.row_places import all_rows, with_rows
 from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput, StageLosses
 from mimo_launch.spec.spec import TalkerModel
 
@@ -55,11 +59,7 @@ class TalkerStage(ModelStage):
     project: WholeLinear
     norm: Norm
     heads: nn.ModuleList
-
-    @property
-    def part(self) -> range:
-        """The codes with heads on this tp rank."""
-        return self.context.part(self.model.vocab)
+    predictor: CodePredictor | None
 
     def inputs(self, forward: ListForward) -> SpeechInput:
         """Return the input of a forward: frames to learn from, or those said so far."""
@@ -77,7 +77,8 @@ class TalkerStage(ModelStage):
     def forward(self, hidden: Tensor | None, packed: SpeechInput) -> Tensor | StageLosses:
         """Return the hidden state [n, D], or on the last stage the summed loss of its cp rank.
 
-        The loss of a frame is the mean of the losses of its codes. Every tp rank of a replica
+        The loss of a frame is the mean of the losses of its codes; after the last frame a code
+        predictor has nothing to say, which counts as right. Every tp rank of a replica
         returns the same value. Without gradients the last stage also returns the number of codes
         for which its most probable code is right; without labels it returns the most probable codes
         [N, K] instead.
@@ -91,32 +92,77 @@ class TalkerStage(ModelStage):
             x_nD = layer(x_nD, mask)
         if not self.stage.is_last:
             return x_nD
-        x_ND = self.context.enter(self.norm(x_nD[: len(packed.own)]))
+        x_nD = self.norm(x_nD[: len(packed.own)])
         labels_NK = packed.needed.labels
         if labels_NK is None:
-            return self._choices(x_ND)
-        losses = (
-            vocab_cross_entropy(head(x_ND), labels_NK[:, book], self.part, self.context).sum()
-            for book, head in enumerate(self.heads)
-        )
-        loss = torch.stack(list(losses)).mean()
+            return self._said(x_nD)
+        if self.predictor is not None:
+            ends_N1 = labels_NK[:, :1] == self.model.end_code
+            labels_NK = torch.cat(
+                [labels_NK[:, :1], labels_NK[:, 1:].masked_fill(ends_N1, IGNORE_LABEL)], dim=1
+            )
+        logits = list(self._logits(x_nD, labels_NK.clamp(min=0)))
+        losses = [
+            vocab_cross_entropy(of_book, labels_NK[:, book], part, self.context).sum()
+            for book, (of_book, part) in enumerate(logits)
+        ]
+        loss = torch.stack(losses).mean()
         if torch.is_grad_enabled():
             return StageLosses((loss,))
-        return StageLosses((loss,), right=(self._choices(x_ND) == labels_NK).sum())
+        right = (self._choices(logits) == labels_NK).sum()
+        if self.predictor is not None:
+            right = right + ends_N1.sum() * (self.model.codebooks - 1)
+        return StageLosses((loss,), right=right)
 
-    def _choices(self, x_ND: Tensor) -> Tensor:
+    def _logits(self, x_nD: Tensor, codes_NK: Tensor) -> Iterator[tuple[Tensor, range]]:
+        """Yield this rank's logits [N, v] of each codebook, and the codes that they are of.
+
+        A code predictor reads the codes of a frame that come before the one that it predicts.
+        """
+        x_ND, sizes = self.context.enter(x_nD), iter(self.model.book_sizes)
+        for head in self.heads:
+            yield head(x_ND), self.context.part(next(sizes))
+        if self.predictor is not None:
+            read_NJ = (codes_NK + self._first_codes(codes_NK.device))[:, :-1]
+            states = self.predictor(x_nD, read_NJ, self.codes)
+            for head, x_ND in zip(self.predictor.heads, states, strict=True):
+                yield head(x_ND), self.context.part(next(sizes))
+
+    def _choices(self, logits: Iterable[tuple[Tensor, range]]) -> Tensor:
         """Return the most probable code of each codebook, [N, K]."""
-        found = (greedy_choice(head(x_ND), self.part, self.context.tp) for head in self.heads)
+        found = (greedy_choice(of_book, part, self.context.tp) for of_book, part in logits)
         return torch.stack(list(found), dim=1)
+
+    def _said(self, x_nD: Tensor) -> Tensor:
+        """Return the most probable codes [N, K], each given those before it in its frame."""
+        books = self.model.codebooks
+        frames = len(x_nD) * (self.context.tp.size if self.context.sequence_parallel else 1)
+        said_NK = torch.zeros((frames, books), dtype=torch.int64, device=x_nD.device)
+        for _ in range(1 if self.predictor is None else books):
+            # Codes after the one that is next do not change it.
+            said_NK = self._choices(self._logits(x_nD, said_NK))
+        return said_NK
+
+    def _first_codes(self, device: torch.device) -> Tensor:
+        """Return the place of the first code of each codebook in the table of all, [K]."""
+        # The tables of all codebooks form one table, one below the other.
+        sizes = torch.tensor(self.model.book_sizes, device=device)
+        return sizes.cumsum(0) - sizes
 
     def _embed(self, packed: SpeechInput) -> Tensor:
         """Return the tokens [n, D] before the first layer."""
         tokens_NK = packed.needed.tokens
-        # The tables of all codebooks form one table, one below the other.
-        first_K = torch.arange(self.model.codebooks, device=tokens_NK.device) * self.model.vocab
-        x_nE = F.pad(self.codes(tokens_NK + first_K), (0, 0, 0, packed.extra_tokens))
+        ids_NK = tokens_NK + self._first_codes(tokens_NK.device)
+        if self.model.predictor is not None:
+            # Only the first codebook has `start`; no rank has the id -1, which embeds as zeros.
+            is_start_N1 = tokens_NK[:, :1] == self.model.start_code
+            ids_NK[:, 1:] = ids_NK[:, 1:].masked_fill(is_start_N1, -1)
+        x_nE = F.pad(self.codes(ids_NK), (0, 0, 0, packed.extra_tokens))
         # It reads one module.
         ((source, received),) = packed.rows.items()
         where = packed.row_places[source]
+        if self.model.maps_rows_alone:
+            rows = self.project(all_rows(received, where, self.context))
+            return x_nE.index_add(0, where.places, rows.to(x_nE.dtype))
         embedded: Tensor = self.project(with_rows(x_nE, received, where, self.context))
         return embedded

@@ -21,8 +21,6 @@ from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.parameter_segments import DeclaredParameter, Segment, local_segments
 from mimo_launch.models.build import RankModule
 
-TIED_NAME = "language.embedding.weight"
-
 
 def sum_partial_gradients(
     declared: Sequence[DeclaredParameter], tp: Group, before_tp_sum: FiniteFlag
@@ -60,8 +58,9 @@ def sum_tied_gradients(
     `before_tp_sum` sees this rank's gradients. Ranks: collective over `group`, the two ranks that
     hold the same part of the embedding.
     """
+    # Modules with a tied embedding have no other table.
     for segment in local_segments(declared):
-        if segment.name == TIED_NAME:
+        if segment.segment.weight.role == "embedding":
             before_tp_sum.show(segment.local)
             dist.all_reduce(segment.local, group=group.handle)
 

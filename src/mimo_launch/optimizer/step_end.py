@@ -63,7 +63,8 @@ class StepEnd:
 
     def _sum_tied(self, action: Action) -> None:
         module = self.updates.modules[action.module]
-        sum_tied_gradients(list(module.declared()), self.grids.tied(), module.before_tp_sum)
+        group = self.grids.tied(action.module)
+        sum_tied_gradients(list(module.declared()), group, module.before_tp_sum)
 
     def _norm(self, action: Action) -> None:
         """Agree on loss, norms and flags; clipping and the decision to skip follow from them."""

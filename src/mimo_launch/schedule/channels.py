@@ -191,9 +191,9 @@ class Meetings:
         """Return the ranks that hold the same stages of the same replica of a module as `rank`."""
         return _replica(self.layout, module.name, rank)
 
-    def tied(self, rank: int) -> Sequence[int]:
-        """Return the two ranks that hold the same part of a tied embedding."""
-        return tied_ranks(self.layout)[rank]
+    def tied(self, module: ModuleLayout, rank: int) -> Sequence[int]:
+        """Return the two ranks that hold the same part of a module's tied embedding."""
+        return tied_ranks(self.layout, module.name)[rank]
 
     def whole_replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:
         """Return the ranks that hold any stage of the same replica of a module as `rank`."""

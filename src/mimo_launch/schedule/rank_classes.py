@@ -89,10 +89,10 @@ class ClassMeetings(Meetings):
             self._replicas[module.name, rank] = self._first_of(super().replica(module, rank))
         return self._replicas[module.name, rank]
 
-    def tied(self, rank: int) -> Sequence[int]:
+    def tied(self, module: ModuleLayout, rank: int) -> Sequence[int]:
         """Return the classes of all ranks of a replica that hold a part of a tied embedding."""
-        replica = super().whole_replica(self.layout.language, rank)
-        tied = tied_ranks(self.layout)
+        replica = super().whole_replica(module, rank)
+        tied = tied_ranks(self.layout, module.name)
         return self._first_of(each for each in replica if each in tied)
 
     def whole_replica(self, module: ModuleLayout, rank: int) -> Sequence[int]:

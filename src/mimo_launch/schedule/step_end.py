@@ -28,8 +28,8 @@ class Teams(Protocol):
     def stage(self, module: ModuleLayout, stage: int) -> Sequence[int]:
         """Return all that hold a stage."""
 
-    def tied(self, rank: int) -> Sequence[int]:
-        """Return the two that hold the same part of a tied embedding."""
+    def tied(self, module: ModuleLayout, rank: int) -> Sequence[int]:
+        """Return the two that hold the same part of a module's tied embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def _has_tp(layout: Layout, module: ModuleLayout, rank: int) -> bool:
 
 
 def _is_tied(layout: Layout, module: ModuleLayout, rank: int) -> bool:
-    return module.is_language and rank in tied_ranks(layout)
+    return rank in tied_ranks(layout, module.name)
 
 
 def _needs_matrices(layout: Layout, module: ModuleLayout, rank: int) -> bool:
@@ -67,7 +67,7 @@ def _holders(teams: Teams, module: ModuleLayout, rank: int) -> Sequence[int]:
 # In the order of a program; the actions of modules between two of the step go module by module.
 ENDS = (
     End(Kind.SUM_TP, lambda teams, module, rank: teams.replica(module, rank), _has_tp),
-    End(Kind.SUM_TIED, lambda teams, module, rank: teams.tied(rank), _is_tied),
+    End(Kind.SUM_TIED, lambda teams, module, rank: teams.tied(module, rank), _is_tied),
     End(Kind.NORM, lambda teams, module, rank: teams.ranks),
     End(Kind.ORTHOGONALISE, _holders, _needs_matrices, after=Kind.NORM),
     End(Kind.UPDATE, lambda teams, module, rank: (rank,), after=Kind.NORM),

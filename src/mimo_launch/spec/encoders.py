@@ -5,11 +5,12 @@ Relies on: `media` for what is read and made, `language_models` for blocks of de
 Leaves: the vision transformer to `vit`, users' classes to `custom`, what fits together to `checks`.
 """
 
-from typing import Literal
+from functools import lru_cache
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import Count, Layers, Strict
+from mimo_launch.spec.base import Count, Layers, Strict, Tokens
 from mimo_launch.spec.language_models import DecoderBlocks
 from mimo_launch.spec.layers import UnbalancedMoe
 from mimo_launch.spec.media import Clips, Codes, Images
@@ -181,6 +182,36 @@ class FlowModel(Images, EncoderBlocks):
     shuffle: Literal[1] = Field(1, description="Each patch is a row.")
 
 
+class CodePredictor(Strict):
+    """A small decoder inside each frame, for the codes after the first, one after another.
+
+    It is as wide as the talker, and has norms and biases where the talker's blocks have them.
+    """
+
+    layers: Layers = Field(description="Number of transformer layers.", examples=[5])
+    heads: Count = Field(description="Number of query heads.", examples=[4])
+    kv_heads: Count | None = Field(None, description="Key/value heads; default `heads`.")
+    head_dim: Count | None = Field(None, description="Size of a head; default hidden/heads.")
+    mlp: Count | None = Field(
+        None, description="Width inside the MLP; default 8/3 x hidden, rounded up to 64."
+    )
+    vocab: Tokens = Field(
+        description="Number of codes in each codebook after the first.", examples=[2048]
+    )
+    norm_eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="Added to the mean square in every RMSNorm; default: the talker's."
+    )
+    rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="Base of the rotary position embedding; default: the talker's."
+    )
+
+
+class PredictorModel(DecoderBlocks):
+    """The blocks of a code predictor, with the sizes that it has from its talker."""
+
+    vocab: int
+
+
 class TalkerModel(Codes, DecoderBlocks, EncoderModel):
     """A generator of speech: a decoder that predicts codec tokens, frame by frame, given rows.
 
@@ -200,6 +231,38 @@ class TalkerModel(Codes, DecoderBlocks, EncoderModel):
         "select, by default all, as in the talker of Qwen3-Omni.",
         examples=["{experts: 8, top_k: 2, width: 256, shared: 256, shared_gate: true}"],
     )
+    predictor: CodePredictor | None = Field(
+        None,
+        description="A decoder that predicts the codes of a frame after the first one, as in "
+        "Qwen3-Omni; `vocab`, `start` and `end` are then of the first codebook alone. By default "
+        "all codes of a frame are predicted together.",
+        examples=["{layers: 5, heads: 4, vocab: 2048}"],
+    )
+
+    @property
+    def maps_rows_alone(self) -> bool:
+        """Whether codes have the width of the stream; otherwise one map takes rows and codes."""
+        return self.predictor is not None
+
+    @property
+    def later_vocab(self) -> int | None:
+        """Number of codes of each codebook after the first, if they have a predictor."""
+        return None if self.predictor is None else self.predictor.vocab
+
+    @property
+    def inside_frames(self) -> PredictorModel | None:
+        """The blocks of the code predictor, if there is one and it has anything to predict."""
+        if self.predictor is None or self.codebooks == 1:
+            return None
+        return _blocks_of(self, self.predictor)
+
+
+@lru_cache(maxsize=64)
+def _blocks_of(model: TalkerModel, predictor: CodePredictor) -> PredictorModel:
+    like = ("hidden", "norm_eps", "rope_theta", "qk_norm", "qkv_bias")
+    said = {key: value for key, value in predictor.model_dump().items() if value is not None}
+    own = {key: getattr(model, key) for key in like}
+    return PredictorModel.model_validate({"kind": "predictor", **own, **said})
 
 
 GeneratorKinds = FlowModel | TalkerModel

@@ -331,6 +331,25 @@ class Codes(Strict):
     )
 
     @property
+    def later_vocab(self) -> int | None:
+        """Number of codes of each codebook after the first, if `vocab` is of the first alone.
+
+        Only the first codebook then has `start` and `end`.
+        """
+        return None
+
+    @property
+    def book_sizes(self) -> tuple[int, ...]:
+        """Number of codes of each codebook."""
+        later = self.vocab if self.later_vocab is None else self.later_vocab
+        return (self.vocab, *(later,) * (self.codebooks - 1))
+
+    @property
+    def ending_books(self) -> int:
+        """Number of codebooks, from the first on, that have `start` and `end`."""
+        return self.codebooks if self.later_vocab is None else 1
+
+    @property
     def start_code(self) -> int:
         """The code before the first frame, default applied."""
         return self.vocab - 2 if self.start is None else self.start

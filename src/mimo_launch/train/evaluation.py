@@ -236,5 +236,5 @@ def picture(patches_NP: Tensor, height: int, width: int, images: Images) -> npt.
 def clip(said_NK: Tensor, codes: Codes) -> npt.NDArray[np.int64]:
     """Return the clip [codebooks, frames] before the first end code, without the last row."""
     found: npt.NDArray[np.int64] = said_NK[:-1].T.numpy()
-    ends = (found == codes.end_code).any(axis=0)
+    ends = (found[: codes.ending_books] == codes.end_code).any(axis=0)
     return found[:, : int(ends.argmax())] if ends.any() else found

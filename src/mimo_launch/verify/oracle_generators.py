@@ -23,7 +23,7 @@ from mimo_launch.spec.spec import Model, TalkerModel
 from mimo_launch.verify.oracle_blocks import Load, RecordText, blocks
 from mimo_launch.verify.oracle_dropout import Weights
 from mimo_launch.verify.oracle_encoders import patches_of, sincos
-from mimo_launch.verify.oracle_language import decoder_layers
+from mimo_launch.verify.oracle_language import decoder_block, decoder_layers
 from mimo_launch.verify.oracle_layers import (
     frequencies,
     layer_norm,
@@ -102,8 +102,12 @@ class OneRankTalker:
         start, end = self.model.start_code, self.model.end_code
         clip = [[start] * len(codes), *codes.T.tolist(), [end] * len(codes)]
         losses, right = [], 0
-        logits = self._logits(clip[:-1], read)
-        for of_book, said in zip(logits, torch.tensor(clip[1:]).T, strict=True):
+        first, states = self._first(clip[:-1], read)
+        logits = [*first, *self._later(states[:-1], clip[1:-1])]
+        for of_book, column in zip(logits, torch.tensor(clip[1:]).T, strict=True):
+            # A predictor says nothing after the last frame, and nothing wrong.
+            said = column[: len(of_book)]
+            right += len(column) - len(said)
             losses.append(F.cross_entropy(of_book, said, reduction="sum"))
             right += int((of_book.argmax(dim=1) == said).sum())
         return torch.stack(losses).mean(), right
@@ -118,29 +122,69 @@ class OneRankTalker:
         books = len(like)
         frames = [[self.model.start_code] * books]
         while len(frames) <= like.shape[1]:
-            logits = self._logits(frames, read)
-            frames.append([int(of_book[-1].argmax()) for of_book in logits])
-            if self.model.end_code in frames[-1]:
-                del frames[-1]
+            first, states = self._first(frames, read)
+            said = [int(of_book[-1].argmax()) for of_book in first]
+            if self.model.end_code in said:
                 break
+            while len(said) < books:
+                later = self._later(states[-1:], [[*said, *[0] * (books - len(said))]])
+                said.append(int(later[len(said) - 1][0].argmax()))
+            frames.append(said)
         return np.array(frames[1:], dtype=np.int64).reshape(-1, books).T
 
-    def _logits(self, frames: Sequence[Sequence[int]], read: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return, for each codebook, the logits [N, codes] after each frame."""
+    def _code(self, book: int, code: int) -> Tensor:
+        """Return the embedding of a code of a codebook."""
+        before = [self.model.vocab, *[self.model.later_vocab or self.model.vocab] * book][:book]
+        table: Tensor = self.weights[f"{self.name}.codes.weight"]
+        return table[sum(before) + code]
+
+    def _first(
+        self, frames: Sequence[Sequence[int]], read: Mapping[str, Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return the logits [N, codes] after each frame of every codebook with a head, and states.
+
+        With a code predictor only the first codebook has such a head, and a start.
+        """
         weights, name, model = self.weights, self.name, self.model
         (read_rE,) = read.values()
-        table = weights[f"{name}.codes.weight"]
-        seen = [
-            torch.stack([table[book * model.vocab + code] for book, code in enumerate(each)]).sum(0)
-            for each in frames
-        ]
-        x_SD = linear(weights, torch.cat([read_rE, torch.stack(seen)]), f"{name}.project")
+        alone = model.predictor is not None
+        seen = []
+        for each in frames:
+            codes = each[:1] if alone and each[0] == model.start_code else each
+            seen.append(torch.stack([self._code(*code) for code in enumerate(codes)]).sum(0))
+        codes_NE = torch.stack(seen)
+        if model.maps_rows_alone:
+            x_SD = torch.cat([linear(weights, read_rE, f"{name}.project"), codes_NE])
+        else:
+            x_SD = linear(weights, torch.cat([read_rE, codes_NE]), f"{name}.project")
         turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
         one, all_count = torch.zeros(len(x_SD)), torch.ones(len(x_SD)) > 0
         text = RecordText(one, all_count, Load(), angles=text_angles(len(x_SD), turns))
         x_SD = decoder_layers(weights, x_SD, model, text, name=name)
         x_ND = rms_norm(weights, x_SD[len(read_rE) :], f"{name}.norm", model.norm_eps)
-        return [linear(weights, x_ND, f"{name}.heads.{book}") for book in range(len(frames[0]))]
+        heads = range(1 if alone else model.codebooks)
+        return [linear(weights, x_ND, f"{name}.heads.{book}") for book in heads], x_ND
+
+    def _later(self, states: Tensor, frames: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the logits [N, codes] of each codebook with a predictor, frame after frame."""
+        weights, model, name = self.weights, self.model.inside_frames, f"{self.name}.predictor"
+        if model is None:
+            return []
+        books = range(self.model.codebooks - 1)
+        found: list[list[Tensor]] = [[] for _ in books]
+        turns = frequencies(model.head_size, model.rope_theta)
+        for state_D, codes in zip(states, frames, strict=True):
+            read = [self._code(book, codes[book]) for book in books]
+            x_KD = torch.stack([state_D, *read])
+            one, counts = torch.zeros(len(x_KD)), torch.ones(len(x_KD)) > 0
+            text = RecordText(one, counts, Load(), angles=text_angles(len(x_KD), turns))
+            for number in range(model.layers):
+                x_KD = decoder_block(weights, x_KD, model, text, number, f"{name}.blocks.{number}")
+            x_KD = rms_norm(weights, x_KD, f"{name}.norm", model.norm_eps)
+            for book in books:
+                found[book].append(linear(weights, x_KD[book + 1], f"{name}.heads.{book}"))
+        empty = torch.zeros((0, model.vocab), dtype=states.dtype)
+        return [torch.stack(each) if each else empty for each in found]
 
 
 def generator_of(weights: Weights, name: str, model: Model) -> OneRankFlow | OneRankTalker:

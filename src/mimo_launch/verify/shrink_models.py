@@ -145,8 +145,15 @@ def shrink_talker(model: TalkerModel, module: ModuleSpec, layers: int) -> Talker
 
     Its codes also suffice for the pixels of digits.
     """
-    codes = {"codebooks": min(2, model.codebooks), "vocab": 19, "start": None, "end": None}
+    codes: dict[str, object] = {
+        "codebooks": min(2, model.codebooks), "vocab": 19, "start": None, "end": None,
+    }  # fmt: skip
     blocks = _small_blocks(model, module.grid.tp)
+    if model.predictor is not None and model.inside_frames is not None:
+        inside = _small_blocks(model.inside_frames, module.grid.tp)
+        del inside["hidden"]
+        inside["head_dim"] = HEAD_SIZE + 2
+        codes["predictor"] = model.predictor.replace(**inside, layers=1, vocab=17)
     return _with_experts(model.replace(**blocks, layers=layers, **codes), module, model)
 
 

@@ -304,10 +304,13 @@ class CodesReader(MemberReader):
         """Return the codes of a clip, int64 [codebooks, frames]. Raises: BadSample."""
         codes, found = self.codes, decode_codes(suffix, data)
         taken = (found == codes.start_code) | (found == codes.end_code)
-        wrong = found[(found < 0) | (found >= codes.vocab) | taken]
-        if len(wrong):
-            raise BadSample(
-                f"its .{suffix} has the code {wrong[0]}; `{self.module}` says 0 to "
-                f"{codes.vocab - 1} without {codes.start_code} and {codes.end_code}"
-            )
+        taken[codes.ending_books :] = False
+        for book, size in enumerate(codes.book_sizes):
+            wrong = found[book][(found[book] < 0) | (found[book] >= size) | taken[book]]
+            if len(wrong):
+                ends = f" without {codes.start_code} and {codes.end_code}"
+                raise BadSample(
+                    f"its .{suffix} has the code {wrong[0]}; `{self.module}` says 0 to "
+                    f"{size - 1}{ends if book < codes.ending_books else ''}"
+                )
         return found
