@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from mimo_launch.kinds.block_shapes import AttentionShape, ProjectorShape
+from mimo_launch.kinds.attention_shapes import AttentionShape
+from mimo_launch.kinds.block_shapes import ProjectorShape
 from mimo_launch.kinds.shapes import EPSILON, ColumnShape, NormShape, Output, RowShape
 from mimo_launch.layers import attention, linear, norms
 from mimo_launch.layers.parallel_context import ParallelContext

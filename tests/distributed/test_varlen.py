@@ -25,7 +25,7 @@ from tests.support.planted_windows import windowed
 from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
 
-from mimo_launch.kinds.block_shapes import AttentionShape
+from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.image_contexts import two_list_context

@@ -11,7 +11,7 @@ from tests.support.specs import box, spec
 from mimo_launch.comm import autograd_collectives
 from mimo_launch.comm.finite_flags import WatchedReduceScatter
 from mimo_launch.comm.process_groups import GridSet, Group
-from mimo_launch.kinds.block_shapes import RouterShape
+from mimo_launch.kinds.mlp_shapes import RouterShape
 from mimo_launch.layers import norms, router
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models import fsdp, language_input, mlp

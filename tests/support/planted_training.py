@@ -15,7 +15,7 @@ from tests.support.planted_graphs import drawn
 from tests.support.shapes import plant
 from tests.support.specs import box, spec
 
-from mimo_launch.kinds.block_shapes import RouterShape
+from mimo_launch.kinds.mlp_shapes import RouterShape
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.optimizer.adamw import LocalAdamW
 from mimo_launch.optimizer.module_optimizers import Updates

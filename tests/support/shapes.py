@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, MlpShape
+from mimo_launch.kinds.attention_shapes import AttentionShape
+from mimo_launch.kinds.block_shapes import BlockShape
+from mimo_launch.kinds.mlp_shapes import MlpShape
 from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.kinds.weights import LayerShape
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mimo_launch.kinds.block_shapes import RouterShape
+from mimo_launch.kinds.mlp_shapes import RouterShape
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
 from mimo_launch.layers.router import Router, TokenShares, move_biases

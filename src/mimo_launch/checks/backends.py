@@ -15,8 +15,9 @@ from typing import TypeVar
 from mimo_launch.checks.rule import Findings, chosen_keys
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.diag.installed import ENGINE
-from mimo_launch.kinds.block_shapes import AttentionShape, MlpShape
+from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.mlp_shapes import MlpShape
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.layout.row_owners import FP8_STEP

@@ -7,7 +7,7 @@ Leaves: cutting clips to `models.patches`.
 
 from dataclasses import dataclass, replace
 
-from mimo_launch.kinds.block_shapes import AttentionShape
+from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.facts import Attending
 from mimo_launch.kinds.layer import Ends, Workload
 from mimo_launch.kinds.shapes import TABLE, OneShape, table

@@ -7,8 +7,8 @@ Leaves: cutting clips to `models.patches`.
 
 from dataclasses import dataclass
 
+from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.audio import KERNEL, AudioKind
-from mimo_launch.kinds.block_shapes import AttentionShape
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.shapes import WholeShape
 from mimo_launch.kinds.transformer_encoder import PatchWork, TransformerEncoderKind

@@ -8,16 +8,12 @@ Leaves: nothing.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mimo_launch.kinds.block_shapes import (
-    AttentionShape,
-    BlockShape,
-    DepthShape,
-    MlpShape,
-    PlainActivation,
-)
+from mimo_launch.kinds.attention_shapes import AttentionShape
+from mimo_launch.kinds.block_shapes import BlockShape, DepthShape
 from mimo_launch.kinds.facts import Attending
 from mimo_launch.kinds.language import CausalKind, LanguageKind
 from mimo_launch.kinds.layer import Sight
+from mimo_launch.kinds.mlp_shapes import MlpShape, PlainActivation
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     BLOCK_PARTS,

@@ -7,7 +7,7 @@ Leaves: angles to `models.dinov3`.
 
 from dataclasses import dataclass, replace
 
-from mimo_launch.kinds.block_shapes import AttentionShape
+from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.vision import VisionKind
 from mimo_launch.spec.dinov3 import Dinov3Model
 

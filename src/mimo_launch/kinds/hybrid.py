@@ -8,16 +8,11 @@ Leaves: nothing.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mimo_launch.kinds.block_shapes import (
-    AttentionShape,
-    BlockShape,
-    DepthShape,
-    MixedShape,
-    MlpShape,
-    MoeShape,
-)
+from mimo_launch.kinds.attention_shapes import AttentionShape
+from mimo_launch.kinds.block_shapes import BlockShape, DepthShape, MixedShape
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import LayerKind
+from mimo_launch.kinds.mlp_shapes import MlpShape, MoeShape
 from mimo_launch.kinds.recurrent import RECURRENT_LAYERS, RecurrentLayer, RecurrentShape
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,

@@ -9,16 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mimo_launch.kinds.block_shapes import (
-    AttentionShape,
-    DepthShape,
-    MlpShape,
-    MoeShape,
-    PlainActivation,
-)
+from mimo_launch.kinds.attention_shapes import AttentionShape
+from mimo_launch.kinds.block_shapes import DepthShape
 from mimo_launch.kinds.facts import TpCuts
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Rotary, Sight, Workload
+from mimo_launch.kinds.mlp_shapes import MlpShape, MoeShape, PlainActivation
 from mimo_launch.kinds.saved_activations import (
     GATED_OUT,
     HEAD_STATISTICS,

@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from mimo_launch.kinds.block_shapes import AttentionShape, BlockShape, MlpShape, ProjectorShape
+from mimo_launch.kinds.attention_shapes import AttentionShape
+from mimo_launch.kinds.block_shapes import BlockShape, ProjectorShape
 from mimo_launch.kinds.facts import Attending, TokenFacts
 from mimo_launch.kinds.layer import Ends, Flops, Workload
+from mimo_launch.kinds.mlp_shapes import MlpShape
 from mimo_launch.kinds.saved_activations import (
     ATTENTION_OUT,
     BLOCK_PARTS,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
-from mimo_launch.kinds.block_shapes import AttentionShape
+from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.layers.dropout import Draws, dropout
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.latent_attention import LatentInputs

@@ -32,8 +32,8 @@ from mimo_launch.comm.autograd_collectives import (
     scatter_uneven_tokens,
 )
 from mimo_launch.comm.torch_internals import grouped_matmul
-from mimo_launch.kinds.block_shapes import ExpertsShape
 from mimo_launch.kinds.layer import even_cut
+from mimo_launch.kinds.mlp_shapes import ExpertsShape
 from mimo_launch.layers.packed import packed_product
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, GATED, scaled_tokens

@@ -14,7 +14,7 @@ rank, K size of a query or key, R size of its rotating part, V size of a value.
 import torch
 from torch import Tensor
 
-from mimo_launch.kinds.block_shapes import LatentShape
+from mimo_launch.kinds.attention_shapes import LatentShape
 from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.linear import ColumnLinear, WholeLinear
 from mimo_launch.layers.norms import Norm

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.collectives import all_reduce
-from mimo_launch.kinds.block_shapes import ExpertBiasShape, RouterShape
+from mimo_launch.kinds.mlp_shapes import ExpertBiasShape, RouterShape
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import widened
 from mimo_launch.layers.shaped_layer import ShapedLayer

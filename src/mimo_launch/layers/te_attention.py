@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
-from mimo_launch.kinds.block_shapes import AttentionShape
+from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.pointwise import placed_heads

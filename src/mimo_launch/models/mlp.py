@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import gather_rows, split_rows
-from mimo_launch.kinds.block_shapes import MlpShape, MoeShape
 from mimo_launch.kinds.layer import even_cut
+from mimo_launch.kinds.mlp_shapes import MlpShape, MoeShape
 from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_experts, to_experts
 from mimo_launch.layers.image_contexts import AttentionContext

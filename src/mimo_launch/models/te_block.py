@@ -15,7 +15,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mimo_launch.kinds.block_shapes import BlockShape, MlpShape
+from mimo_launch.kinds.block_shapes import BlockShape
+from mimo_launch.kinds.mlp_shapes import MlpShape
 from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.layers.image_contexts import AttentionContext

@@ -1,0 +1,166 @@
+"""The shape of attention, plain or latent.
+
+Decides: the layers inside it, by name.
+Relies on: `shapes` for the weights of these.
+Leaves: which model has which attention to its kind, what it computes to the class that it names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mimo_launch.kinds.layer import Widths
+from mimo_launch.kinds.shapes import (
+    EPSILON,
+    NORMS,
+    ColumnShape,
+    NormShape,
+    OneShape,
+    Output,
+    RowShape,
+    WholeShape,
+    WideNormShape,
+)
+from mimo_launch.kinds.weights import LayerShape, Weight
+from mimo_launch.spec.layers import Mla
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape(LayerShape):
+    """The maps of latent attention from narrow widths to queries, keys and values."""
+
+    layer = "mimo_launch.layers.latent_attention:LatentInputs"
+
+    sizes: Mla
+    width: int
+    heads: int
+    head_size: int
+
+    @property
+    def query_width(self) -> int:
+        """The width that queries are made of."""
+        return self.sizes.q_rank or self.width
+
+    @property
+    def made(self) -> int:
+        """The width of all keys, without what rotates, and values."""
+        head = self.head_size - self.sizes.rope_head_dim + self.sizes.v_head_dim
+        return self.heads * head
+
+    def widths(self) -> Widths:
+        """Return the narrow widths, and the width of keys and values made from them."""
+        narrow = self.sizes.kv_rank + self.sizes.rope_head_dim
+        entered = narrow + self.query_width
+        narrow += self.sizes.q_rank or 0
+        return LayerShape.widths(self) + Widths(narrow=narrow, entered=entered, made=self.made)
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return maps to narrow widths, norms of these, and maps from them."""
+        sizes, heads, rank = self.sizes, self.heads, self.sizes.q_rank
+        narrow = sizes.kv_rank + sizes.rope_head_dim
+        return {
+            "q_down": None if rank is None else WholeShape(self.width, rank, bias=False),
+            "q_norm": None if rank is None else NormShape(rank, "rms", sizes.norm_eps),
+            "kv_down": WholeShape(self.width, narrow, bias=False),
+            "kv_norm": NormShape(sizes.kv_rank, "rms", sizes.norm_eps),
+            "queries": ColumnShape(self.query_width, (Output("q_up", heads * self.head_size),)),
+            "keys": ColumnShape(sizes.kv_rank, (Output("kv_up", self.made),)),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape(LayerShape):
+    """Multi-head, grouped-query or latent attention.
+
+    `qkv_bias` gives queries, keys and values biases, except keys without `key_bias` (Whisper);
+    `bias` gives the output one. `qk_norm` normalises each head of queries and keys, `l2_norm`
+    without weights, `wide_norm` all of them together; `norm_last`: each head after its rotation.
+    Scores are divided by the square root of `score_size` (None: of the head size), and stay below
+    `score_cap`; learned `sinks` join their softmax. If `gated`, each head's output is multiplied by
+    the sigmoid of a gate, which follows the query of the head. `interleaved`: numbers of a head
+    that rotate together are neighbours. `latent` makes queries, keys and values of narrow widths.
+    """
+
+    layer = "mimo_launch.layers.attention:Attention"
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    bias: bool = False
+    qkv_bias: bool = False
+    key_bias: bool = True
+    qk_norm: bool = False
+    l2_norm: bool = False
+    norm_last: bool = False
+    wide_norm: bool = False
+    eps: float = EPSILON
+    norm_offset: float = 0.0
+    score_size: float | None = None
+    score_cap: float | None = None
+    sinks: bool = False
+    gated: bool = False
+    interleaved: bool = False
+    latent: Mla | None = None
+    out_scale: float = 1.0
+
+    @property
+    def query_parts(self) -> int:
+        """Vectors of a query head: the query, and perhaps a gate."""
+        return 1 + self.gated
+
+    @property
+    def output(self) -> RowShape:
+        """The map to the stream."""
+        value_size = self.head_size if self.latent is None else self.latent.v_head_dim
+        return RowShape("o", self.heads * value_size, self.width, self.bias, self.out_scale)
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return maps, sinks, and norms of heads."""
+        width, heads, head = self.width, self.heads, self.head_size
+        narrow, inputs = None, None
+        if self.latent is not None:
+            narrow = LatentShape(sizes=self.latent, width=width, heads=heads, head_size=head)
+        else:
+            query, bias = head * self.query_parts, self.qkv_bias
+            outputs = (
+                Output("q", heads * query, query, bias),
+                Output("k", self.kv_heads * head, head, bias and self.key_bias),
+                Output("v", self.kv_heads * head, head, bias),
+            )
+            inputs = ColumnShape(width, outputs)
+        logits = Weight(name="weight", shape=(heads,), axis=0, init="zeros", decay=False)
+        return {
+            "latent": narrow,
+            "inputs": inputs,
+            "sinks": OneShape(f"{NORMS}:Sinks", logits) if self.sinks else None,
+            "output": self.output,
+            "q_norm": self._norm(heads),
+            "k_norm": self._norm(self.kv_heads),
+        }
+
+    def widths(self) -> Widths:
+        """Return the widths of heads, and of latent attention."""
+        query, key, value = (
+            self.heads * self.head_size,
+            self.kv_heads * self.head_size,
+            self.output.features,
+        )
+        own = Widths(
+            query=query,
+            key=key,
+            value=value,
+            unit=self.head_size,
+            heads=self.heads,
+            gathers=2 * key if self.latent is None else key + value,
+            scored=query + value,
+            regions=1,
+        )
+        return own + LayerShape.widths(self)
+
+    def _norm(self, heads: int) -> NormShape | WideNormShape | None:
+        if not self.qk_norm:
+            return None
+        if self.wide_norm:
+            width = heads * self.head_size
+            return WideNormShape(width, self.eps, self.head_size, self.norm_offset)
+        return NormShape(self.head_size, "rms", self.eps, inside=True, offset=self.norm_offset)

@@ -1,0 +1,197 @@
+"""The shapes of MLPs and of mixtures of experts.
+
+Decides: the layers inside each, by name.
+Relies on: `shapes` for the weights of these.
+Leaves: which layer has which to the kind of a model, what it computes to the class that it names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from mimo_launch.kinds.adapters import expert_adapter
+from mimo_launch.kinds.layer import Widths
+from mimo_launch.kinds.shapes import NORMS, ColumnShape, OneShape, Output, RowShape
+from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Weight
+from mimo_launch.spec.encoders import Activation
+from mimo_launch.spec.language_models import GateActivation
+from mimo_launch.spec.layers import Moe
+
+# Of MLPs without a gate.
+PlainActivation = Activation | Literal["squared_relu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpShape(LayerShape):
+    """An MLP with its inner width cut over tp: with a `gate`, or else an activation."""
+
+    layer = "mimo_launch.models.mlp:Mlp"
+
+    width: int
+    inner: int
+    out: int
+    gate: GateActivation | None = None
+    activation: PlainActivation = "gelu"
+    bias: bool = False
+    out_scale: float = 1.0
+
+    @property
+    def output(self) -> RowShape:
+        """The last map."""
+        return RowShape("down", self.inner, self.out, self.bias, self.out_scale)
+
+    def parts(self) -> Mapping[str, LayerShape]:
+        """Return its maps."""
+        names = ("up",) if self.gate is None else ("gate", "up")
+        outputs = tuple(Output(name, self.inner, bias=self.bias) for name in names)
+        return {"inputs": ColumnShape(self.width, outputs), "output": self.output}
+
+    def widths(self) -> Widths:
+        """Return the width inside it."""
+        return LayerShape.widths(self) + Widths(inner=self.inner, regions=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBiasShape(LayerShape):
+    """A bias on the scores of experts that moves by `rate` after each step."""
+
+    layer = "mimo_launch.layers.router:ExpertBias"
+    names_itself: ClassVar[bool] = False
+
+    experts: int
+    rate: float
+
+    def own(self, tp: int) -> Parameters:
+        """Return the biases."""
+        values = Weight(
+            name="expert_bias",
+            shape=(self.experts,),
+            terms="complete",
+            init="zeros",
+            decay=False,
+            trains=False,
+            role="buffer",
+        )
+        return {"values": (values,)}
+
+
+@dataclass(frozen=True, slots=True)
+class RouterShape(LayerShape):
+    """The map of a token to the scores of experts; each tp rank routes different tokens."""
+
+    layer = "mimo_launch.layers.router:Router"
+
+    moe: Moe
+    width: int
+
+    def own(self, tp: int) -> Parameters:
+        """Return its weight and its bias, if it has one."""
+        shape, std = (self.moe.experts, self.width), self.width**-0.5
+        weight = Weight(name="weight", shape=shape, terms="region", std=std, matrix=True)
+        bias = Weight(name="bias", shape=shape[:1], terms="region", init="zeros", decay=False)
+        return {"weight": (weight,), "bias": (bias,) if self.moe.bias else ()}
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return the bias that balances the load, if there is one."""
+        rate = self.moe.bias_update_rate
+        return {"expert_bias": None if rate is None else ExpertBiasShape(self.moe.experts, rate)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsShape(LayerShape):
+    """The experts of a layer, each an MLP, distributed over ep and split over their own tp."""
+
+    layer = "mimo_launch.layers.experts:Experts"
+    unpacks: ClassVar[bool] = True
+
+    moe: Moe
+    width: int
+    gate: GateActivation | None
+    activation: PlainActivation = "squared_relu"
+    out_scale: float
+
+    def own(self, tp: int) -> Parameters:
+        """Return the weights of one expert; all experts have the same."""
+        mlp = MlpShape(
+            width=self.width,
+            inner=self.moe.width,
+            out=self.width,
+            gate=self.gate,
+            bias=self.moe.bias,
+            out_scale=self.out_scale,
+        )
+        ups, downs = (part.own(1) for part in mlp.parts().values())
+        found = {
+            "inputs": ups["weight"],
+            "outputs": downs["weight"],
+            "input_bias": ups["bias"],
+            # Each rank that splits an expert adds a part of the last bias.
+            "output_bias": tuple(replace(each, axis=0) for each in downs["bias"]),
+        }
+        return {attribute: self._of_each(weights) for attribute, weights in found.items()}
+
+    def adapters(self, adapter: Adapter | None) -> Mapping[str, LayerShape | None]:
+        """Return the updates of all experts."""
+        own = self.own(1)
+        maps = [
+            (each.name.split(".")[1], replace(each, experts=0))
+            for each in (*own["inputs"], *own["outputs"])
+        ]
+        return {"adapter": expert_adapter(adapter, self.moe.experts, self.width, maps)}
+
+    def widths(self) -> Widths:
+        """Return the sizes of all experts of one token together."""
+        chosen = self.moe.top_k
+        products = chosen * LayerShape.widths(self).products
+        return Widths(products=products, inner=chosen * self.moe.width)
+
+    def _of_each(self, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+        return tuple(
+            replace(
+                each,
+                name=f"{{expert}}.{each.name}",
+                in_product=False,
+                role="experts",
+                experts=self.moe.experts,
+            )
+            for each in weights
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeShape(LayerShape):
+    """Experts for each token, and perhaps one MLP `shared` by all tokens."""
+
+    layer = "mimo_launch.models.mlp:MoeMlp"
+
+    moe: Moe
+    width: int
+    gate: GateActivation | None
+    activation: PlainActivation = "squared_relu"
+    shared: MlpShape | None
+    out_scale: float
+
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return router, experts, the shared MLP and its gate."""
+        moe, width, gate = self.moe, self.width, None
+        if moe.gates_shared:
+            weight = Weight(name="weight", shape=(1, width), std=width**-0.5)
+            gate = OneShape(f"{NORMS}:TokenGate", weight)
+        experts = ExpertsShape(
+            moe=moe,
+            width=width,
+            gate=self.gate,
+            activation=self.activation,
+            out_scale=self.out_scale,
+        )
+        router = RouterShape(moe, width)
+        return {
+            "router": router,
+            "experts": experts,
+            "shared": self.shared,
+            "shared_gate": gate,
+        }
+
+    def widths(self) -> Widths:
+        """Return the sizes of experts, shared MLP and its gate; only the shared MLP is a region."""
+        return LayerShape.widths(self) + Widths(products=self.width * self.moe.gates_shared)
