@@ -42,8 +42,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str, str]] = {
         "GotOcr2", _BOTH_SIDES, ("<img>", "</img>", "<IMG_CONTEXT>", "<video>"), "<IMG_CONTEXT>",
         INTERNVL_CHAT,
     ),
+    # Its template writes a text that is no token.
+    "QianfanOCR": (
+        "GotOcr2", _BOTH_SIDES, ("<img>", "</img>", "<IMG_CONTEXT>"), "<IMG_CONTEXT>",
+        INTERNVL_CHAT.replace("<IMG_CONTEXT>", "<image>"),
+    ),
 }  # fmt: skip
-_SNAKE = {"Idefics3": "idefics3", "SmolVLM": "smolvlm", "GotOcr2": "got_ocr2"}
+_SNAKE = {
+    "Idefics3": "idefics3",
+    "SmolVLM": "smolvlm",
+    "GotOcr2": "got_ocr2",
+    "QianfanOCR": "qianfan_ocr",
+}
+OF_INTERNVL = ("InternVL", "QianfanOCR")
 _ENLARGED = {"size": {"longest_edge": 3 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
 
 
@@ -60,10 +71,10 @@ def cutting_folder(folder: Path, family: str, **settings: Any) -> Path:
     config = {"image_processor_type": f"{name}ImageProcessor", **(own or _ENLARGED), **settings}
     config["processor_class"] = f"{family}Processor"
     (folder / "preprocessor_config.json").write_text(json.dumps(config))
-    if family == "InternVL":
+    if family in OF_INTERNVL:
         file = folder / "tokenizer_config.json"
         names = ("start_image_token", "end_image_token", "context_image_token", "video_token")
-        extra = dict(zip(names, specials, strict=True))
+        extra = dict(zip(names, specials, strict=False))
         whole = {**json.loads(file.read_text()), "extra_special_tokens": extra}
         file.write_text(json.dumps(whole))
     return folder
@@ -88,8 +99,8 @@ def processor_of(folder: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> 
     parts = classmethod(lambda cls: ["image_processor", "tokenizer", "video_processor"][:2])
     monkeypatch.setattr(made, "get_attributes", parts)
     rows = (SIDE // PATCH // SHUFFLE) ** 2
-    length = "image_seq_length" if family == "InternVL" else "image_seq_len"
-    more = {} if family == "Idefics3" else {"video_processor": None}
+    length = "image_seq_length" if family in OF_INTERNVL else "image_seq_len"
+    more = {} if family in ("Idefics3", "QianfanOCR") else {"video_processor": None}
     return made(
         getattr(images, f"{name}ImageProcessorPil").from_pretrained(folder),
         tokenizer=PreTrainedTokenizerFast.from_pretrained(folder),

@@ -98,6 +98,30 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "size": {"shortest_edge": 2 * 32 * 32, "longest_edge": 2 * 96 * 80},
         },
     ),
+    "cosmos3-edge": (
+        "cosmos3_edge",
+        "Cosmos3EdgeImageProcessorPil",
+        {
+            "patch_size": 4,
+            "merge_size": 2,
+            "size": {"shortest_edge": 16 * 16, "longest_edge": 48 * 40},
+        },
+    ),
+    "janus": (
+        "janus",
+        "JanusImageProcessorPil",
+        {"size": {"height": 28, "width": 28}, "do_convert_rgb": True},
+    ),
+    "janus, thin": (
+        "janus",
+        "JanusImageProcessorPil",
+        {
+            "size": {"height": 28, "width": 28},
+            "min_size": 21,
+            "image_mean": [0.5, 0.4, 0.3],
+            "do_convert_rgb": True,
+        },
+    ),
     # Qwen3-VL has the same with other settings.
     "qwen3-vl": (
         "qwen2_vl",
@@ -180,6 +204,8 @@ def reference(processor: Any, path: Path) -> np.ndarray:
     p, t = processor.patch_size, processor.temporal_patch_size
     # Some have their patches line by line.
     m = 1 if pixels.ndim == 4 else processor.merge_size
+    if type(processor).__name__.startswith("Cosmos3Edge"):
+        pixels = np.moveaxis(pixels.reshape(-1, p, p, 3, t), (1, 2), (3, 4))  # Colours last.
     patches = pixels.reshape(rows // m, columns // m, m, m, 3, t, p, p)[:, :, :, :, :, 0]
     return patches.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * p, columns * p)
 
@@ -260,6 +286,11 @@ def test_pixels_are_divided_by_255_unless_a_file_says_otherwise(tmp_path: Path) 
             "do_pan_and_scan: true, which adds crops",
         ),
         ({"image_processor_type": "CLIPImageProcessor", "size": {"longest_edge": 3}}, "size"),
+        ({"image_processor_type": "JanusImageProcessor", "min_size": 999}, "min_size: 999"),
+        (
+            {"image_processor_type": "JanusImageProcessor", "do_resize": False},
+            "do_pad: true with do_resize: false",
+        ),
         ([], "not a JSON object"),
     ],
 )

@@ -14,16 +14,22 @@ from mimo_launch.processors.tokenizer import special_texts, token_id
 # image in a conversation, and its replacement.
 _GEMMA = "boi_token", "\n\n{boi_token}{image_token}{eoi_token}\n\n"
 _IDEFICS = "image_token", "{fake_image_token}<global-img>{image_token}{fake_image_token}"
+# A text of a conversation that need not be a token.
+_PLAIN = "image_placeholder_token"
 _AROUND_IMAGES: dict[str, tuple[str, str]] = {
     "Gemma3": _GEMMA,
     "Idefics3": _IDEFICS,
     "InternVL": (
         "context_image_token", "{start_image_token}{context_image_token}{end_image_token}",
     ),
+    "Janus": ("image_token", "{boi_token}{image_token}{eoi_token}"),
     "NemotronH_Omni_Reasoning_V3": (
         "image_token", "{image_start_token}{image_token}{image_end_token}",
     ),
     "Pixtral": ("image_token", "{image_token}{image_end_token}"),
+    "QianfanOCR": (
+        _PLAIN, "{start_image_token}{context_image_token}{end_image_token}",
+    ),
     "ShieldGemma2": _GEMMA,
     "SmolVLM": _IDEFICS,
 }  # fmt: skip
@@ -43,6 +49,7 @@ _OWN_TOKENS = {
     "Pixtral": {
         "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]",
     },
+    "QianfanOCR": {_PLAIN: "<image>"},
     "SmolVLM": _IDEFICS_TOKENS,
 }  # fmt: skip
 
@@ -97,5 +104,9 @@ def _of_processor(folder: Path) -> tuple[str, dict[str, str]]:
     said = json_object(folder / PROCESSOR) if usual and (folder / PROCESSOR).is_file() else {}
     own = {key: str(said.get(key, text)) for key, text in usual.items()}
     # A tokenizer of another model has none of them.
-    known = {key: text for key, text in own.items() if token_id(folder, text) is not None}
+    known = {
+        key: text
+        for key, text in own.items()
+        if key == _PLAIN or token_id(folder, text) is not None
+    }
     return name, specials | known

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mimo_launch.processors.cut_rules import Cut, best_grid, enlarged_of, grids_of, nearest_of
 from mimo_launch.processors.files import (
@@ -23,6 +23,7 @@ from mimo_launch.processors.files import (
 )
 from mimo_launch.processors.resize_rules import (
     Exact,
+    LongEdge,
     OverTime,
     PatchCount,
     Resize,
@@ -50,11 +51,12 @@ class ImageRecipe:
     `resample` is the number of a Pillow filter; pixels are resized `as_floats`, or in 8 bits. If
     there are `grids`, given by height and width in pixels, the only image of a sample, or each, is
     cut into tiles on one of them. With `cut`, each image becomes several, and the other steps apply
-    to each.
+    to each. With a `canvas`, a resized image is centred on that height and width.
     """
 
     resize: Resize | None
     pad_square: bool = False
+    canvas: tuple[int, int] | None = None
     crop: tuple[int, int] | None = None
     resample: int = BICUBIC
     scale: float = 1 / 255
@@ -74,7 +76,7 @@ class ImageRecipe:
             limit(height, width, made=max(height, width) ** 2)
             height = width = max(height, width)
         resized = self.resized(height, width)
-        return self.crop or resized
+        return self.crop or self.canvas or resized
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Return the grid on which an image is cut into tiles. Raises: ImageTooThin."""
@@ -93,7 +95,8 @@ class ImageRecipe:
     @property
     def only_size(self) -> tuple[int, int] | None:
         """Height and width of every image, if all are equal."""
-        return self.crop or (None if self.resize is None else self.resize.only_size)
+        fixed = self.crop or self.canvas
+        return fixed or (None if self.resize is None else self.resize.only_size)
 
 
 def _by_size(config: Config) -> Resize:
@@ -106,6 +109,15 @@ def _by_size(config: Config) -> Resize:
     if set(size) == {"height", "width"}:
         return Exact(int(size["height"]), int(size["width"]))
     raise ValueError(f"size: {json.dumps(size)}")
+
+
+def _long_edge(config: Config) -> LongEdge:
+    """Return the rule of Janus."""
+    size, least = config["size"], int(config["min_size"])
+    length = int(size["height"])
+    if length != int(size["width"]) or not 1 <= least <= length:
+        raise ValueError(f"size: {json.dumps(size)}, min_size: {least}")
+    return LongEdge(length, least)
 
 
 def _smart(config: Config) -> Smart:
@@ -174,15 +186,15 @@ class _ImageProcessor:
     """An image processor of transformers: its defaults, and how its settings are read.
 
     `cut` returns the rule by which one image becomes several, if there is one. `fixed` are settings
-    that hold whatever the file says. If it `pads`, an image becomes a square first; `as_floats` is
-    as in `ImageRecipe`.
+    that hold whatever the file says. If it `pads`, an image becomes a square before or after it is
+    resized; `as_floats` is as in `ImageRecipe`.
     """
 
     defaults: Config
     resize: Callable[[Config], Resize] = _by_size
     cut: Callable[[Config], Cut | None] = lambda config: None
     fixed: Config = field(default_factory=dict)
-    pads: bool = False
+    pads: Literal["before", "after"] | None = None
     has_tiles: bool = False
     as_floats: bool = False
 
@@ -219,7 +231,21 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
     "DINOv3ViT": _ImageProcessor(
         {"size": {"height": 224, "width": 224}, "resample": BILINEAR, **_IMAGENET}, as_floats=True
     ),
-    "Llava": _ImageProcessor(_CLIP, pads=True),
+    "Cosmos3Edge": _ImageProcessor(
+        {
+            "size": {"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096}, "patch_size": 16,
+            "merge_size": 2, "temporal_patch_size": 1, **_HALF_NORM,
+        },
+        resize=_over_time,
+    ),
+    "Janus": _ImageProcessor(
+        {
+            "size": {"height": 384, "width": 384}, "min_size": 14, "do_pad": True, **_CLIP_NORM,
+        },
+        resize=_long_edge,
+        pads="after",
+    ),
+    "Llava": _ImageProcessor(_CLIP, pads="before"),
     "Siglip": _ImageProcessor(_SIGLIP),
     "Gemma3": _ImageProcessor({**_SIGLIP, "resample": BILINEAR}),
     "Glm46V": _GLM,
@@ -245,7 +271,7 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
             ],
         },
         fixed={"do_pad": True},
-        pads=True,
+        pads="before",
         has_tiles=True,
     ),
     "NemotronH_Omni_Reasoning_V3": _ImageProcessor(
@@ -315,7 +341,7 @@ def _recipe(processor: _ImageProcessor, config: Config) -> ImageRecipe:
         raise ValueError("do_pan_and_scan: true, which adds crops of large images")
     cut = processor.cut(config)
     pads = bool(config.get("do_pad", False))
-    if pads and not processor.pads:
+    if pads and processor.pads is None:
         raise ValueError("do_pad: true")
     crop = config.get("crop_size") if config.get("do_center_crop", False) else None
     if isinstance(crop, int):
@@ -323,9 +349,15 @@ def _recipe(processor: _ImageProcessor, config: Config) -> ImageRecipe:
     resize: Resize | None = None if cut is None else Exact(*cut.tile)
     if cut is None and config.get("do_resize", True):
         resize = processor.resize(config)
+    canvas = None
+    if pads and processor.pads == "after":
+        if not isinstance(resize, LongEdge):
+            raise ValueError("do_pad: true with do_resize: false")
+        canvas = (resize.length, resize.length)
     return ImageRecipe(
         resize=resize,
-        pad_square=pads,
+        pad_square=pads and canvas is None,
+        canvas=canvas,
         crop=None if crop is None else (int(crop["height"]), int(crop["width"])),
         **pixels_of(config),
         grids=grids_of(config) if processor.has_tiles else (),

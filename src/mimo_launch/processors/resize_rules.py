@@ -81,6 +81,22 @@ class ShortEdge(Resize):
 
 
 @dataclass(frozen=True, slots=True)
+class LongEdge(Resize):
+    """Resize the longer edge to this length, and no edge to less than `least`.
+
+    The rule of Janus (https://arxiv.org/abs/2410.13848).
+    """
+
+    length: int
+    least: int
+
+    def size(self, height: int, width: int) -> Size:
+        """Return height and width with the longer one as asked."""
+        scale = self.length / max(height, width)
+        return max(round(height * scale), self.least), max(round(width * scale), self.least)
+
+
+@dataclass(frozen=True, slots=True)
 class OfFactor(Resize):
     """A rule that makes multiples of `factor`."""
 

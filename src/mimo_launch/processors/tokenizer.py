@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from mimo_launch.processors.files import (
+    PROCESSOR,
     SETTINGS,
     TOKENIZER,
     TokenizerError,
@@ -34,6 +35,32 @@ _VIDEO_TEMPLATES = {
     "{{ {'text': part.text, 'image': '<image>', 'video': '<video>'}.get(part.type, '') }}"
     "{% endfor %}{% endif %}<end_of_utterance>\n{% endfor %}"
     "{{ 'Assistant:' if add_generation_prompt }}",
+}
+# By class of the processor: the template of a folder that has none. That of PaliGemma is what its
+# processor makes of a prompt, with a first token after the last image, and of a suffix.
+_OWN_TEMPLATES = {
+    "PaliGemma": "{% if messages | length > 2 or messages[0].role != 'user' %}"
+    "{{ raise_exception('a PaliGemma takes one question and its answer') }}{% endif %}"
+    "{% for message in messages %}{% set parts = message.content %}"
+    "{% set parts = [{'type': 'text', 'text': parts}] if parts is string else parts %}"
+    "{% set seen = namespace(images=0) %}{% for part in parts if part.type == 'image' %}"
+    "{% set seen.images = seen.images + 1 %}{% endfor %}"
+    "{% set before = namespace(images=0) %}"
+    "{% if message.role == 'user' and not seen.images %}{{ bos_token }}{% endif %}"
+    "{% for part in parts %}{% if part.type == 'image' %}{{ '<image>' }}"
+    "{% set before.images = before.images + 1 %}"
+    "{% if before.images == seen.images %}{{ bos_token }}{% endif %}"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "{{ '\n' if message.role == 'user' else eos_token }}{% endfor %}",
+}
+# By class of the processor: its setting that writes a text before each conversation, and the text.
+_TEXT_BEFORE = {
+    "Janus": (
+        "use_default_system_prompt",
+        "You are a helpful language and vision assistant. You are able to understand the visual "
+        "content that the user provides, and assist the user with a variety of tasks using natural "
+        "language.\n\n",
+    ),
 }
 
 
@@ -112,7 +139,12 @@ def chat_sources(folder: Path) -> dict[str, str]:
             source = {x.get("name"): x.get("template") for x in source if isinstance(x, dict)}
         named = source if isinstance(source, dict) else {DEFAULT: source}
         found |= {str(name): text for name, text in named.items() if isinstance(text, str)}
+    if DEFAULT not in found and (own := _OWN_TEMPLATES.get(processor_class(folder))) is not None:
+        found[DEFAULT] = own
     found.pop(FOR_VIDEOS, None)
     if DEFAULT in found and (own := _VIDEO_TEMPLATES.get(processor_class(folder))) is not None:
         found[FOR_VIDEOS] = own
+    asked, text = _TEXT_BEFORE.get(processor_class(folder), ("", ""))
+    if asked and (folder / PROCESSOR).is_file() and json_object(folder / PROCESSOR).get(asked):
+        return {name: text + source for name, source in found.items()}
     return found

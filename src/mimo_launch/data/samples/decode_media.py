@@ -195,11 +195,7 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
         ImageTooThin: The recipe has no size for it.
     """
     if recipe.pad_square:
-        side = max(image.size)
-        mean_color = tuple(int(each * 255) for each in recipe.mean)
-        square = Image.new(image.mode, (side, side), mean_color)
-        square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-        image = square
+        image = _centred(image, (max(image.size),) * 2, recipe)
     height, width = recipe.resized(image.height, image.width)
     if recipe.as_floats:
         # As floats, without rounding: values may leave the range of a pixel.
@@ -209,6 +205,8 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
     else:
         if recipe.resize is not None:
             image = image.resize((width, height), resample=Image.Resampling(recipe.resample))
+        if recipe.canvas is not None:
+            image = _centred(image, recipe.canvas, recipe)
         pixels = np.asarray(image)
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     if recipe.crop is not None:
@@ -268,6 +266,14 @@ def process_cut(image: Image.Image, recipe: ImageRecipe, cut: Cut) -> Iterator[P
     if grid.size != (wide, tall):
         whole = grid if cut.shrinks_grid else image
         yield process(whole.resize((wide, tall), resample=resample), plain)
+
+
+def _centred(image: Image.Image, size: tuple[int, int], recipe: ImageRecipe) -> Image.Image:
+    """Return an image in the middle of a canvas of height and width, in the mean colour."""
+    height, width = size
+    found = Image.new(image.mode, (width, height), tuple(int(each * 255) for each in recipe.mean))
+    found.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
+    return found
 
 
 def _overlap(have: int, want: int) -> tuple[slice, slice]:
