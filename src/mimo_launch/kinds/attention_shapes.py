@@ -1,6 +1,6 @@
 """The shape of attention, plain or latent.
 
-Decides: the layers inside it, by name.
+Decides: the layers inside it, by name, and the tensors that it saves.
 Relies on: `shapes` for the weights of these.
 Leaves: which model has which attention to its kind, what it computes to the class that it names.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mimo_launch.kinds.layer import Widths
+from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved
 from mimo_launch.kinds.shapes import (
     EPSILON,
     NORMS,
@@ -22,6 +23,17 @@ from mimo_launch.kinds.shapes import (
 )
 from mimo_launch.kinds.weights import LayerShape, Weight
 from mimo_launch.spec.layers import Mla
+
+# With keys and values of this rank alone, or of each cp rank.
+LATENT_ALONE = (
+    # Values are a view of this tensor.
+    Saved(name="keys and values without what rotates", made=1),
+    Saved(name="rotated keys", query=1),
+)
+LATENT_GATHERED = (Saved(name="gathered keys and values", query=1, value=1),)
+LATENT_IN_ORDER = Saved(name="attention output of both parts", value=1, for_weights=True)
+# Where attention writes tokens in another order, or in parts.
+IN_ORDER = Saved(name="attention output, in the order of tokens", query=1, for_weights=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +77,23 @@ class LatentShape(LayerShape):
             "queries": ColumnShape(self.query_width, (Output("q_up", heads * self.head_size),)),
             "keys": ColumnShape(sizes.kv_rank, (Output("kv_up", self.made),)),
         }
+
+    def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
+        """Return narrow widths, and queries, keys and values."""
+        found = (
+            Saved(name="narrow widths, before their norms", narrow=1, shared=True),
+            Saved(name="narrow widths, in the region", entered=1, for_weights=True),
+            Saved(name="rotated queries", query=1),
+            *(LATENT_ALONE if passes.cp == 1 else LATENT_GATHERED * passes.cp),
+        )
+        if passes.cp > 1 and passes.packed_keys is None:
+            found = (*found, LATENT_IN_ORDER)
+        # The width that rotates has no norm, and is not kept beside copies of the others.
+        kept = passes.of_norm("rms")
+        others = self.sizes.rope_head_dim * (kept + (passes.wide > 1)) // passes.wide
+        name = "inputs of norms of narrow widths in fp32, and results"
+        beside = Saved(name=name, narrow=kept, numbers=-others, shared=True)
+        return found if passes.are_compiled else (*found, beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +186,51 @@ class AttentionShape(LayerShape):
         )
         return own + LayerShape.widths(self)
 
+    def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
+        """Return queries, keys and values, what their norms and gates keep, and the output."""
+        # Over cp keys are gathered, so larger queries alone are all that is kept.
+        copied = pattern.rotates or (pattern.grows and passes.cp > 1)
+        latent = self.parts()["latent"]
+        if latent is not None:
+            found = (*latent.saved(passes, pattern), Saved(name="attention output", value=1))
+        else:
+            found = self._saved_heads(passes, pattern, copied=copied)
+            found += (Saved(name="attention output", query=1),)
+            if pattern.grows and not copied and not self.qk_norm:
+                found += (Saved(name="queries that grow", query=1),)
+        if self.score_cap is None:
+            found += (Saved(name="log-sum-exp of scores", heads=1),)
+        if self.gated and latent is None:
+            found += (Saved(name="gated attention output", query=1, for_weights=True),)
+        if self.gated and not passes.are_compiled:
+            found += (Saved(name="sigmoid of the gate of attention", query=1),)
+        return found
+
+    def _saved_heads(
+        self, passes: Passes, pattern: AttentionPattern, *, copied: bool
+    ) -> tuple[Saved, ...]:
+        """Return what projections and norms of heads keep; attention may read `copied` heads."""
+        normed = self.qk_norm or self.l2_norm
+        found = read_by_attention(
+            passes,
+            query_parts=self.query_parts,
+            normed=normed,
+            rotated=copied,
+            causal=pattern.causal,
+            in_windows=pattern.in_windows,
+        )
+        by_head = not self.wide_norm
+        if normed and by_head:
+            found += (Saved(name="root mean squares of query heads", heads=1),)
+        reads_copies = passes.are_compiled or passes.wide == 1
+        if self.qk_norm and by_head and self.norm_last and pattern.rotates and reads_copies:
+            name = "rotated queries and keys, before their norms"
+            found += (Saved(name=name, query=1, key=1),)
+        if normed and not passes.are_compiled:
+            of_heads = passes.of_head_norms(weighted=self.qk_norm)
+            found += (of_heads if by_head else passes.of_wide_norm(),)
+        return found
+
     def _norm(self, heads: int) -> NormShape | WideNormShape | None:
         if not self.qk_norm:
             return None
@@ -164,3 +238,35 @@ class AttentionShape(LayerShape):
             width = heads * self.head_size
             return WideNormShape(width, self.eps, self.head_size, self.norm_offset)
         return NormShape(self.head_size, "rms", self.eps, inside=True, offset=self.norm_offset)
+
+
+def read_by_attention(
+    passes: Passes,
+    *,
+    query_parts: int = 1,
+    normed: bool = False,
+    rotated: bool = False,
+    causal: bool = False,
+    in_windows: bool = False,
+) -> tuple[Saved, ...]:
+    """Return queries, keys and values, as far as they are kept, and copies of the output.
+
+    Queries (with their gates, if they have `query_parts`), keys and values are one tensor. It is
+    kept if something reads a view of it: norms of heads, gates, or attention, unless it reads
+    copies, which are rotated, normed, in another order (by window, or from two lists) or gathered.
+    """
+    reorders = passes.reorders or in_windows
+    copied, gathers = rotated or normed or reorders, passes.cp > 1 and not in_windows
+    found = []
+    # Causal attention over cp: autograd keeps no view of it, but measured steps hold as much more.
+    if normed or query_parts > 1 or (causal and gathers) or not (reorders or (gathers and copied)):
+        name = "queries, keys and values, fused"
+        found.append(Saved(name=name, query=query_parts, key=2))
+    if gathers:
+        keys = (causal and passes.packed_keys) or passes.cp
+        found.append(Saved(name="queries", query=1 if copied else 0))
+        found.append(Saved(name="gathered keys and values", key=2 * keys))
+    elif copied:
+        found.append(Saved(name="copies for attention", query=1, key=2 if reorders else 1))
+    in_parts = causal and gathers and passes.packed_keys is None
+    return (*found, IN_ORDER) if reorders or passes.pads or in_parts else tuple(found)

@@ -1,6 +1,6 @@
 """The shapes of blocks, layers of hybrids, depths and projectors, made of simpler ones.
 
-Decides: the layers inside each, by name.
+Decides: the layers inside each, by name, and the tensors that each saves.
 Relies on: `attention_shapes`, `mlp_shapes`, and `shapes` for simpler layers.
 Leaves: which model has which layers to its kind, what a layer computes to the class that it names.
 """
@@ -14,7 +14,19 @@ from mimo_launch.kinds.adapters import DOWN
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.mlp_shapes import MlpShape, MoeShape
-from mimo_launch.kinds.saved_activations import Part
+from mimo_launch.kinds.saved_activations import (
+    BLOCK_PARTS,
+    CAPPED_BACKWARD,
+    CAPPED_FORWARD,
+    GATED_TEMPORARY,
+    PLAIN_TEMPORARY,
+    TOKEN_AHEAD,
+    AttentionPattern,
+    Part,
+    Passes,
+    Saved,
+    Temporary,
+)
 from mimo_launch.kinds.shapes import NORMS, NormShape, OneShape, RowShape, WholeShape
 from mimo_launch.kinds.weights import Adapter, LayerShape, Weight
 from mimo_launch.spec.encoders import Projector, ProjectorActivation
@@ -61,6 +73,69 @@ class BlockShape(LayerShape):
             "mlp": self.mlp,
         }
 
+    def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
+        """Return the streams between its layers, what norms and factors keep, and its layers."""
+        found = (
+            *self._streams(passes),
+            *self.attention.saved(passes, pattern),
+            *self.mlp.saved(passes, pattern),
+        )
+        for part in BLOCK_PARTS:
+            if self.post_norms:
+                name = f"output of {part}, before its norm"
+                found += (Saved(name=name, stream=1, shared=True, part=part),)
+            if self.layer_scale is not None:
+                name = f"what {part} adds, unscaled"
+                found += (Saved(name=name, stream=1, shared=True, for_weights=True, part=part),)
+        for _ in range(0 if passes.are_compiled else self.pre_norms + self.post_norms):
+            found += passes.of_stream(self.norm.kind, *BLOCK_PARTS)
+        return found
+
+    def _streams(self, passes: Passes) -> tuple[Saved, ...]:
+        """Return inputs of norms before attention and MLP, and of the products after them."""
+        remade = self.pre_norms
+        normed = (
+            Saved(
+                name="normed input",
+                stream=1,
+                # The maps to narrow widths lie between regions.
+                shared=self.attention.latent is not None,
+                for_weights=True,
+                part="attention" if remade else None,
+                normed=remade,
+            ),
+            Saved(
+                name="normed stream",
+                stream=1,
+                for_weights=True,
+                part="mlp" if remade else None,
+                normed=remade and not _router_reads(self.mlp, passes),
+            ),
+        )
+        if not self.pre_norms:
+            # Products read the stream itself, which stays.
+            return normed
+        found = (Saved(name="block input", stream=1, shared=True), *normed)
+        if self.parallel and (passes.are_compiled or passes.wide == 1):
+            # Both norms read the block's input; otherwise each keeps a copy of it.
+            return found
+        return (*found, Saved(name="stream after attention", stream=1, shared=True))
+
+    def temporary(self) -> Temporary:
+        """Return the tensors that are alive together; also scores if they are capped."""
+        found = PLAIN_TEMPORARY if self.mlp.gate is None else GATED_TEMPORARY
+        if self.attention.score_cap is None:
+            return found
+        return Temporary(
+            forward=(CAPPED_FORWARD, *found.forward),
+            backward=(*found.backward, CAPPED_BACKWARD),
+        )
+
+
+def _router_reads(mlp: LayerShape, passes: Passes) -> bool:
+    """Return whether a router reads the normed stream itself, not a copy in more bytes."""
+    return isinstance(mlp, MoeShape) and passes.wide == 1
+
 
 def scale_shape(width: int, start: float) -> OneShape:
     """Return a factor per channel of what a layer adds to the stream, at first `start`."""
@@ -87,6 +162,19 @@ class MixedShape(LayerShape):
         """Return both."""
         return {"norm": self.norm, self.name: self.mixer}
 
+    def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
+        """Return its input, the input's norm, and what the mixer keeps."""
+        normed = Saved(
+            name="normed input",
+            stream=1,
+            for_weights=True,
+            part=self.part,
+            normed=not _router_reads(self.mixer, passes),
+        )
+        beside = () if passes.are_compiled else passes.of_stream(self.norm.kind, self.part)
+        stream = Saved(name="layer input", stream=1, shared=True)
+        return (stream, normed, *self.mixer.saved(passes, pattern), *beside)
+
 
 @dataclass(frozen=True, slots=True)
 class DepthShape(LayerShape):
@@ -107,6 +195,21 @@ class DepthShape(LayerShape):
         """Return the sizes of its block."""
         # One more region for its product; embedding and head are half a region each.
         return LayerShape.widths(self) + Widths(regions=2)
+
+    def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
+        """Return tensors before and after its block, and those of the block."""
+        return (
+            TOKEN_AHEAD,
+            Saved(name="state of the depth before", stream=1, shared=True),
+            Saved(name="norms of both", stream=2, for_weights=True),
+            Saved(name="output of the block", stream=1, shared=True),
+            *passes.of_stream(self.block.norm.kind, None, None, None),
+            *self.block.saved(passes, pattern),
+        )
+
+    def temporary(self) -> Temporary:
+        """Return the tensors that are alive together in its block."""
+        return self.block.temporary()
 
 
 def parts_of(layer: LayerShape) -> Iterator[tuple[Part, str, LayerShape]]:

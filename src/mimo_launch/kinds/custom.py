@@ -123,9 +123,6 @@ class CustomKind(ModelKind):
         """Return the input of a layer; its other saved tensors are unknown."""
         return RECOMPUTED
 
-    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        return RECOMPUTED
-
     def temporary_activations(self, number: int) -> Temporary:
         """Return streams and their gradients, as in built-in encoders."""
         return PLAIN_TEMPORARY

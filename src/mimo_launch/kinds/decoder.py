@@ -1,6 +1,6 @@
 """Blocks of Llama, Qwen2 and Qwen3 shape, and decoders made of them, also with experts.
 
-Decides: the layers of a block, and what it saves.
+Decides: the layers of a block.
 Relies on: `language` for attention, experts and both ends.
 Leaves: nothing.
 """
@@ -14,55 +14,12 @@ from mimo_launch.kinds.facts import Attending
 from mimo_launch.kinds.language import CausalKind, LanguageKind
 from mimo_launch.kinds.layer import Sight
 from mimo_launch.kinds.mlp_shapes import MlpShape, PlainActivation
-from mimo_launch.kinds.saved_activations import (
-    ATTENTION_OUT,
-    BLOCK_PARTS,
-    CAPPED_BACKWARD,
-    CAPPED_FORWARD,
-    GATED,
-    GATED_TEMPORARY,
-    HEAD_STATISTICS,
-    PLAIN,
-    PLAIN_TEMPORARY,
-    SILU,
-    SUMS,
-    Passes,
-    Saved,
-    Temporary,
-)
 from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import DecoderBlocks, GateActivation
 from mimo_launch.spec.layers import QueryScaling, SlidingWindow
 from mimo_launch.spec.spec import DecoderModel, RopeScaling
 
-INPUT = (
-    Saved(name="block input", stream=1, shared=True),
-    Saved(name="normed input", stream=1, for_weights=True, part="attention", normed=True),
-)
-# Inputs of the norms before attention and MLP.
-STREAMS = (INPUT[0], ATTENTION_OUT[2])
-LATENT_BLOCK = (
-    Saved(name="block input", stream=1, shared=True),
-    Saved(
-        name="normed input", stream=1, shared=True, for_weights=True, part="attention", normed=True
-    ),
-    Saved(name="narrow widths, before their norms", narrow=1, shared=True),
-    Saved(name="narrow widths, in the region", entered=1, for_weights=True),
-    Saved(name="rotated queries", query=1),
-    Saved(name="attention output", value=1),
-    *ATTENTION_OUT[1:],
-)
-# With keys and values of this rank alone, or of each cp rank.
-LATENT_ALONE = (
-    # Values are a view of this tensor.
-    Saved(name="keys and values without what rotates", made=1),
-    Saved(name="rotated keys", query=1),
-)
-LATENT_GATHERED = (Saved(name="gathered keys and values", query=1, value=1),)
-LATENT_IN_ORDER = Saved(name="attention output of both parts", value=1, for_weights=True)
-ROTATED = Saved(name="rotated queries and keys, before their norms", query=1, key=1)
-GROWN = Saved(name="queries that grow", query=1)
 TORCH_ONLY = (
     "mla",
     "sliding_window",
@@ -89,11 +46,6 @@ TORCH_ONLY = (
     "rotary_interleaved",
     "gated_attention",
     "mtp",
-)
-# In addition, if norms also follow attention and the MLP: the inputs of these norms.
-UNNORMED = tuple(
-    Saved(name=f"output of {part}, before its norm", stream=1, shared=True, part=part)
-    for part in BLOCK_PARTS
 )
 
 
@@ -132,33 +84,6 @@ class DecoderBlocksKind(CausalKind):
             if self.has_experts(number)
             else self.mlp(self.model.mlp_width, out_scale=out_scale),
         )
-
-    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        copied = self._copies(number, passes)
-        attention = self._saved_projected(passes, rotated=copied, normed=self._norms_heads(number))
-        return (*INPUT, *attention, *ATTENTION_OUT, *self._inside)
-
-    @property
-    def _inside(self) -> tuple[Saved, ...]:
-        """What an MLP keeps."""
-        return GATED if self.model.gated_mlp else PLAIN
-
-    def _copies(self, number: int, passes: Passes) -> bool:
-        """Return whether attention reads queries and keys that positions changed."""
-        return True
-
-    def _norms_heads(self, number: int) -> bool:
-        """Return whether queries and keys of a layer have norms."""
-        return self.model.qk_norm
-
-    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        attention = self._saved_beside_attention(passes, normed=self._norms_heads(number))
-        gate = (SILU,) if self.model.gated_mlp else ()
-        return (*gate, *passes.of_stream(self.norm().kind, *BLOCK_PARTS), *attention)
-
-    def temporary_activations(self, number: int) -> Temporary:
-        """Return the tensors that are alive together in a block."""
-        return GATED_TEMPORARY if self.model.gated_mlp else PLAIN_TEMPORARY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,10 +162,6 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
             latent=model.mla,
         )
 
-    def _norms_heads(self, number: int) -> bool:
-        """Return whether queries and keys of a layer have norms, with or without weights."""
-        return self.model.qk_norm or self._normed_by_l2(number)
-
     def _normed_by_l2(self, number: int) -> bool:
         """Return whether queries and keys of a layer have a norm without weights."""
         return self.model.l2_qk_norm and self.sight(number).rotary is not None
@@ -314,76 +235,6 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         if nope is not None and self._like(number) in nope.layers:
             found = replace(found, rotary=None, growth=nope.query_scaling or found.growth)
         return found
-
-    def _copies(self, number: int, passes: Passes) -> bool:
-        """Return whether attention reads queries and keys that positions changed."""
-        sight = self.sight(number)
-        # Over cp keys are gathered, so larger queries alone are all that is kept.
-        return sight.rotary is not None or (sight.growth is not None and passes.cp > 1)
-
-    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        if self.model.mla is None:
-            block = DecoderBlocksKind._saved_compiled(self, number, passes)
-        else:
-            block = (
-                *LATENT_BLOCK,
-                *self._inside,
-                *(LATENT_ALONE if passes.cp == 1 else LATENT_GATHERED * passes.cp),
-            )
-            if passes.cp > 1 and passes.packed_keys is None:
-                block = (*block, LATENT_IN_ORDER)
-        if self.model.attention_softcap is not None:
-            block = tuple(each for each in block if each != SUMS)
-        if self.model.parallel and (passes.are_compiled or passes.wide == 1):
-            # Both norms read the block's input; otherwise each keeps a copy of it.
-            block = tuple(each for each in block if each != STREAMS[1])
-        if not self.model.pre_norms:
-            # Products read the stream itself, which stays.
-            block = tuple(
-                replace(each, part=None if each.normed else each.part, normed=False)
-                for each in block
-                if each not in STREAMS
-            )
-        if self.model.wide_qk_norm:
-            block = tuple(each for each in block if each != HEAD_STATISTICS)
-        if self.model.mla is None and not self.model.qk_norm and not self._copies(number, passes):
-            block = (*block, *((GROWN,) if self.sight(number).growth else ()))
-        if self._rotates_first(number) and (passes.are_compiled or passes.wide == 1):
-            block = (*block, ROTATED)
-        return (*block, *(UNNORMED if self.model.post_norms else ()))
-
-    def _rotates_first(self, number: int) -> bool:
-        """Return whether norms of heads read what is rotated."""
-        late = self.model.rotated_qk_norm and not self.model.wide_qk_norm
-        return self.model.qk_norm and late and self.sight(number).rotary is not None
-
-    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        block = DecoderBlocksKind._saved_besides(self, number, passes)
-        if self.model.post_norms and self.model.pre_norms:
-            block = (*block, *passes.of_stream(self.norm().kind, *BLOCK_PARTS))
-        heads = passes.of_head_norms()
-        if self.model.wide_qk_norm:
-            block = (*(each for each in block if each != heads), passes.of_wide_norm())
-        elif not self.model.qk_norm:
-            alone = passes.of_head_norms(weighted=False)
-            block = tuple(alone if each == heads else each for each in block)
-        if (latent := self.model.mla) is not None:
-            # The width that rotates has no norm, and is not kept beside copies of the others.
-            kept = passes.of_norm("rms")
-            others = latent.rope_head_dim * (kept + (passes.wide > 1)) // passes.wide
-            name = "inputs of norms of narrow widths in fp32, and results"
-            block = (*block, Saved(name=name, narrow=kept, numbers=-others, shared=True))
-        return block
-
-    def temporary_activations(self, number: int) -> Temporary:
-        """Return the tensors that are alive together in a block; also scores if they are capped."""
-        found = DecoderBlocksKind.temporary_activations(self, number)
-        if self.model.attention_softcap is None:
-            return found
-        return Temporary(
-            forward=(CAPPED_FORWARD, *found.forward),
-            backward=(*found.backward, CAPPED_BACKWARD),
-        )
 
     @property
     def embedding_scale(self) -> float | None:

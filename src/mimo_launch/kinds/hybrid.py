@@ -14,18 +14,7 @@ from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import LayerKind
 from mimo_launch.kinds.mlp_shapes import MlpShape, MoeShape
 from mimo_launch.kinds.recurrent import RECURRENT_LAYERS, RecurrentLayer, RecurrentShape
-from mimo_launch.kinds.saved_activations import (
-    ATTENTION_OUT,
-    BLOCK_PARTS,
-    GATED,
-    PLAIN,
-    RETURNED_OF_HEADS,
-    SILU,
-    Part,
-    Passes,
-    Saved,
-    Temporary,
-)
+from mimo_launch.kinds.saved_activations import Saved, Temporary
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.hybrid import (
     ATTENTION,
@@ -44,10 +33,6 @@ NAMES = {
     EXPERTS: "experts",
 }
 
-_INPUT = (
-    Saved(name="layer input", stream=1, shared=True),
-    Saved(name="normed input", stream=1, for_weights=True, normed=True),
-)
 # In forward and backward, for MLPs with a gate.
 GATE = Saved(name="gate of the MLP, or its gradient", inner=1)
 FORWARD = (
@@ -152,40 +137,6 @@ class HybridKind(LanguageKind):
     def _recurrent(self, number: int) -> RecurrentLayer | None:
         """Return the facts of a layer if it is recurrent."""
         return None if self.is_depth(number) else RECURRENT_LAYERS.get(self.model.pattern[number])
-
-    def _attends(self, number: int) -> bool:
-        return self.is_depth(number) or self.model.pattern[number] == ATTENTION
-
-    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        if (facts := self._recurrent(number)) is not None:
-            returned = (RETURNED_OF_HEADS,) if passes.cp > 1 else ()
-            return (*self._input("attention"), *facts.saved, *returned)
-        inside = GATED if self.model.gated_mlp else PLAIN
-        if not self._attends(number):
-            return (*self._input("mlp"), *inside)
-        rotated = self.model.rope_theta is not None
-        attention = self._saved_projected(passes, rotated=rotated, normed=self.model.qk_norm)
-        rest = (*ATTENTION_OUT, *inside) if self.is_depth(number) else ATTENTION_OUT[:2]
-        return (*self._input("attention"), *attention, *rest)
-
-    def _input(self, part: Part) -> tuple[Saved, ...]:
-        """Return the input of a layer with this part, and its norm."""
-        return _INPUT[0], replace(_INPUT[1], part=part)
-
-    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        part: Part = "attention"
-        if self._recurrent(number) is None and not self._attends(number):
-            part = "mlp"
-        norm = passes.of_stream("rms", part)
-        if (facts := self._recurrent(number)) is not None:
-            return *norm, facts.eager_bf16 if passes.wide > 1 else facts.eager
-        gate = (SILU,) if self.model.gated_mlp else ()
-        if not self._attends(number):
-            return (*norm, *gate)
-        attention = self._saved_beside_attention(passes, normed=self.model.qk_norm)
-        if not self.is_depth(number):
-            return (*norm, *attention)
-        return (*passes.of_stream("rms", *BLOCK_PARTS), *attention, *gate)
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a layer."""

@@ -9,7 +9,7 @@ Leaves: the facts to one file per kind, finding the kind of a model to `registry
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from mimo_launch.kinds.facts import (
@@ -21,14 +21,11 @@ from mimo_launch.kinds.facts import (
 )
 from mimo_launch.kinds.layer import Ends, Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.saved_activations import (
-    DEPTH,
-    ROUTED,
+    AttentionPattern,
     HeldAtEnds,
     Passes,
     Saved,
     Temporary,
-    of_router,
-    of_shared,
 )
 from mimo_launch.kinds.weights import LayerShape, Weight, widths_of
 from mimo_launch.spec.encoders import EncoderModel
@@ -262,33 +259,17 @@ class ModelKind(ABC):
 
     def saved_activations(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         """Return the tensors that a layer saves for its backward."""
-        saved = self._saved_compiled(number, passes)
-        if not passes.are_compiled:
-            saved += self._saved_besides(number, passes)
-        if self.moe is not None and self.has_experts(number):
-            saved += (*ROUTED, *of_router(self.moe, passes))
-            saved += (of_shared(passes),) if self.moe.gates_shared else ()
-        if self.is_depth(number):
-            saved += (*DEPTH, *passes.of_stream("rms", None, None, None))
-        if self.has_experts(number) and passes.wide == 1:
-            # The router reads the normed stream itself.
-            saved = tuple(
-                replace(each, normed=each.normed and each.part != "mlp") for each in saved
-            )
+        saved = _layer(self, number).saved(passes, self.attention_pattern(number))
         keeps = passes.weights_train or passes.adapts
         return tuple(each for each in saved if keeps or not each.for_weights)
 
-    @abstractmethod
-    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        """Return the tensors that a layer saves if passes between products are compiled."""
+    def attention_pattern(self, number: int) -> AttentionPattern:
+        """Return how the tokens of a layer attend."""
+        return AttentionPattern()
 
-    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        """Return the tensors that a layer also saves if these passes are not compiled."""
-        return ()
-
-    @abstractmethod
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a layer."""
+        return _layer(self, number).temporary()
 
     @abstractmethod
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
@@ -308,4 +289,10 @@ def _alike(kind: ModelKind, numbers: tuple[int, ...]) -> tuple[tuple[int, int], 
 @lru_cache(maxsize=4096)
 def _widths(kind: ModelKind, number: int) -> Widths:
     """Return the sizes of what a layer computes (cached: shapes take long to make)."""
-    return widths_of(kind.layer(number))
+    return widths_of(_layer(kind, number))
+
+
+@lru_cache(maxsize=4096)
+def _layer(kind: ModelKind, number: int) -> LayerShape:
+    """Return the shape of a layer (cached)."""
+    return kind.layer(number)

@@ -16,13 +16,8 @@ from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Rotary, Sight, Workload
 from mimo_launch.kinds.mlp_shapes import MlpShape, MoeShape, PlainActivation
 from mimo_launch.kinds.saved_activations import (
-    GATED_OUT,
-    HEAD_STATISTICS,
-    SIGMOID,
+    AttentionPattern,
     HeldAtEnds,
-    Passes,
-    Saved,
-    read_by_attention,
 )
 from mimo_launch.kinds.shapes import HeadShape, NormShape, VocabShape
 from mimo_launch.kinds.weights import LayerShape
@@ -160,19 +155,9 @@ class CausalKind(ModelKind):
         """The activation of MLPs without a gate."""
         return "squared_relu"
 
-    def _saved_projected(self, passes: Passes, *, rotated: bool, normed: bool) -> tuple[Saved, ...]:
-        """Return what attention saves before its output; heads may be normed or rotated."""
-        parts = self.model.query_parts
-        read = read_by_attention(
-            passes, query_parts=parts, normed=normed, rotated=rotated, causal=True
-        )
-        gated = (GATED_OUT,) if parts > 1 else ()
-        return (*read, *((HEAD_STATISTICS,) if normed else ()), *gated)
-
-    def _saved_beside_attention(self, passes: Passes, *, normed: bool) -> tuple[Saved, ...]:
-        """Return what attention also saves if passes are not compiled."""
-        gated = (SIGMOID,) if self.model.query_parts > 1 else ()
-        return (*((passes.of_head_norms(),) if normed else ()), *gated)
+    def attention_pattern(self, number: int) -> AttentionPattern:
+        """Return how the tokens of a layer attend."""
+        return AttentionPattern(causal=True, rotates=True)
 
     def window(self, number: int) -> SlidingWindow | None:
         """Return the last tokens that tokens of a layer attend to, None if all."""
@@ -251,6 +236,12 @@ class LanguageKind(CausalKind):
             return Sight(None, growth=self.query_scaling)
         rotary = Rotary(model.rotary_size, model.rope_theta, self.mrope_axes, self.rope_scaling)
         return Sight(rotary, growth=self.query_scaling)
+
+    def attention_pattern(self, number: int) -> AttentionPattern:
+        """Return how the tokens of a layer attend."""
+        sight = self.sight(number)
+        rotates, grows = sight.rotary is not None, sight.growth is not None
+        return AttentionPattern(causal=True, rotates=rotates, grows=grows)
 
     @property
     def embedding_scale(self) -> float | None:

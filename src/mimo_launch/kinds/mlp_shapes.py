@@ -1,6 +1,6 @@
 """The shapes of MLPs and of mixtures of experts.
 
-Decides: the layers inside each, by name.
+Decides: the layers inside each, by name, and the tensors that each saves.
 Relies on: `shapes` for the weights of these.
 Leaves: which layer has which to the kind of a model, what it computes to the class that it names.
 """
@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from mimo_launch.kinds.adapters import expert_adapter
 from mimo_launch.kinds.layer import Widths
+from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved
 from mimo_launch.kinds.shapes import NORMS, ColumnShape, OneShape, Output, RowShape
 from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Weight
 from mimo_launch.spec.encoders import Activation
@@ -49,6 +50,10 @@ class MlpShape(LayerShape):
     def widths(self) -> Widths:
         """Return the width inside it."""
         return LayerShape.widths(self) + Widths(inner=self.inner, regions=1)
+
+    def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
+        """Return what is inside."""
+        return _of_inside(self.gate, self.activation, passes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,14 @@ class ExpertsShape(LayerShape):
         products = chosen * LayerShape.widths(self).products
         return Widths(products=products, inner=chosen * self.moe.width)
 
+    def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
+        """Return what is inside experts, and what comes to them and goes back."""
+        return (
+            *_of_inside(self.gate, self.activation, passes),
+            Saved(name="tokens that came to experts", arrived=1, for_weights=True),
+            Saved(name="answers of experts", returned=1),
+        )
+
     def _of_each(self, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
         return tuple(
             replace(
@@ -195,3 +208,56 @@ class MoeShape(LayerShape):
     def widths(self) -> Widths:
         """Return the sizes of experts, shared MLP and its gate; only the shared MLP is a region."""
         return LayerShape.widths(self) + Widths(products=self.width * self.moe.gates_shared)
+
+    def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
+        """Return what experts and router keep, and the gate of a shared MLP.
+
+        The inner widths of experts and shared MLP add up.
+        """
+        shared = (_of_shared(passes),) if self.moe.gates_shared else ()
+        experts = self.parts()["experts"]
+        inside = () if experts is None else experts.saved(passes, pattern)
+        return (*inside, *_of_router(self.moe, passes), *shared)
+
+
+def _of_inside(
+    gate: GateActivation | None, activation: PlainActivation, passes: Passes
+) -> tuple[Saved, ...]:
+    """Return what an MLP keeps of its inner width."""
+    if gate is not None:
+        # The product has two factors.
+        beside = Saved(name="activation of gate", inner=1)
+        made = Saved(name="their product", inner=1, for_weights=True)
+        found = (Saved(name="gate and up, fused", inner=2), made)
+    else:
+        beside = Saved(name="sigmoid of up", inner=int(activation == "quick_gelu"))
+        made = Saved(name="its activation", inner=1, for_weights=True)
+        found = (Saved(name="up", inner=1), made)
+    return found if passes.are_compiled else (*found, beside)
+
+
+def _of_router(moe: Moe, passes: Passes) -> tuple[Saved, ...]:
+    """Return what a router keeps: its input in at least 4 bytes, scores, and places of tokens.
+
+    No product but that of a shared expert keeps the normed stream itself.
+    """
+    copy = passes.wide if passes.wide > 1 else 0
+    unused = copy > 0 and not moe.shared
+    kept = (
+        Saved(name="normed stream for the router", stream=copy, shared=True, for_weights=True),
+        Saved(name="less the normed stream", stream=-unused, for_weights=True, normed=True),
+        # Choices and places, each way, take 8 bytes, and weights two more numbers.
+        Saved(name="scores, choices, places", numbers=moe.experts + 8 * moe.top_k, shared=True),
+    )
+    return tuple(replace(each, part="mlp") for each in kept)
+
+
+def _of_shared(passes: Passes) -> Saved:
+    """Return what the gate of a shared expert keeps: its output, and without compiling its factor.
+
+    Both then have at least 4 bytes.
+    """
+    copies = 1 if passes.are_compiled else passes.wide
+    numbers = 0 if passes.are_compiled else passes.wide
+    name = "output of the shared expert"
+    return Saved(name=name, stream=copies, numbers=numbers, shared=True, part="mlp")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mimo_launch.kinds.layer import LayerKind, Widths
-from mimo_launch.kinds.saved_activations import Saved
+from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved
 from mimo_launch.kinds.shapes import ColumnShape, NormShape, Output, RowShape, WideNormShape
 from mimo_launch.kinds.weights import Init, LayerShape, Parameters, Weight
 from mimo_launch.spec.hybrid import DELTANET, MAMBA, DeltaNetSizes, MambaSizes, RecurrentSizes
@@ -181,6 +181,14 @@ class RecurrentShape(LayerShape):
             between=between,
             regions=1,
         )
+
+    def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
+        """Return what its recurrence keeps; with cp also what comes back from other cp ranks."""
+        facts, found = self.facts, self.facts.saved
+        if passes.cp > 1:
+            found += (Saved(name="output of the recurrence, by own tokens", query=1),)
+        beside = facts.eager_bf16 if passes.wide > 1 else facts.eager
+        return found if passes.are_compiled else (*found, beside)
 
 
 def _state_space(sizes: MambaSizes) -> float:

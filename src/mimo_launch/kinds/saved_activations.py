@@ -1,19 +1,16 @@
 """The tensors that a forward saves for its backward, and the temporary ones of both.
 
-Decides: how such a tensor is described, in units of a layer's widths, and the tensors that several
-kinds share.
+Decides: how such a tensor is described, in units of a layer's widths, and what norms keep.
 Relies on: how `models` compute: matrix products and attention keep their inputs, and so do the
 passes between them (norms, rotations, SwiGLU and GELU) if each is compiled separately, because
 torch.compile recomputes their inner tensors. A test compares this with what autograd keeps.
-Leaves: bytes to `estimate.memory`, the tensors of a kind of layer to the kind.
+Leaves: bytes to `estimate.memory`, the tensors of a layer to its shape.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from mimo_launch.spec.language_models import NormKind
-from mimo_launch.spec.layers import Moe
 
 # The most scores of a head, one per pair of query and key, that exist together if they are capped.
 MOST_SCORES = 2**22
@@ -65,6 +62,20 @@ class Saved:
             return "mlp"
         heads = self.query or self.key or self.heads or self.value or self.made or self.scores
         return "attention" if heads or self.narrow or self.entered else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPattern:
+    """How the tokens of a layer attend: to earlier ones if `causal`, or inside images.
+
+    With `in_windows` a list of tokens in another order is read. Queries and keys may rotate, and
+    queries grow, with positions.
+    """
+
+    causal: bool = False
+    in_windows: bool = False
+    rotates: bool = False
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,23 +175,6 @@ class HeldAtEnds:
 
 
 BLOCK_PARTS: tuple[Part, Part] = ("attention", "mlp")
-SUMS = Saved(name="log-sum-exp of scores", heads=1)
-ATTENTION_OUT = (
-    Saved(name="attention output", query=1),
-    SUMS,
-    Saved(name="stream after attention", stream=1, shared=True),
-    Saved(name="normed stream", stream=1, for_weights=True, part="mlp", normed=True),
-)
-HEAD_STATISTICS = Saved(name="root mean squares of query heads", heads=1)
-# If a gate multiplies the output.
-GATED_OUT = Saved(name="gated attention output", query=1, for_weights=True)
-# Inside a SwiGLU MLP.
-GATED = (
-    Saved(name="gate and up, fused", inner=2),
-    Saved(name="their product", inner=1, for_weights=True),
-)
-# Inside an MLP without a gate.
-PLAIN = (Saved(name="up", inner=1), Saved(name="its activation", inner=1, for_weights=True))
 # Tensors that are alive together in the MLP, in a forward that keeps nothing: the block's input,
 # what attention adds to it, their sum, and its norm; and the tensors of the MLP.
 GATED_TEMPORARY = Temporary(
@@ -209,96 +203,9 @@ CAPPED_BACKWARD = Saved(name="scores of a block of queries, and gradients", scor
 # If weights of attention are dropped: each has two numbers of 8 bytes in turn.
 DROPPED_FORWARD = Saved(name="scores of a block of queries, and numbers drawn", scores=6)
 DROPPED_BACKWARD = Saved(name="scores, numbers drawn and gradients", scores=6)
-# In addition, if passes are not compiled: the product of SwiGLU has two factors.
-SILU = Saved(name="SiLU of gate", inner=1)
-# In addition, if passes are not compiled, with a gate of attention.
-SIGMOID = Saved(name="sigmoid of the gate of attention", query=1)
-# Where attention writes tokens in another order, or in parts.
-IN_ORDER = Saved(name="attention output, in the order of tokens", query=1, for_weights=True)
 
-# In addition, in a layer of experts; tensors inside the experts are `inner`.
-ROUTED = (
-    Saved(name="tokens that came to experts", arrived=1, for_weights=True),
-    Saved(name="answers of experts", returned=1),
-)
-
-
-def within(part: Part, tensors: Iterable[Saved]) -> tuple[Saved, ...]:
-    """Return tensors as those of a part."""
-    return tuple(replace(each, part=part) for each in tensors)
-
-
-def of_router(moe: Moe, passes: Passes) -> tuple[Saved, ...]:
-    """Return what a router keeps: its input in at least 4 bytes, scores, and places of tokens.
-
-    No product but that of a shared expert keeps the normed stream itself.
-    """
-    copy = passes.wide if passes.wide > 1 else 0
-    unused = copy > 0 and not moe.shared
-    kept = (
-        Saved(name="normed stream for the router", stream=copy, shared=True, for_weights=True),
-        Saved(name="less the normed stream", stream=-unused, for_weights=True, normed=True),
-        # Choices and places, each way, take 8 bytes, and weights two more numbers.
-        Saved(name="scores, choices, places", numbers=moe.experts + 8 * moe.top_k, shared=True),
-    )
-    return within("mlp", kept)
-
-
-def of_shared(passes: Passes) -> Saved:
-    """Return what the gate of a shared expert keeps: its output, and without compiling its factor.
-
-    Both then have at least 4 bytes.
-    """
-    copies = 1 if passes.are_compiled else passes.wide
-    numbers = 0 if passes.are_compiled else passes.wide
-    name = "output of the shared expert"
-    return Saved(name=name, stream=copies, numbers=numbers, shared=True, part="mlp")
-
-
-# In addition, in a depth of multi-token prediction: tensors before and after its block.
+# In a depth of multi-token prediction.
 TOKEN_AHEAD = Saved(name="embedding of the token ahead", stream=1, shared=True)
-DEPTH = (
-    TOKEN_AHEAD,
-    Saved(name="state of the depth before", stream=1, shared=True),
-    Saved(name="norms of both", stream=2, for_weights=True),
-    Saved(name="output of the block", stream=1, shared=True),
-)
-
-# In addition, with cp in a recurrent layer: what comes back from other cp ranks.
-RETURNED_OF_HEADS = Saved(name="output of the recurrence, by own tokens", query=1)
-
 # With `recompute: full` a block keeps only this; all other tensors exist while it runs backward.
 RECOMPUTED = (Saved(name="block input", stream=1, shared=True),)
 RECOMPUTED_DEPTH = (*RECOMPUTED, TOKEN_AHEAD)
-
-
-def read_by_attention(
-    passes: Passes,
-    *,
-    query_parts: int = 1,
-    normed: bool = False,
-    rotated: bool = False,
-    causal: bool = False,
-    in_windows: bool = False,
-) -> tuple[Saved, ...]:
-    """Return queries, keys and values, as far as they are kept, and copies of the output.
-
-    Queries (with their gates, if they have `query_parts`), keys and values are one tensor. It is
-    kept if something reads a view of it: norms of heads, gates, or attention, unless it reads
-    copies, which are rotated, normed, in another order (by window, or from two lists) or gathered.
-    """
-    reorders = passes.reorders or in_windows
-    copied, gathers = rotated or normed or reorders, passes.cp > 1 and not in_windows
-    found = []
-    # Causal attention over cp: autograd keeps no view of it, but measured steps hold as much more.
-    if normed or query_parts > 1 or (causal and gathers) or not (reorders or (gathers and copied)):
-        name = "queries, keys and values, fused"
-        found.append(Saved(name=name, query=query_parts, key=2))
-    if gathers:
-        keys = (causal and passes.packed_keys) or passes.cp
-        found.append(Saved(name="queries", query=1 if copied else 0))
-        found.append(Saved(name="gathered keys and values", key=2 * keys))
-    elif copied:
-        found.append(Saved(name="copies for attention", query=1, key=2 if reorders else 1))
-    in_parts = causal and gathers and passes.packed_keys is None
-    return (*found, IN_ORDER) if reorders or passes.pads or in_parts else tuple(found)

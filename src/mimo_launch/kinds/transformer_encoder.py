@@ -15,26 +15,10 @@ from mimo_launch.kinds.facts import TpCuts
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.mlp_shapes import MlpShape
-from mimo_launch.kinds.saved_activations import (
-    ATTENTION_OUT,
-    BLOCK_PARTS,
-    GATED_TEMPORARY,
-    PLAIN,
-    PLAIN_TEMPORARY,
-    HeldAtEnds,
-    Passes,
-    Saved,
-    Temporary,
-    read_by_attention,
-)
+from mimo_launch.kinds.saved_activations import HeldAtEnds
 from mimo_launch.kinds.shapes import NormShape, WholeShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
-
-INPUT = (
-    Saved(name="block input", stream=1, shared=True),
-    Saved(name="normed input", stream=1, for_weights=True, part="attention", normed=True),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,16 +137,6 @@ class BlocksKind(ModelKind):
     def _saved_by_maps(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers of the rows that it reads, if they are copies, and of their maps."""
         return ends.numbers_in(held.reads) * held.gathered + sum(held.reads) * self.model.hidden
-
-    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        return (*INPUT, *read_by_attention(passes), *ATTENTION_OUT, *PLAIN)
-
-    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        return passes.of_stream(self.norm().kind, *BLOCK_PARTS)
-
-    def temporary_activations(self, number: int) -> Temporary:
-        """Return the tensors that are alive together in a block."""
-        return PLAIN_TEMPORARY if self.mlp().gate is None else GATED_TEMPORARY
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,10 @@ from mimo_launch.kinds.block_shapes import BlockShape, ProjectorShape
 from mimo_launch.kinds.facts import Attending, TokenFacts
 from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.mlp_shapes import MlpShape
-from mimo_launch.kinds.saved_activations import (
-    ATTENTION_OUT,
-    BLOCK_PARTS,
-    GATED,
-    HEAD_STATISTICS,
-    PLAIN,
-    SILU,
-    HeldAtEnds,
-    Passes,
-    Saved,
-    read_by_attention,
-)
+from mimo_launch.kinds.saved_activations import AttentionPattern, HeldAtEnds
 from mimo_launch.kinds.shapes import ListShape, NormShape, OneShape, WholeShape, table
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.transformer_encoder import (
-    INPUT,
     PatchWork,
     TransformerEncoderKind,
 )
@@ -37,13 +25,6 @@ from mimo_launch.kinds.weights import LayerShape, Parameters
 from mimo_launch.spec.media import Windows
 from mimo_launch.spec.spec import Images, VitModel
 from mimo_launch.spec.vit import Interpolation
-
-SCALED = tuple(
-    Saved(name=f"what {part} adds, unscaled", stream=1, shared=True, for_weights=True, part=part)
-    for part in BLOCK_PARTS
-)
-# In addition, if passes are not compiled.
-QUICK_GELU = Saved(name="sigmoid of up", inner=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,25 +319,10 @@ class VisionKind(TransformerEncoderKind):
                 total += held.patches * row
         return total
 
-    def _saved_compiled(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        attention = read_by_attention(
-            passes,
-            normed=self.model.qk_norm,
-            rotated=self.model.turns_patches,
-            in_windows=self.attending.in_windows(number),
-        )
-        inside = PLAIN if self.mlp().gate is None else GATED
-        scaled = () if self.model.layer_scale is None else SCALED
-        normed = (HEAD_STATISTICS,) if self.model.qk_norm and self.model.head_qk_norm else ()
-        return (*INPUT, *attention, *normed, *ATTENTION_OUT, *inside, *scaled)
-
-    def _saved_besides(self, number: int, passes: Passes) -> tuple[Saved, ...]:
-        besides = TransformerEncoderKind._saved_besides(self, number, passes)
-        if self.model.qk_norm:
-            by_head = self.model.head_qk_norm
-            besides = (*besides, passes.of_head_norms() if by_head else passes.of_wide_norm())
-        inside = {"quick_gelu": (QUICK_GELU,), "swiglu": (SILU,)}
-        return (*besides, *inside.get(self.model.activation, ()))
+    def attention_pattern(self, number: int) -> AttentionPattern:
+        """Return how the tokens of a layer attend."""
+        windows = self.attending.in_windows(number)
+        return AttentionPattern(in_windows=windows, rotates=self.model.turns_patches)
 
     def _saved_after_embedding(self, held: HeldAtEnds) -> int:
         norms = self.model.patch_norm + self.model.pre_norm

@@ -11,7 +11,7 @@ parameters and builds the layers inside it from the shape (`layers.shaped_layer`
 units, names and what an optimizer may do with a weight come from the same shapes.
 
 Decides: the facts that a weight declares, and which part of it a rank holds.
-Relies on: `layer` for widths and even cuts.
+Relies on: `layer` for widths and even cuts, `saved_activations` for tensors.
 Leaves: the weights of each kind of layer to `shapes`.
 """
 
@@ -22,6 +22,7 @@ from math import prod
 from typing import ClassVar, Literal
 
 from mimo_launch.kinds.layer import Widths, even_cut
+from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved, Temporary
 from mimo_launch.spec.quantized_base import QuantizedBase
 
 # sinusoids: a table of positions; log_decay, time_step: of Mamba heads; constant: `std` everywhere;
@@ -207,6 +208,14 @@ class LayerShape:
         parts = (part.widths() for part in self.parts().values() if part is not None)
         own = sum(prod(each.shape) for held in self.own(1).values() for each in held if each.matrix)
         return sum(parts, Widths(products=own))
+
+    def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
+        """Return the tensors that a block of it saves for its backward, or that it adds to one."""
+        return ()
+
+    def temporary(self) -> Temporary:
+        """Return the tensors that are alive together in a block."""
+        return Temporary(forward=(), backward=())
 
 
 @lru_cache(maxsize=1024)
