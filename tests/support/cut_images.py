@@ -32,6 +32,16 @@ _IDEFICS = (
     "<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "<row_1_col_1>",
     "<row_1_col_2>", "<row_2_col_1>",
 )  # fmt: skip
+_MINICPM = {
+    "image_token": "<image_pad>",
+    "image_start_token": "<image>",
+    "image_end_token": "</image>",
+    "slice_start_token": "<slice>",
+    "slice_end_token": "</slice>",
+    "image_id_start_token": "<image_id>",
+    "image_id_end_token": "</image_id>",
+    "video_token": "<video_pad>",
+}
 _BOTH_SIDES = {"size": {"height": SIDE, "width": SIDE}, "min_patches": 1, "max_patches": 6}
 # Of each family: the class of its images, the settings that differ, its special tokens, the token
 # of an image, its chat template.
@@ -47,12 +57,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str, str]] = {
         "GotOcr2", _BOTH_SIDES, ("<img>", "</img>", "<IMG_CONTEXT>"), "<IMG_CONTEXT>",
         INTERNVL_CHAT.replace("<IMG_CONTEXT>", "<image>"),
     ),
+    "MiniCPMV4_6": (
+        "MiniCPMV4_6",
+        {
+            "scale_resolution": SIDE, "patch_size": PATCH, "max_slice_nums": 6,
+            "downsample_mode": "4x",
+        },
+        tuple(_MINICPM.values()), "<image_pad>",
+        INTERNVL_CHAT.replace("<IMG_CONTEXT>", "<image_pad>"),
+    ),
 }  # fmt: skip
 _SNAKE = {
     "Idefics3": "idefics3",
     "SmolVLM": "smolvlm",
     "GotOcr2": "got_ocr2",
     "QianfanOCR": "qianfan_ocr",
+    "MiniCPMV4_6": "minicpmv4_6",
 }
 OF_INTERNVL = ("InternVL", "QianfanOCR")
 _ENLARGED = {"size": {"longest_edge": 3 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
@@ -71,12 +91,12 @@ def cutting_folder(folder: Path, family: str, **settings: Any) -> Path:
     config = {"image_processor_type": f"{name}ImageProcessor", **(own or _ENLARGED), **settings}
     config["processor_class"] = f"{family}Processor"
     (folder / "preprocessor_config.json").write_text(json.dumps(config))
-    if family in OF_INTERNVL:
+    names = ("start_image_token", "end_image_token", "context_image_token", "video_token")
+    if family in (*OF_INTERNVL, "MiniCPMV4_6"):
         file = folder / "tokenizer_config.json"
-        names = ("start_image_token", "end_image_token", "context_image_token", "video_token")
-        extra = dict(zip(names, specials, strict=False))
-        whole = {**json.loads(file.read_text()), "extra_special_tokens": extra}
-        file.write_text(json.dumps(whole))
+        of_internvl = dict(zip(names, specials, strict=False))
+        extra = of_internvl if family in OF_INTERNVL else _MINICPM
+        file.write_text(json.dumps({**json.loads(file.read_text()), "extra_special_tokens": extra}))
     return folder
 
 
@@ -93,19 +113,25 @@ def processor_of(folder: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> 
         # For the words of videos.
         monkeypatch.setattr(module, "num2words", str)
     made = getattr(module, f"{family}Processor")
-    none = SimpleNamespace(num_frames=None, fps=None)
+    none = SimpleNamespace(num_frames=None, fps=None, slice_mode=False, downsample_mode="4x")
     monkeypatch.setattr(made, "video_processor", none, raising=False)
     # Without that of videos, which torchvision decodes.
-    parts = classmethod(lambda cls: ["image_processor", "tokenizer", "video_processor"][:2])
-    monkeypatch.setattr(made, "get_attributes", parts)
+    parts = ["image_processor", "tokenizer"]
+    if family == "MiniCPMV4_6":
+        parts.insert(1, "video_processor")
+        monkeypatch.setattr(made, "check_argument_for_proper_class", lambda self, name, part: part)
+    monkeypatch.setattr(made, "get_attributes", classmethod(lambda cls: parts))
     rows = (SIDE // PATCH // SHUFFLE) ** 2
     length = "image_seq_length" if family in OF_INTERNVL else "image_seq_len"
-    more = {} if family in ("Idefics3", "QianfanOCR") else {"video_processor": None}
+    more: dict[str, Any] = {length: rows}
+    if family not in ("Idefics3", "QianfanOCR"):
+        more["video_processor"] = None
+    if family == "MiniCPMV4_6":
+        more = {"video_processor": none}
     return made(
         getattr(images, f"{name}ImageProcessorPil").from_pretrained(folder),
         tokenizer=PreTrainedTokenizerFast.from_pretrained(folder),
         chat_template=chat,
-        **{length: rows},
         **more,
     )
 

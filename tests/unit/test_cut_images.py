@@ -30,9 +30,11 @@ from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.data.samples.decode_media import process, process_cut
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
-from mimo_launch.processors.cut_rules import grid_of, images_of
 from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.image_texts import slice_texts
 from mimo_launch.processors.images import ImageRecipe, read_recipe
+from mimo_launch.processors.resize_rules import ImageTooThin
+from mimo_launch.processors.slice_rules import Sliced
 from mimo_launch.processors.tokenizer import token_id
 
 SHAPES = [(61, 47), (20, 90), (9, 7), (200, 133), (32, 32), (16, 16), (48, 48), (1, 70), (33, 96)]
@@ -47,6 +49,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "smolvlm, not split": ("SmolVLM", {"do_image_splitting": False}),
     "internvl": ("InternVL", {}),
     "internvl, at least 2": ("InternVL", {"min_patches": 2, "max_patches": 4}),
+    "minicpm": ("MiniCPMV4_6", {}),
+    "minicpm, coarse": (
+        "MiniCPMV4_6",
+        {"downsample_mode": "16x", "scale_resolution": 40, "max_slice_nums": 9},
+    ),
+    "minicpm, not sliced": ("MiniCPMV4_6", {"slice_mode": False}),
     "internvl, wide": ("InternVL", {"size": {"height": 12, "width": 20}, "max_patches": 12}),
 }
 
@@ -59,6 +67,21 @@ def recipe_and_theirs(case: str, folder: Path) -> tuple[ImageRecipe, Any]:
     return read_recipe(folder), theirs
 
 
+def pixels_of(made: Any, theirs: Any) -> list[np.ndarray]:
+    """Return the images that a processor makes of images, each [channels, height, width]."""
+    pixels = made["pixel_values"]
+    if "target_sizes" not in made:
+        return list(pixels[0] if pixels.ndim == 5 else pixels)
+    found, at, side = [], 0, theirs.patch_size
+    for rows, columns in np.asarray(made["target_sizes"]).tolist():
+        wide = rows * columns * side
+        patches = np.asarray(pixels[0, :, :, at : at + wide])
+        patches = patches.reshape(3, side, rows, columns, side).transpose(0, 2, 1, 3, 4)
+        found.append(patches.reshape(3, rows * side, columns * side))
+        at += wide
+    return found
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_pixels_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     """Of all tiles in their order, and behind them of all of the image."""
@@ -68,15 +91,17 @@ def test_pixels_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     for seed, (height, width) in enumerate(SHAPES):
         image = Image.open(io.BytesIO(image_bytes(height, width, seed=seed))).convert("RGB")
         more = {"crop_to_patches": True} if case.startswith("internvl") else {}
-        want = theirs(image, return_tensors="np", **more)["pixel_values"]
-        want = want[0] if want.ndim == 5 else want
-        found = np.stack(list(process_cut(image, recipe, recipe.cut)))
-        assert found.shape == want.shape, (height, width)
-        assert found.dtype == np.float32
-        assert np.abs(found - want).max() <= 1e-5, (height, width)
-        assert len(found) == images_of(recipe.cut, height, width) >= recipe.cut.fewest
+        want = pixels_of(theirs(image, return_tensors="np", **more), theirs)
+        found = list(process_cut(image, recipe, recipe.cut))
+        assert [each.shape[1:] for each in found] == recipe.cut.pieces(height, width)
+        for ours, its in zip(found, want, strict=True):
+            assert ours.shape == its.shape, (height, width)
+            assert ours.dtype == np.float32
+            assert np.abs(ours - its).max() <= 1e-5, (height, width)
+        assert len(found) == len(recipe.cut.pieces(height, width)) >= recipe.cut.fewest
         numbers.add(len(found))
-    assert len(numbers) > 2 or case in ("smolvlm, of one tile", "smolvlm, not split")
+    one = ("smolvlm, of one tile", "smolvlm, not split", "minicpm, not sliced")
+    assert len(numbers) > 2 or case in one
 
 
 # As published: SmolVLM2-2.2B, SmolVLM2-500M, Idefics3-8B, InternVL3.5.
@@ -137,12 +162,49 @@ def test_grids_are_those_of_transformers(
     sizes = [(draws.randint(1, 3000), draws.randint(1, 3000)) for _ in range(300)]
     sizes += [(side, 2 * side) for side in (100, 224, 448, 450)] + [(384, 384), (1536, 768)]
     for height, width in sizes:
-        found = grid_of(recipe.cut, height, width)
+        found = recipe.cut.grid(height, width)
         if family == "InternVL":
             want = theirs.get_number_of_image_patches(height, width, {"crop_to_patches": True})
-            assert images_of(recipe.cut, height, width) == want, (height, width)
+            assert len(recipe.cut.pieces(height, width)) == want, (height, width)
         else:
             assert found == their_grid(theirs, monkeypatch, height, width), (height, width)
+
+
+@pytest.mark.parametrize("mode", ["4x", "16x"])
+def test_slices_are_those_of_transformers(mode: str, tmp_path: Path) -> None:
+    """Of the published size; their number, their sizes and a limit on all of them."""
+    settings = {"scale_resolution": 448, "patch_size": 14, "max_slice_nums": 9}
+    cutting_folder(tmp_path, "MiniCPMV4_6", **settings, downsample_mode=mode)
+    cut = read_recipe(tmp_path).cut
+    assert isinstance(cut, Sliced)
+    assert (cut.fewest, cut.most, cut.resize.divisor) == (1, 10, 28 if mode == "4x" else 56)
+    made = image_classes("MiniCPMV4_6").MiniCPMV4_6ImageProcessorPil
+    theirs = made.from_pretrained(tmp_path)
+    draws = random.Random(5)
+    sizes = [(draws.randint(1, 3000), draws.randint(1, 3000)) for _ in range(300)]
+    sizes += [(448, 448), (449, 449), (1344, 1344), (4000, 20), (20, 4000)]
+    for size in sizes:
+        if max(size) > 200 * min(size):
+            continue
+        grid = theirs.get_sliced_grid(size, 9, 448)
+        assert cut.grid(*size) == tuple(grid or (1, 1)), size
+        want = [theirs.find_best_resize(size, 448, 14, mode, allow_upscale=grid is None)]
+        if grid is not None:
+            tall, wide = theirs.get_refine_size(size, grid, 448, 14, mode, allow_upscale=True)
+            want += [(tall // grid[0], wide // grid[1])] * (grid[0] * grid[1])
+        assert cut.pieces(*size) == want, size
+        assert max(height * width for height, width in want) <= cut.resize.most_pixels
+    with pytest.raises(ImageTooThin):
+        cut.pieces(1, 300)
+
+
+def test_small_images_keep_their_size_where_the_folder_says_so(tmp_path: Path) -> None:
+    asked = {"small_image_upsize": "never", "use_image_id": False}
+    folder = cutting_folder(tmp_path, "MiniCPMV4_6", **asked)
+    cut = read_recipe(folder).cut
+    assert cut is not None
+    assert cut.pieces(9, 15) == [(8, 16)]
+    assert slice_texts(folder) == ("<image><image_pad></image>", "<slice><image_pad></slice>")
 
 
 SAMPLES = [
@@ -180,9 +242,9 @@ def test_a_conversation_is_that_of_the_processor(
         assert len(learnt) == plan.num_labels
         found = data.images("train", index, "vision")
         if images:
-            pixels = want["pixel_values"]
-            pixels = pixels[0] if pixels.ndim == 5 else pixels
-            assert np.abs(np.stack(found) - pixels).max() <= 1e-5
+            wanted = pixels_of(want, processor.image_processor)
+            for ours, its in zip(found, wanted, strict=True):
+                assert np.abs(ours - its).max() <= 1e-5
         assert len(found) == len(spans)
     numbers = {len(data.describe("train", each).spans.get("vision", ())) for each in range(6)}
     assert len(numbers) > 4
@@ -195,7 +257,7 @@ def test_the_bound_sees_another_order(wrong: str, tmp_path: Path) -> None:
     assert recipe.cut is not None
     image = Image.open(io.BytesIO(image_bytes(61, 47))).convert("RGB")
     want = theirs(image, return_tensors="np")["pixel_values"][0]
-    tall, wide = grid_of(recipe.cut, 61, 47)
+    tall, wide = recipe.cut.grid(61, 47)
     made = np.stack(list(process_cut(image, recipe, recipe.cut)))
     assert np.abs(made - want).max() <= 1e-5
     if wrong == "columns first":
@@ -250,7 +312,7 @@ def test_a_sample_does_not_end_between_two_tiles(tmp_path: Path) -> None:
     spans = whole.describe("train", 0).spans["vision"]
     recipe = read_recipe(folder)
     assert recipe.cut is not None
-    tiles, others = (images_of(recipe.cut, *size) for size in ((40, 30), (20, 90)))
+    tiles, others = (len(recipe.cut.pieces(*size)) for size in ((40, 30), (20, 90)))
     assert (len(spans), others) == (tiles + others, 6)
     for seq in (spans[-1].position + 1, spans[-2].position, spans[tiles].end):
         asked = cut_spec(tmp_path, folder, "InternVL", seq=seq, data={"too_long": "truncate"})
@@ -327,6 +389,9 @@ def test_a_generator_makes_whole_images(tmp_path: Path) -> None:
     ("family", "settings", "said"),
     [
         ("SmolVLM", {"do_resize": False}, "do_resize: false"),
+        ("MiniCPMV4_6", {"do_resize": False}, "do_resize: false"),
+        ("MiniCPMV4_6", {"max_slice_nums": 0}, "max_slice_nums: 0"),
+        ("MiniCPMV4_6", {"small_image_upsize": "adaptive"}, "follow from pixels; write `always`"),
         ("SmolVLM", {"size": {"height": 9, "width": 9}}, "size"),
         ("SmolVLM", {"max_image_size": {"longest_edge": 0}}, "max_image_size: 0"),
         ("InternVL", {"min_patches": 9}, "min_patches: 9, max_patches: 6"),

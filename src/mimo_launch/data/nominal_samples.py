@@ -145,9 +145,7 @@ def _shown(spec: Spec, encoder: str, worst: bool) -> list[int | None]:
         room = _room(spec, encoder, worst=True) // max(1, size.rows)
         usual = 1
         if cut is not None:
-            from mimo_launch.processors.cut_rules import images_of
-
-            usual = cut.most if worst else images_of(cut, *_USUAL_IMAGE)
+            usual = cut.most if worst else len(cut.pieces(*_USUAL_IMAGE))
         return [None] * max(1, min(room, usual))
     number = max(1, _room(spec, reader, worst) // max(1, size.rows))
     if recipe.most_groups is not None:

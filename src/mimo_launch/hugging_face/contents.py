@@ -202,12 +202,11 @@ def _images(folder: Path) -> str | None:
     if cut is None:
         return None
     height, width = cut.tile
-    sides = f"{width} x {height} pixels"
+    sides = f"{'about ' * cut.whole_first}{width} x {height} pixels"
     if cut.most == 1:
         return f"an image of shards becomes one of {sides}"
-    return (
-        f"an image of shards becomes {cut.fewest} to {cut.most} of {sides}: tiles, then all of it"
-    )
+    order = "all of it, then tiles" if cut.whole_first else "tiles, then all of it"
+    return f"an image of shards becomes {cut.fewest} to {cut.most} of {sides}: {order}"
 
 
 def _keys_of(part: Part) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from mimo_launch.kinds.tiles import TileRule, Tiling
 from mimo_launch.processors.resize_rules import (
     MOST_PIXELS,
     MOST_SIDE,
+    Exact,
+    Resize,
     Size,
     even_sides,
     limit_aspect,
@@ -35,13 +37,20 @@ from mimo_launch.processors.resize_rules import (
 class Cut(ABC):
     """A rule by which one image becomes several: tiles of one size, and the whole image.
 
-    `tiles` are the fewest and the most tiles of an image; `tile` is a height and width in pixels.
+    The whole image is last, or `whole_first`. `tiles` are the fewest and the most tiles of an
+    image; `tile` is a height and width in pixels.
     """
 
     # Whether the tile of the whole image is made from the resized grid or from the original image.
     shrinks_grid: ClassVar[bool]
+    whole_first: ClassVar[bool] = False
     tile: Size
     tiles: tuple[int, int]
+
+    @property
+    def resize(self) -> Resize:
+        """The rule for the size of the whole image, if it is one of several."""
+        return Exact(*self.tile)
 
     @property
     def fewest(self) -> int:
@@ -56,6 +65,28 @@ class Cut(ABC):
     @abstractmethod
     def steps(self, height: int, width: int) -> list[Size]:
         """Return the sizes that an image gets, in order; the last is the size of the grid."""
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Return how many tiles an image is cut into, down and to the right."""
+        tall, wide = self.steps(height, width)[-1]
+        return tall // self.tile[0], wide // self.tile[1]
+
+    def tile_of(self, height: int, width: int) -> Size:
+        """Return height and width of a tile of an image, in pixels."""
+        del height, width
+        return self.tile
+
+    def whole_of(self, height: int, width: int) -> Size:
+        """Return height and width of the whole image as one of several, in pixels."""
+        del height, width
+        return self.tile
+
+    def pieces(self, height: int, width: int) -> list[Size]:
+        """Return height and width of each image that one becomes. Raises: ImageTooThin."""
+        number = math.prod(self.grid(height, width))
+        tiles = [self.tile_of(height, width)] * number
+        whole = [self.whole_of(height, width)] if number > 1 else []
+        return [*whole, *tiles] if self.whole_first else [*tiles, *whole]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +147,6 @@ class NearestAspect(Cut):
             if away < nearest or (away == nearest and more):
                 nearest, best = away, (tall, wide)
         return [(best[0] * self.tile[0], best[1] * self.tile[1])]
-
-
-def grid_of(cut: Cut, height: int, width: int) -> tuple[int, int]:
-    """Return how many tiles an image is cut into, down and to the right."""
-    tall, wide = cut.steps(height, width)[-1]
-    return tall // cut.tile[0], wide // cut.tile[1]
-
-
-def images_of(cut: Cut, height: int, width: int) -> int:
-    """Return how many images one becomes: its tiles and, if there are several, the whole."""
-    return _with_whole(math.prod(grid_of(cut, height, width)))
 
 
 def _with_whole(tiles: int) -> int:

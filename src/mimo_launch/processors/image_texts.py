@@ -7,7 +7,12 @@ Leaves: the times of a video's frames to `video_words`; places in a text to `dat
 
 from pathlib import Path
 
-from mimo_launch.processors.files import PROCESSOR, json_object, processor_class
+from mimo_launch.processors.files import (
+    PREPROCESSOR,
+    PROCESSOR,
+    json_object,
+    processor_class,
+)
 from mimo_launch.processors.tokenizer import special_texts, token_id
 
 # The text that processors write around the rows of an image: by class, the special token of an
@@ -37,6 +42,14 @@ _AROUND_IMAGES: dict[str, tuple[str, str]] = {
 # the end of a line of tiles, and before the text of the whole image, which is the last tile.
 _IDEFICS_TILES = "{fake_image_token}<row_{line}_col_{column}>{image_token}", "\n", "\n"
 _AROUND_TILES = {"Idefics3": _IDEFICS_TILES, "SmolVLM": _IDEFICS_TILES}
+# Of those that write the whole image first: the text of it, before it the number of the image in
+# the conversation if `use_image_id` says so, and the text of a slice.
+_SLICES = (
+    "{image_id_start_token}{number}{image_id_end_token}",
+    "{image_start_token}{image_token}{image_end_token}",
+    "{slice_start_token}{image_token}{slice_end_token}",
+)
+_SLICING = ("MiniCPMOcr", "MiniCPMV4_6", "MiniCPMV4_7")
 # Their token between two lines of rows.
 _BETWEEN_LINES = {"Pixtral": "image_break_token"}
 # Their settings for special tokens, with the defaults.
@@ -96,10 +109,33 @@ def tile_texts(folder: Path) -> tuple[str, str, str] | None:
         return None  # A tokenizer of another model.
 
 
+def slice_texts(folder: Path) -> tuple[str, str] | None:
+    """Return the model's texts for a whole image, with a field `number`, and for a slice of it.
+
+    The class of the folder's processor decides them. Raises: TokenizerError.
+    """
+    name, specials = _of_processor(folder)
+    if name not in _SLICING:
+        return None
+    files = [
+        json_object(folder / file)
+        for file in (PREPROCESSOR, PROCESSOR)
+        if (folder / file).is_file()
+    ]
+    said = [each.get("image_processor", each).get("use_image_id") for each in files]
+    safe = {key: text.replace("{", "{{").replace("}", "}}") for key, text in specials.items()}
+    try:
+        number, whole, part = (each.format(**{**safe, "number": "{number}"}) for each in _SLICES)
+    except KeyError:
+        return None  # A tokenizer of another model.
+    numbered = next((each for each in said if each is not None), True)
+    return (number * bool(numbered)) + whole, part.format()
+
+
 def _of_processor(folder: Path) -> tuple[str, dict[str, str]]:
     """Return the class of the processor, without `Processor`, and the special tokens by name."""
     name = processor_class(folder)
-    specials = special_texts(folder) if name in _AROUND_IMAGES else {}
+    specials = special_texts(folder) if name in (*_AROUND_IMAGES, *_SLICING) else {}
     usual = _OWN_TOKENS.get(name, {})
     said = json_object(folder / PROCESSOR) if usual and (folder / PROCESSOR).is_file() else {}
     own = {key: str(said.get(key, text)) for key, text in usual.items()}

@@ -33,6 +33,7 @@ from mimo_launch.processors.resize_rules import (
     Within,
     limit,
 )
+from mimo_launch.processors.slice_rules import sliced_of
 from mimo_launch.spec.files import read_json
 
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
@@ -225,6 +226,10 @@ _GLM = _ImageProcessor(
     },
     resize=_over_time,
 )  # fmt: skip
+_MINICPM = {
+    "max_slice_nums": 9, "scale_resolution": 448, "patch_size": 14, "slice_mode": True,
+    "downsample_mode": "4x", "small_image_upsize": "always", **_HALF_NORM,
+}  # fmt: skip
 # By name, without `ImageProcessor`.
 _PROCESSORS: dict[str, _ImageProcessor] = {
     "CLIP": _ImageProcessor(_CLIP),
@@ -274,6 +279,8 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
         pads="before",
         has_tiles=True,
     ),
+    "MiniCPMOcr": _ImageProcessor(_MINICPM, cut=sliced_of),
+    "MiniCPMV4_6": _ImageProcessor({**_MINICPM, "downsample_mode": "16x"}, cut=sliced_of),
     "NemotronH_Omni_Reasoning_V3": _ImageProcessor(
         {
             "size": {}, "patch_size": 16, "downsample_ratio": 0.5, "min_num_patches": 1024,
@@ -346,7 +353,7 @@ def _recipe(processor: _ImageProcessor, config: Config) -> ImageRecipe:
     crop = config.get("crop_size") if config.get("do_center_crop", False) else None
     if isinstance(crop, int):
         crop = {"height": crop, "width": crop}
-    resize: Resize | None = None if cut is None else Exact(*cut.tile)
+    resize: Resize | None = None if cut is None else cut.resize
     if cut is None and config.get("do_resize", True):
         resize = processor.resize(config)
     canvas = None

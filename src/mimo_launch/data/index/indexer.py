@@ -92,7 +92,9 @@ class SampleIndexer:
         sizes: dict[str, MediumSize] = {}
         if self.inputs.cuts_images:
             sizes = {each: self._size(each, partial(read, each)) for each in members["image"]}
-            told["image"] = [self.inputs.pieces(size) for size in sizes.values()]
+            told["image"] = [
+                [columns for columns, _ in self.inputs.pieces(size)] for size in sizes.values()
+            ]
         encoded = encoder.encode(record, counts, unread, told)
         num_text = len(encoded.tokens)
         sizes |= {

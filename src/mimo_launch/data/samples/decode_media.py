@@ -251,21 +251,26 @@ def process_tiles(image: Image.Image, recipe: ImageRecipe, side: int) -> Pixels:
 def process_cut(image: Image.Image, recipe: ImageRecipe, cut: Cut) -> Iterator[Pixels]:
     """Yield the images that one image becomes, each [channels, height, width].
 
-    These are its tiles, line by line and from left to right; then, if there are several tiles, the
-    whole image.
+    These are its tiles, line by line and from left to right; then or before, if there are several
+    tiles, the whole image.
     """
     resample = Image.Resampling(recipe.resample)
     grid = image
     for height, width in cut.steps(image.height, image.width):
         grid = grid.resize((width, height), resample=resample)
-    tall, wide = cut.tile
-    plain = replace(recipe, resize=None)
+    tall, wide = cut.tile_of(image.height, image.width)
+    plain, whole = replace(recipe, resize=None), list[Pixels]()
+    if grid.size != (wide, tall):
+        down, right = cut.whole_of(image.height, image.width)
+        shown = grid if cut.shrinks_grid else image
+        whole.append(process(shown.resize((right, down), resample=resample), plain))
+    if cut.whole_first:
+        yield from whole
     for y in range(0, grid.height, tall):
         for x in range(0, grid.width, wide):
             yield process(grid.crop((x, y, x + wide, y + tall)), plain)
-    if grid.size != (wide, tall):
-        whole = grid if cut.shrinks_grid else image
-        yield process(whole.resize((wide, tall), resample=resample), plain)
+    if not cut.whole_first:
+        yield from whole
 
 
 def _centred(image: Image.Image, size: tuple[int, int], recipe: ImageRecipe) -> Image.Image:

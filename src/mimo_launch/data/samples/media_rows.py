@@ -121,9 +121,9 @@ class ShardInputs:
         """Whether an image becomes several, each with its own place."""
         return self._cutter is not None
 
-    def pieces(self, size: MediumSize) -> list[int]:
-        """Return `told` of each image that one image becomes. Raises: BadSample."""
-        return [0] if self._cutter is None else self._cutter.pieces(size)
+    def pieces(self, size: MediumSize) -> list[tuple[int, MediumSize]]:
+        """Return `told` and size of each image that one image becomes. Raises: BadSample."""
+        return [(0, size)] if self._cutter is None else self._cutter.pieces(size)
 
     @property
     def tellers(self) -> dict[Marker, int]:
@@ -205,8 +205,8 @@ class ShardInputs:
         """
         for number, suffix in enumerate(suffixes):
             size = sizes[suffix]
-            size_of = partial(self._size_of, size, len(suffixes) == 1)
-            for told in self.pieces(size) if is_cut else [0]:
+            for told, shown in self.pieces(size) if is_cut else [(0, size)]:
+                size_of = partial(self._size_of, shown, len(suffixes) == 1)
                 yield number, [(size_of, None, told)]
 
     def _parts(self, videos: Sequence[ShownVideo], first: int) -> Iterator[tuple[int, _Images]]:

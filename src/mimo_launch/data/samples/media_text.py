@@ -23,7 +23,7 @@ from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.template_program import Spans, TemplateRefused
 from mimo_launch.data.samples.text_tokens import add_token, without_panic
 from mimo_launch.kinds.vocabulary import placeholder_id
-from mimo_launch.processors.image_texts import image_text, tile_texts
+from mimo_launch.processors.image_texts import image_text, slice_texts, tile_texts
 from mimo_launch.spec.spec import Spec, UserData
 
 
@@ -120,8 +120,12 @@ class TileText:
     line_end: str
     last: str
 
-    def written(self, told: Sequence[int]) -> str:
-        """Return the text of an image; `told` has the columns of its grid once per part."""
+    def written(self, told: Sequence[int], number: int) -> str:
+        """Return the text of an image; `told` has the columns of its grid once per part.
+
+        `number` says how many images are before it in the sample.
+        """
+        del number
         if len(told) == 1:
             return self.whole
         wide = told[0]
@@ -132,11 +136,31 @@ class TileText:
         return "".join([*found, self.last])
 
 
-def tile_text(folder: Path, marker: str) -> TileText:
+@dataclass(frozen=True, slots=True)
+class SliceText:
+    """The text of an image that precedes its slices: `begins` is a format with its number.
+
+    `whole` is what a chat template writes for it.
+    """
+
+    whole: str
+    begins: str
+    tile: str
+
+    def written(self, told: Sequence[int], number: int) -> str:
+        """Return the text of an image, as `TileText` does."""
+        wide = told[0]
+        lines = "\n".join([self.tile * wide] * ((len(told) - 1) // wide))
+        return self.begins.format(number=number) + lines
+
+
+def tile_text(folder: Path, marker: str) -> TileText | SliceText:
     """Return the text of the processor in a tokenizer's folder; without one, a marker per tile.
 
     Raises: TokenizerError.
     """
+    if (slices := slice_texts(folder)) is not None:
+        return SliceText(marker, *slices)
     around, texts = image_text(folder), tile_texts(folder)
     whole = marker if around is None else around[1]
     if texts is not None:

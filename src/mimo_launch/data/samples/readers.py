@@ -34,7 +34,7 @@ from mimo_launch.data.shared_images import ImageSize, frame_size
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.layout.step_data import ImageSpan
-from mimo_launch.processors.cut_rules import Cut, grid_of, images_of, tiling
+from mimo_launch.processors.cut_rules import Cut, tiling
 from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.images import ImageRecipe
 from mimo_launch.processors.recipes import recipe_of, video_recipe_of
@@ -75,9 +75,21 @@ class CutReader(ImageReader):
         """The settings that the numbers of rows and images depend on."""
         return [self.module, self.images.row_side, repr(self.cut), *self.sizing_of_videos]
 
-    def pieces(self, size: MediumSize) -> list[int]:
-        """Return the columns of the grid of an image, once per image that it becomes."""
-        return [grid_of(self.cut, *size)[1]] * images_of(self.cut, *size)
+    def pieces(self, size: MediumSize) -> list[tuple[int, MediumSize]]:
+        """Return, for each image that one becomes, the columns of the grid, and its own size.
+
+        Raises: BadSample.
+        """
+        try:
+            columns = self.cut.grid(*size)[1]
+            return [(columns, each) for each in self.cut.pieces(*size)]
+        except ImageTooThin as error:
+            raise BadSample(str(error)) from error
+
+    def rows(self, size: MediumSize) -> tuple[int, int]:
+        """Return the height and width in rows of one image that another becomes."""
+        side = self.images.row_side
+        return size[0] // side, size[1] // side
 
     def arrays(self, suffix: str, data: bytes, spans: Sequence[ImageSpan]) -> list[Media]:
         """Return the pixels of the used tiles of an image, or of the used frames of a video."""

@@ -268,7 +268,11 @@ class SampleEncoder:
     def _part_texts(self, told: Told) -> Iterator[tuple[Marker, str, list[str]]]:
         """Yield each medium in parts, the text to replace, and the replacement for each one."""
         if self._tiles and told.get("image"):
-            yield "image", self._tiles.whole, [self._tiles.written(x) for x in told["image"]]
+            yield (
+                "image",
+                self._tiles.whole,
+                [self._tiles.written(each, number) for number, each in enumerate(told["image"])],
+            )
         if self._words and told.get("video"):
             marker = self._markers["video"]
             yield "video", marker, [self._words.written(marker, x) for x in told["video"]]

@@ -85,8 +85,8 @@ MINICPM_OCR = _whole(
     _FINE,
     "openbmb/MiniCPM-OCR-1.0",
     "Images keep their sides. Language counts tokens on one axis. The attention that joins "
-    "patches inside the tower (`vit_merger`) is left out, as by `downsample_mode: 4x`. The tiles "
-    "of its processor and videos are not read.",
+    "patches inside the tower (`vit_merger`) is left out, as by `downsample_mode: 4x`. Videos "
+    "are not read.",
     tied=True,
     rank=0,
 )
