@@ -1,7 +1,7 @@
 """Weights that the estimates count are those that the layers declare, shape by shape."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,15 +15,18 @@ from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.estimate.parameters import stage_weights
+from mimo_launch.kinds.attention_shapes import AttentionShape
+from mimo_launch.kinds.block_shapes import BlockShape
+from mimo_launch.kinds.mlp_shapes import MlpShape
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
-from mimo_launch.kinds.weights import Parameter, Share, Weight
+from mimo_launch.kinds.weights import LayerShape, Parameter, Share, Weight
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import Segment, declared_parameters
 from mimo_launch.layout.layout import ModuleLayout, build_layout
 from mimo_launch.models import build
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import DecoderModel, Spec
 
 DECODER = {"kind": "decoder", "layers": 5, "hidden": 48, "heads": 12, "vocab": 300}
 GATES = {"gated_attention": True, "qk_norm": True, "heads": 4, "kv_heads": 2}
@@ -276,6 +279,15 @@ def test_every_weight_of_a_kind_is_held_by_a_layer_under_its_name(name: str) -> 
 
 def _part(segment: Segment) -> Segment:
     return replace(segment, weight=replace(segment.weight, name=""), counted=True)
+
+
+@pytest.mark.parametrize("shape", [AttentionShape, MlpShape, BlockShape])
+def test_a_setting_of_a_shape_is_a_key_of_decoders(shape: type[LayerShape]) -> None:
+    named = [each for each in fields(shape) if each.metadata]
+    keys = {each.metadata["key"]: each.default for each in named}
+    assert keys.keys() <= DecoderModel.model_fields.keys()
+    defaults = {key: DecoderModel.model_fields[key].default for key in keys}
+    assert keys == defaults
 
 
 def test_shares_of_a_weight_are_whole_units() -> None:

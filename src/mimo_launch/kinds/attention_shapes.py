@@ -21,7 +21,7 @@ from mimo_launch.kinds.shapes import (
     WholeShape,
     WideNormShape,
 )
-from mimo_launch.kinds.weights import LayerShape, Weight
+from mimo_launch.kinds.weights import LayerShape, Weight, of_key
 from mimo_launch.spec.layers import Mla
 
 # With keys and values of this rank alone, or of each cp rank.
@@ -115,21 +115,21 @@ class AttentionShape(LayerShape):
     heads: int
     kv_heads: int
     head_size: int
-    bias: bool = False
-    qkv_bias: bool = False
+    bias: bool = of_key("output_bias", False)
+    qkv_bias: bool = of_key("qkv_bias", False)
     key_bias: bool = True
-    qk_norm: bool = False
-    l2_norm: bool = False
-    norm_last: bool = False
-    wide_norm: bool = False
-    eps: float = EPSILON
-    norm_offset: float = 0.0
-    score_size: float | None = None
-    score_cap: float | None = None
-    sinks: bool = False
-    gated: bool = False
-    interleaved: bool = False
-    latent: Mla | None = None
+    qk_norm: bool = of_key("qk_norm", False)
+    l2_norm: bool = of_key("l2_qk_norm", False)
+    norm_last: bool = of_key("rotated_qk_norm", False)
+    wide_norm: bool = of_key("wide_qk_norm", False)
+    eps: float = of_key("norm_eps", EPSILON)
+    norm_offset: float = of_key("norm_offset", 0.0)
+    score_size: float | None = of_key("query_pre_attn_scalar", None)
+    score_cap: float | None = of_key("attention_softcap", None)
+    sinks: bool = of_key("attention_sinks", False)
+    gated: bool = of_key("gated_attention", False)
+    interleaved: bool = of_key("rotary_interleaved", False)
+    latent: Mla | None = of_key("mla", None)
     out_scale: float = 1.0
 
     @property
@@ -234,10 +234,11 @@ class AttentionShape(LayerShape):
     def _norm(self, heads: int) -> NormShape | WideNormShape | None:
         if not self.qk_norm:
             return None
+        offset = float(self.norm_offset)
         if self.wide_norm:
             width = heads * self.head_size
-            return WideNormShape(width, self.eps, self.head_size, self.norm_offset)
-        return NormShape(self.head_size, "rms", self.eps, inside=True, offset=self.norm_offset)
+            return WideNormShape(width, self.eps, self.head_size, offset)
+        return NormShape(self.head_size, "rms", self.eps, inside=True, offset=offset)
 
 
 def read_by_attention(

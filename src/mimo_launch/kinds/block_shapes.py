@@ -28,7 +28,7 @@ from mimo_launch.kinds.saved_activations import (
     Temporary,
 )
 from mimo_launch.kinds.shapes import NORMS, NormShape, OneShape, RowShape, WholeShape
-from mimo_launch.kinds.weights import Adapter, LayerShape, Weight
+from mimo_launch.kinds.weights import Adapter, LayerShape, Weight, of_key
 from mimo_launch.spec.encoders import Projector, ProjectorActivation
 
 
@@ -46,11 +46,11 @@ class BlockShape(LayerShape):
     norm: NormShape
     attention: AttentionShape
     mlp: MlpShape | MoeShape
-    pre_norms: bool = True
-    post_norms: bool = False
-    parallel: bool = False
+    pre_norms: bool = of_key("pre_norms", True)
+    post_norms: bool = of_key("post_norms", False)
+    parallel: bool = of_key("parallel", False)
     layer_scale: float | None = None
-    residual_scale: float | None = None
+    residual_scale: float | None = of_key("residual_scale", None)
 
     @property
     def width(self) -> int:

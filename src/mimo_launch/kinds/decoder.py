@@ -13,39 +13,21 @@ from mimo_launch.kinds.block_shapes import BlockShape, DepthShape
 from mimo_launch.kinds.facts import Attending
 from mimo_launch.kinds.language import CausalKind, LanguageKind
 from mimo_launch.kinds.layer import Sight
-from mimo_launch.kinds.mlp_shapes import MlpShape, PlainActivation
+from mimo_launch.kinds.mlp_shapes import PlainActivation
 from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import DecoderBlocks, GateActivation
 from mimo_launch.spec.layers import QueryScaling, SlidingWindow
 from mimo_launch.spec.spec import DecoderModel, RopeScaling
 
-TORCH_ONLY = (
-    "mla",
-    "sliding_window",
-    "nope",
-    "bidirectional_images",
-    "bidirectional_prompts",
-    "activation",
-    "mlp_bias",
-    "norm",
-    "parallel",
-    "pre_norms",
-    "post_norms",
-    "wide_qk_norm",
-    "rotated_qk_norm",
-    "l2_qk_norm",
-    "residual_scale",
-    "norm_offset",
-    "output_bias",
-    "attention_sinks",
-    "query_pre_attn_scalar",
-    "query_scaling",
-    "attention_softcap",
-    "rotary_factor",
-    "rotary_interleaved",
-    "gated_attention",
-    "mtp",
+# The keys that say nothing about blocks, or that blocks of other libraries support as well.
+IN_ANY_BLOCK = frozenset(
+    {
+        *("kind", "layers", "hidden", "heads", "kv_heads", "head_dim", "mlp", "moe", "norm_eps"),
+        *("qk_norm", "qkv_bias", "rope_theta", "rope_scaling", "mrope", "mrope_interleaved"),
+        *("vocab", "vocab_multiple", "tied", "embedding_scale", "scaled_rows"),
+        *("logit_scale", "logit_softcap"),
+    }
 )
 
 
@@ -65,11 +47,6 @@ class DecoderBlocksKind(CausalKind):
         """The keys set in the model that blocks of other libraries do not support."""
         return ()
 
-    def attention(self, number: int, *, out_scale: float) -> AttentionShape:
-        """Return the attention of a block."""
-        plain = CausalKind.attention(self, number, out_scale=out_scale)
-        return replace(plain, qk_norm=self.model.qk_norm, qkv_bias=self.model.qkv_bias)
-
     def layer(self, number: int) -> LayerShape:
         """Return a block."""
         return self.block(number)
@@ -83,6 +60,7 @@ class DecoderBlocksKind(CausalKind):
             mlp=self.experts(out_scale=out_scale)
             if self.has_experts(number)
             else self.mlp(self.model.mlp_width, out_scale=out_scale),
+            **BlockShape.settings(self.model),
         )
 
 
@@ -137,8 +115,9 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     @property
     def torch_only(self) -> Iterable[str]:
         """The keys set in the model that blocks of other libraries do not support."""
-        plain = type(self.model).model_fields
-        return (key for key in TORCH_ONLY if getattr(self.model, key) != plain[key].default)
+        fields = type(self.model).model_fields.items()
+        others = ((key, field) for key, field in fields if key not in IN_ANY_BLOCK)
+        return (key for key, field in others if getattr(self.model, key) != field.default)
 
     def norm(self) -> NormShape:
         """Return the norm before every mixer, and after the last layer."""
@@ -147,20 +126,8 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
     def attention(self, number: int, *, out_scale: float) -> AttentionShape:
         """Return the attention of a block."""
-        model = self.model
-        return replace(
-            LanguageKind.attention(self, number, out_scale=out_scale),
-            qk_norm=model.qk_norm,
-            wide_norm=model.wide_qk_norm,
-            norm_last=model.rotated_qk_norm,
-            l2_norm=self._normed_by_l2(number),
-            qkv_bias=model.qkv_bias,
-            bias=model.output_bias,
-            score_size=model.query_pre_attn_scalar,
-            score_cap=model.attention_softcap,
-            sinks=model.attention_sinks,
-            latent=model.mla,
-        )
+        found = LanguageKind.attention(self, number, out_scale=out_scale)
+        return replace(found, l2_norm=self._normed_by_l2(number))
 
     def _normed_by_l2(self, number: int) -> bool:
         """Return whether queries and keys of a layer have a norm without weights."""
@@ -179,20 +146,6 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     def activation(self) -> PlainActivation:
         """The activation of MLPs without a gate."""
         return "squared_relu" if self.model.activation == "squared_relu" else "gelu_tanh"
-
-    def mlp(self, inner: int, *, out_scale: float) -> MlpShape:
-        """Return an MLP."""
-        return replace(LanguageKind.mlp(self, inner, out_scale=out_scale), bias=self.model.mlp_bias)
-
-    def block(self, number: int) -> BlockShape:
-        """Return a block; the block of a depth is like the last one."""
-        return replace(
-            DecoderBlocksKind.block(self, number),
-            pre_norms=self.model.pre_norms,
-            post_norms=self.model.post_norms,
-            parallel=self.model.parallel,
-            residual_scale=self.model.residual_scale,
-        )
 
     def layer(self, number: int) -> LayerShape:
         """Return a block, or a depth with such a block."""

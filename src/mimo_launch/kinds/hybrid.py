@@ -6,9 +6,8 @@ Leaves: nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.block_shapes import BlockShape, DepthShape, MixedShape
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import LayerKind
@@ -76,11 +75,6 @@ class HybridKind(LanguageKind):
         if self.is_depth(number):
             return f"mtp {LanguageKind.layer_name(self, number)}"
         return NAMES[self.model.pattern[number]]
-
-    def attention(self, number: int, *, out_scale: float) -> AttentionShape:
-        """Return the attention of a layer."""
-        plain = LanguageKind.attention(self, number, out_scale=out_scale)
-        return replace(plain, qk_norm=self.model.qk_norm)
 
     @property
     def gate(self) -> GateActivation | None:

@@ -102,8 +102,8 @@ class CausalKind(ModelKind):
             heads=model.heads,
             kv_heads=model.num_kv_heads,
             head_size=model.head_size,
-            eps=model.norm_eps,
             out_scale=out_scale,
+            **AttentionShape.settings(model),
         )
 
     def norm(self) -> NormShape:
@@ -120,6 +120,7 @@ class CausalKind(ModelKind):
             gate=gate,
             activation=self.activation,
             out_scale=out_scale,
+            **MlpShape.settings(self.model),
         )
 
     @property
@@ -214,16 +215,6 @@ class LanguageKind(CausalKind):
     def mtp(self) -> Mtp | None:
         """How it predicts further tokens, if it learns to."""
         return self.model.mtp
-
-    def attention(self, number: int, *, out_scale: float) -> AttentionShape:
-        """Return the attention of a layer."""
-        model = self.model
-        return replace(
-            CausalKind.attention(self, number, out_scale=out_scale),
-            norm_offset=float(model.norm_offset),
-            gated=model.gated_attention,
-            interleaved=model.rotary_interleaved,
-        )
 
     def norm(self) -> NormShape:
         """Return the norm before every mixer, and after the last layer."""

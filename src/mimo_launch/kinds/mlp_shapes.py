@@ -13,7 +13,7 @@ from mimo_launch.kinds.adapters import expert_adapter
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved
 from mimo_launch.kinds.shapes import NORMS, ColumnShape, OneShape, Output, RowShape
-from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Weight
+from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Weight, of_key
 from mimo_launch.spec.encoders import Activation
 from mimo_launch.spec.language_models import GateActivation
 from mimo_launch.spec.layers import Moe
@@ -33,7 +33,7 @@ class MlpShape(LayerShape):
     out: int
     gate: GateActivation | None = None
     activation: PlainActivation = "gelu"
-    bias: bool = False
+    bias: bool = of_key("mlp_bias", False)
     out_scale: float = 1.0
 
     @property

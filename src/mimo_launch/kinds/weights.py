@@ -16,10 +16,10 @@ Leaves: the weights of each kind of layer to `shapes`.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import prod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from mimo_launch.kinds.layer import Widths, even_cut
 from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved, Temporary
@@ -138,6 +138,11 @@ class Adapter:
         return not self.targets.isdisjoint(self.path | {name})
 
 
+def of_key(key: str, default: Any) -> Any:
+    """Return a field of a shape that a key of a model in the spec decides (`settings`)."""
+    return field(default=default, metadata={"key": key})
+
+
 # Weights by the parameter that stores them, fused along dimension 0.
 Parameters = Mapping[str, tuple[Weight, ...]]
 
@@ -158,6 +163,12 @@ class LayerShape:
     def layer(self) -> str:
         """The class that computes it, as `package.module:Class`."""
         raise NotImplementedError
+
+    @classmethod
+    def settings(cls, model: object) -> dict[str, Any]:
+        """Return the fields that keys of a model decide (`of_key`), as far as it has the keys."""
+        keys = {each.name: each.metadata["key"] for each in fields(cls) if each.metadata}
+        return {name: getattr(model, key) for name, key in keys.items() if hasattr(model, key)}
 
     def own(self, tp: int) -> Parameters:
         """Return the layer's own weights by the attribute that stores them on one of `tp` ranks.
@@ -181,7 +192,7 @@ class LayerShape:
 
         None: an optional layer that this one lacks.
         """
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {n: part for n, part in found.items() if isinstance(part, LayerShape | None)}
 
     def adapters(self, adapter: Adapter | None) -> "Mapping[str, LayerShape | None]":
