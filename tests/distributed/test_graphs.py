@@ -238,6 +238,8 @@ FRAMES: dict[str, Any] = {
     "layers": 2, "codebooks": 3, "vocab": 13, "qk_norm": True,
     "predictor": {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 6, "vocab": 11, "mlp": 24},
 }  # fmt: skip
+# The state that it reads.
+INSIDE: dict[str, Any] = {"reads_layer": 1}
 TALKERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "colocated, dp 2": (
         {"language": box(0, dp=2), "speech": box(0, dp=2, **talker(reads_text=True))},
@@ -310,6 +312,50 @@ TALKERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "language": box(0, dp=2),
             "speech": box(2, pp=2, tp=2, **talker(reads_text=True, model=FRAMES)),
+        },
+        {},
+    ),
+    "states of a layer, text instead, as in Qwen3-Omni": (
+        {
+            "vision": box(0),
+            "language": box(0, model={"layers": 2}),
+            "speech": box(1, **talker(reads_text="instead", model={**FRAMES, **INSIDE})),
+        },
+        {},
+    ),
+    "states of a layer, text instead, language over pp, tp and sequence parallel": (
+        {
+            "vision": box(0, dp=2),
+            "language": box(0, pp=2, tp=2, **SP, model={"layers": 3}),
+            "speech": box(
+                4, tp=2, **SP, **talker(reads_text="instead", model={**EXPERTS, **INSIDE})
+            ),
+        },
+        {},
+    ),
+    "states of a layer, text instead, language over cp and dp, packed": (
+        {
+            "vision": box(0, dp=2),
+            "language": box(0, cp=2, dp=2, **FULL, model={"layers": 2, "tied": True}),
+            "speech": box(
+                0, tp=2, cp=2, **talker(reads_text="instead", model={**FRAMES, **INSIDE})
+            ),
+        },
+        {"packing": True},
+    ),
+    "states of a layer in interleaved stages, beside added text": (
+        {
+            "vision": box(0),
+            "language": box(0, pp=2, model={"layers": 4}),
+            "speech": box(0, pp=2, **talker(reads_text=True, model={"reads_layer": 2})),
+        },
+        {"kind": "interleaved", "virtual_stages": 2},
+    ),
+    "states of a layer, text instead, behind a connector": (
+        {
+            "language": box(0, pp=2, model={"layers": 2}),
+            "adapter": box(1, **connector("language", queries=2)),
+            "speech": box(0, **talker(reads_text="instead", model=FRAMES, reads=["adapter"])),
         },
         {},
     ),

@@ -56,7 +56,7 @@ def flow(**settings: Any) -> Box:
 
 def talker(**settings: Any) -> Box:
     """Return what `box` takes for a talker behind language; `reads_text` is one of its model."""
-    text = {"reads_text": True} if settings.pop("reads_text", False) else {}
+    text = {"reads_text": read} if (read := settings.pop("reads_text", False)) else {}
     model = {"kind": "talker", **text, **settings.pop("model", {})}
     return {"model": model, "reads": ["language"], **settings}
 
@@ -144,7 +144,7 @@ def _reader(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int, _: An
         if draw(st.booleans()):
             model |= {"kind": "flow", "channels": draw(st.integers(1, 2))}
         else:
-            books, text = draw(st.integers(1, 3)), draw(st.booleans())
+            books, text = draw(st.integers(1, 3)), draw(st.sampled_from([True, False, "instead"]))
             model |= {"kind": "talker", "codebooks": books, "reads_text": text}
             if books > 1 and draw(st.booleans()):
                 model["predictor"] = {"layers": 1, "heads": model["heads"], "vocab": 9}

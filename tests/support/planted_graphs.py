@@ -17,7 +17,8 @@ from mimo_launch.models import talker as talker_stage
 from mimo_launch.models.code_predictor import CodePredictor
 from mimo_launch.models.language_model import LanguageStage
 from mimo_launch.models.noise import HeldNoise
-from mimo_launch.models.row_places import RowReader
+from mimo_launch.models.row_places import RowReader, rows_at
+from mimo_launch.models.talker import ApartMaps
 from mimo_launch.runtime import compute
 from mimo_launch.runtime.bridges import RankBridge
 from mimo_launch.runtime.mailbox import Address, Mailbox
@@ -207,6 +208,40 @@ def spoken(model: Mapping[str, Any] = MappingProxyType({}), **grid: int) -> Spec
     return spec(modules, microbatches=2, mbs=2, max_patches=8, max_images=2)
 
 
+def maps_swapped() -> None:
+    """Text goes through the map of states, and states through that of text."""
+    correct = ApartMaps.forward
+
+    def swapped(self: Any, x_rE: Any, where: Any) -> Any:
+        return correct(self, x_rE, replace(where, apart=where.apart[::-1]))
+
+    ApartMaps.forward = swapped
+
+
+def state_of_the_end() -> None:
+    """A talker reads the last state of language in place of that after a layer."""
+    correct = LanguageStage._sent
+
+    def late(self: Any, reader: str, states: Any, where: Any, batch: Any) -> Any:
+        ends = {layer: states[None] + 0 * each for layer, each in states.items()}
+        return correct(self, reader, ends, where, batch)
+
+    LanguageStage._sent = late
+
+
+def seen() -> Spec:
+    """A talker of states and text, apart, behind images and language in two stages."""
+    model = {"reads_layer": 1}
+    speech = talker(reads_text="instead", model=model)
+    return spec(
+        {"vision": box(0), "language": box(0, pp=2), "speech": box(0, **speech)},
+        microbatches=2,
+        mbs=2,
+        max_patches=8,
+        max_images=2,
+    )
+
+
 # A talker with a code predictor.
 PREDICTED = {
     "layers": 2, "codebooks": 3, "vocab": 13, "predictor": {"layers": 1, "heads": 2, "vocab": 11},
@@ -239,8 +274,9 @@ def text_of_the_neighbour() -> None:
     """Each row of language gets the embedding of the token before its own."""
     correct = LanguageStage._sent
 
-    def shifted(self: Any, reader: str, normed_nD: Any, batch: Any) -> Any:
-        return correct(self, reader, normed_nD, replace(batch, tokens=batch.tokens.roll(1, dims=1)))
+    def shifted(self: Any, reader: str, states: Any, where: Any, batch: Any) -> Any:
+        moved = replace(batch, tokens=batch.tokens.roll(1, dims=1))
+        return correct(self, reader, states, where, moved)
 
     LanguageStage._sent = shifted
 
@@ -249,9 +285,11 @@ def text_learns_nothing() -> None:
     """The talker's gradient does not reach the embedding of the text that it reads."""
     correct = LanguageStage._sent
 
-    def cut(self: Any, reader: str, normed_nD: Any, batch: Any) -> Any:
-        text = correct(self, reader, normed_nD, batch) - normed_nD
-        return normed_nD + text.detach() + 0 * text  # Its weight stays on the graph.
+    def cut(self: Any, reader: str, states: Any, where: Any, batch: Any) -> Any:
+        made = correct(self, reader, states, where, batch)
+        own = rows_at(states[None], where, self.context)
+        # Its weight stays on the graph.
+        return own + (made - own).detach() + 0 * made
 
     LanguageStage._sent = cut
 
@@ -291,5 +329,7 @@ GRAPH_BUGS = {
     "text of the neighbour": (text_of_the_neighbour, spoken()),
     "text learns nothing": (text_learns_nothing, spoken()),
     "frames of a predictor shifted": (frames_shifted, spoken(model=PREDICTED)),
+    "maps of states and text swapped": (maps_swapped, seen()),
+    "state of the end": (state_of_the_end, seen()),
     "table of one end": (table_of_one_end, spoken(model=PREDICTED, pp=2)),
 }

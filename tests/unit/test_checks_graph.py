@@ -401,6 +401,9 @@ def test_a_talker_behind_a_connector_reads_no_text() -> None:
     assert findings({"t": box(**talker(reads_text=True))}) == []
 
 
+LATE = {"reads_layer": 1}
+
+
 @pytest.mark.parametrize(
     ("inside", "codes", "code", "key"),
     [
@@ -441,6 +444,16 @@ def test_a_code_predictor_fits_its_talker(
         )
         == []
     )
+
+
+def test_a_talker_reads_states_before_the_last_layer() -> None:
+    layers = made({}).language.model.layers
+    [item] = findings({"t": box(**talker(model={"reads_layer": layers}))})
+    assert (item.code, item.path[-1]) == ("full-layer-not-in-model", "reads_layer")
+    assert item.help.startswith("delete `reads_layer`")
+    modules = {"m": box(**connector("language")), "t": box(**talker(reads=["m"], model=LATE))}
+    [item] = findings(modules)
+    assert (item.code, item.path[-1]) == ("setting-without-effect", "reads_layer")
 
 
 def test_many_modules_that_read_all_before_them_take_no_time() -> None:

@@ -420,7 +420,10 @@ def test_modules_that_read_rows_cost_what_torch_counts(name: str, model: dict) -
     assert back["bmm"] == backward.attention
 
 
-@pytest.mark.parametrize("inside", [{}, {"predictor": {"layers": 2, "heads": 4, "vocab": 24}}])
+@pytest.mark.parametrize(
+    "inside",
+    [{}, {"predictor": {"layers": 2, "heads": 4, "vocab": 24}}, {"reads_text": "instead"}],
+)
 def test_a_talker_costs_what_torch_counts(inside: dict[str, Any]) -> None:
     """Two clips of 24 frames and an end, behind one row each; half of attention is not counted."""
     data = {"kind": "synthetic", "image": [4, 6], "text_only": 0.0}

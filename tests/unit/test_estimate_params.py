@@ -239,6 +239,7 @@ def specs() -> dict[str, Spec]:
         "a connector without biases": joined("vision", projector_bias=False),
         "a talker": speaking(kv_heads=1, head_dim=6, qkv_bias=True),
         "a talker, text": speaking(reads_text=True, qk_norm=True),
+        "a talker, text apart": speaking(reads_text="instead", reads_layer=1),
         "a talker with a code predictor": speaking(
             codebooks=3, predictor={"layers": 2, "heads": 4, "vocab": 9, "mlp": 16}
         ),

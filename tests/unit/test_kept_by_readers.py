@@ -19,6 +19,8 @@ FRAMES = {
     "codebooks": 4, "qk_norm": True,
     "predictor": {"layers": 3, "heads": 4, "mlp": 256, "vocab": 100, "kv_heads": 2},
 }  # fmt: skip
+# Rows as in Qwen3-Omni.
+APART = {"reads_text": "instead", "reads_layer": 1}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
@@ -30,6 +32,7 @@ FRAMES = {
         ("drawer", {}),
         ("speech", {}),
         ("speech", FRAMES),
+        ("speech", APART),
     ],
 )
 def test_a_stage_keeps_what_the_estimate_says(
@@ -43,7 +46,7 @@ def test_a_stage_keeps_what_the_estimate_says(
         {
             "vision": box(0),
             "merger": box(1, model=merger, reads=["vision"], compile=False),
-            "language": box(2, model={"hidden": 160}),
+            "language": box(2, model={"hidden": 160, "layers": 2}),
             "drawer": box(3, model=drawer, reads=["language"], compile=False),
             "speech": box(4, model=speech, reads=["language"], compile=False),
         },

@@ -234,6 +234,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(tiles_and_videos.video_settings_used),
     ModelRule(TalkerModel, unused_model_settings.text_is_read, needs=_READS),
     ModelRule(TalkerModel, widths.predictor_over_tp),
+    ModelRule(TalkerModel, positions.read_layer_exists),
     SpecRule(data.frame_limits_used),
     ModelRule(VitModel, unused_model_settings.vision_settings_used),
     ModelRule(AudioModel, unused_model_settings.clip_settings_used),

@@ -8,9 +8,16 @@ Leaves: how widths are cut over tp to `widths`.
 
 from mimo_launch.checks.rule import Findings, next_multiple, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related
-from mimo_launch.spec.base import LayerChoice
+from mimo_launch.spec.base import LANGUAGE, LayerChoice
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
-from mimo_launch.spec.spec import AudioModel, DecoderModel, LanguageModel, Spec, VitModel
+from mimo_launch.spec.spec import (
+    AudioModel,
+    DecoderModel,
+    LanguageModel,
+    Spec,
+    TalkerModel,
+    VitModel,
+)
 
 
 def head_size_even(spec: Spec, name: str, model: CausalModel) -> Findings:
@@ -167,6 +174,21 @@ def learned_positions_have_grid(spec: Spec, name: str, model: VitModel) -> Findi
         why="the table has one row per patch of an image of that size",
         help="write `image: [24, 24]`: height and width of the image, in patches",
     )
+
+
+def read_layer_exists(spec: Spec, name: str, model: TalkerModel) -> Findings:
+    """A talker reads states before the last layer of language; after it comes the last norm."""
+    layers, reads = spec.language.model.layers, LANGUAGE in spec.sources_of(name)
+    if reads and model.reads_layer is not None and model.reads_layer >= layers:
+        yield Diagnostic(
+            code="full-layer-not-in-model",
+            headline=f"`{name}`: states after {model.reads_layer} layers of `{LANGUAGE}`, which "
+            f"has {layers}",
+            path=("modules", name, "model", "reads_layer"),
+            why="states after the last layer pass its last norm, and are read by default",
+            help="delete `reads_layer`" + f", or write `reads_layer: {layers - 1}`" * (layers > 1),
+            related=(Related(("modules", LANGUAGE, "model"), f"{layers} layers"),),
+        )
 
 
 def chosen_layers_exist(spec: Spec, name: str, model: VitModel | DecoderModel) -> Findings:

@@ -22,12 +22,13 @@ from mimo_launch.spec.spec import (
 def text_is_read(spec: Spec, name: str, model: TalkerModel) -> Findings:
     """A talker after a connector gets the connector's rows, without embeddings of tokens."""
     sources = spec.sources_of(name)
-    if model.reads_text and LANGUAGE not in sources and sources:
-        why = (
-            f"`{name}` reads `{sources[0]}`; embeddings of tokens are added to rows of "
-            f"`{LANGUAGE}` that a talker reads itself"
-        )
-        yield idle_key(name, "reads_text", why)
+    for key in ("reads_text", "reads_layer"):
+        if getattr(model, key) and LANGUAGE not in sources and sources:
+            why = (
+                f"`{name}` reads `{sources[0]}`; embeddings of tokens and states of layers come "
+                f"with rows of `{LANGUAGE}` that a talker reads itself"
+            )
+            yield idle_key(name, key, why)
     if model.predictor is not None and model.codebooks == 1:
         yield idle_key(name, "predictor", "a frame has one code: `codebooks` is 1")
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mimo_launch.kinds.layer import ReadState
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.spec.layers import SlidingWindow
 from mimo_launch.spec.media import Windows
@@ -84,9 +85,9 @@ class RowReading:
         return True
 
     @property
-    def adds_text(self) -> bool:
-        """Whether the embedding of the token is added to each row of language that it reads."""
-        return False
+    def of_language(self) -> ReadState:
+        """What its rows of language are."""
+        return ReadState()
 
     @property
     def rows_of_each(self) -> int | None:

@@ -176,13 +176,14 @@ class ModelKind(ABC):
         """The parts of the model that cannot be estimated: weights, work, activations."""
         return ()
 
-    def lanes(self, number: int, *, deep_rows: int) -> int:
+    def lanes(self, number: int, *, deep_rows: int, kept: Sequence[int] = ()) -> int:
         """Return how many states besides the hidden one a layer gets from the layer before it.
 
         `deep_rows` is the number of first layers after which rows are added; these rows enter the
-        first stage.
+        first stage. States after the layers `kept` go on to the last stage.
         """
-        return max(0, deep_rows - number) if number else 0
+        behind = sum(layer < number for layer in kept)
+        return max(0, deep_rows - number) + behind if number else 0
 
     # Weights.
 

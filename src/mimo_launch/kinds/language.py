@@ -264,7 +264,7 @@ class LanguageKind(CausalKind):
     def after(self, ends: Ends) -> AnswersShape:
         """Return final norm and head; also the embedding, if needed after the first stage."""
         model = self.model
-        needs_embedding = self.model.tied or self.depths > 0 or bool(ends.text_readers)
+        needs_embedding = self.model.tied or self.depths > 0 or ends.sends_text
         return AnswersShape(
             norm=self.norm(),
             head=None if model.tied else HeadShape(ends.vocab, model.hidden),

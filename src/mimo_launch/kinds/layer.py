@@ -9,9 +9,11 @@ kinds, the placement of ranks to `layout`.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import mul
+from typing import Literal
 
 from mimo_launch.spec.layers import QueryScaling, SlidingWindow
 from mimo_launch.spec.spec import RopeScaling
@@ -22,13 +24,26 @@ def even_cut(total: int, parts: int, index: int) -> range:
     return range(total * index // parts, total * (index + 1) // parts)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """What the rows of language are that a generator reads: states of its tokens.
+
+    `text`: whether the embedding of a token is added to its state, or replaces it where the token
+    stands for no row of an image or a clip. States are those after `layer` layers, None: after the
+    last norm.
+    """
+
+    text: Literal["added", "instead"] | None = None
+    layer: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
     """The ends of a module that a stage holds, and their widths.
 
     `vocab` is the padded vocabulary, `words` the number of its tokens; `row_width` the width of the
-    rows that it sends, `sources` the widths of the rows that it reads, by module. The generators
-    `text_readers` read the embedding of each token with its row. After each of the first
+    rows that it sends, `sources` the widths of the rows that it reads, by module; of language,
+    `readers` are the generators that read more than its last states. After each of the first
     `deep_rows` layers of language, rows of an encoder's layer are added.
     """
 
@@ -38,8 +53,18 @@ class Ends:
     row_width: int
     words: int = 0
     sources: tuple[tuple[str, int], ...] = ()
-    text_readers: frozenset[str] = frozenset()
+    readers: tuple[tuple[str, ReadState], ...] = ()
     deep_rows: int = 0
+
+    @property
+    def sends_text(self) -> bool:
+        """Whether a generator reads embeddings of tokens."""
+        return any(read.text for _, read in self.readers)
+
+    @property
+    def kept_layers(self) -> tuple[int, ...]:
+        """The numbers of layers after which states are kept for generators, in order."""
+        return kept_layers(read for _, read in self.readers)
 
     @property
     def source_widths(self) -> tuple[int, ...]:
@@ -49,6 +74,11 @@ class Ends:
     def numbers_in(self, rows: tuple[int, ...]) -> int:
         """Return how many numbers these rows hold, counted for each module that is read."""
         return sum(map(mul, rows, self.source_widths))
+
+
+def kept_layers(readers: Iterable[ReadState]) -> tuple[int, ...]:
+    """Return the numbers of layers after which readers take states, in order."""
+    return tuple(sorted({read.layer for read in readers if read.layer is not None}))
 
 
 class LayerKind(StrEnum):

@@ -7,16 +7,38 @@ Leaves: the loss to `models.talker`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from mimo_launch.kinds.code_predictor import PredictorKind, PredictorShape
 from mimo_launch.kinds.decoder import DecoderBlocksKind
 from mimo_launch.kinds.facts import Attending, RowReading
 from mimo_launch.kinds.generator import GeneratorKind, ReadingBeside
-from mimo_launch.kinds.layer import Ends, Flops, Workload
+from mimo_launch.kinds.layer import Ends, Flops, ReadState, Workload
 from mimo_launch.kinds.saved_activations import HeldAtEnds
 from mimo_launch.kinds.shapes import HeadShape, ListShape, NormShape, VocabShape, WholeShape
 from mimo_launch.kinds.weights import LayerShape
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Codes, TalkerModel
+
+
+@dataclass(frozen=True, slots=True)
+class RowMlpShape(LayerShape):
+    """Two linear maps of rows, with an activation between them."""
+
+    layer = "mimo_launch.models.talker:RowMlp"
+
+    up: WholeShape
+    down: WholeShape
+
+
+@dataclass(frozen=True, slots=True)
+class ApartShape(LayerShape):
+    """A map of states, and another one of text if rows come from language itself."""
+
+    layer = "mimo_launch.models.talker:ApartMaps"
+
+    states: RowMlpShape
+    text: RowMlpShape | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +46,7 @@ class CodesShape(LayerShape):
     """The layers of a talker before its blocks."""
 
     codes: VocabShape
-    project: WholeShape
+    project: WholeShape | ApartShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +71,11 @@ class SpeechReading(ReadingBeside):
     model: TalkerModel
 
     @property
-    def adds_text(self) -> bool:
-        """Whether the embedding of the token is added to each row of language."""
-        return self.model.reads_text
+    def of_language(self) -> ReadState:
+        """States after some layer; the embedding of the token comes with each, or instead."""
+        text: Literal["added", "instead"] | None = "added" if self.model.reads_text else None
+        text = "instead" if self.model.maps_text_apart else text
+        return ReadState(text, self.model.reads_layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +118,13 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
     def before(self, ends: Ends) -> CodesShape:
         """Return the embedding of codes, and the map of codes and rows to the stream."""
         (width,) = ends.source_widths
-        return CodesShape(self._codes(ends), WholeShape(width, self.model.hidden))
+        model, codes = self.model, self._codes(ends)
+        if not model.maps_text_apart:
+            return CodesShape(codes, WholeShape(width, model.hidden))
+        inner = model.mlp_width
+        mlp = RowMlpShape(up=WholeShape(width, inner), down=WholeShape(inner, model.hidden))
+        ((source, _),) = ends.sources
+        return CodesShape(codes, ApartShape(mlp, mlp if source == LANGUAGE else None))
 
     def _codes(self, ends: Ends) -> VocabShape:
         # Codes are as wide as rows, and one map takes both to the stream, unless they need none.
@@ -116,7 +146,11 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
         model, patch, head, inside = self.model, 0.0, 0.0, Flops()
         if ends.is_first:
             mapped = sum(work.reads) if model.maps_rows_alone else work.tokens
-            patch = 2.0 * model.hidden * sum(ends.source_widths) * mapped
+            (width,) = ends.source_widths
+            products = model.hidden * width
+            if model.maps_text_apart:
+                products = model.mlp_width * (width + model.hidden)
+            patch = 2.0 * products * mapped
         if ends.is_last:
             head = 2.0 * work.rows * model.hidden * sum(model.book_sizes)
             if self.inside is not None:
@@ -130,7 +164,9 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
             total += 2 * model.head_size * held.tokens * held.passes.wide
         if ends.is_first and held.through_embedding and held.passes.weights_train:
             mapped = sum(held.reads) if model.maps_rows_alone else held.stream_tokens
-            total += mapped * sum(ends.source_widths)
+            (width,) = ends.source_widths
+            inside = 2 * model.mlp_width if model.maps_text_apart else 0
+            total += mapped * (width + inside)
         if ends.is_last:
             words = sum(-(-size // held.tp) for size in model.book_sizes)
             if self.inside is not None:

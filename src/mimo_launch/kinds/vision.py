@@ -6,7 +6,7 @@ Leaves: cutting images to `models.patches`.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.attention_shapes import AttentionShape
@@ -176,7 +176,7 @@ class VisionKind(TransformerEncoderKind):
         """Whether numbers of a head that rotate together are neighbours."""
         return self.model.rope_frequencies == "alternating"
 
-    def lanes(self, number: int, *, deep_rows: int) -> int:
+    def lanes(self, number: int, *, deep_rows: int, kept: Sequence[int] = ()) -> int:
         """Return how many states besides the hidden one a layer gets from the layer before it."""
         return sum(layer < number for layer in self.model.kept_layers)
 

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from mimo_launch.kinds.layer import Ends
+from mimo_launch.kinds.layer import Ends, ReadState
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import DigitsData, Spec
@@ -55,13 +55,14 @@ def placeholder_id(spec: Spec, encoder: str) -> int:
     return vocab_size(spec) - len(last) + last.index(encoder)
 
 
-def text_readers(spec: Spec) -> frozenset[str]:
-    """Return the modules that read the embedding of each token with its row of language."""
-    return frozenset(
-        name
+def readers_of_language(spec: Spec) -> tuple[tuple[str, ReadState], ...]:
+    """Return the generators that read more of language than its last states, and what."""
+    read = (
+        (name, kind_of(module.model).reading.of_language)
         for name, module in spec.generators.items()
-        if kind_of(module.model).reading.adds_text and LANGUAGE in spec.sources_of(name)
+        if LANGUAGE in spec.sources_of(name)
     )
+    return tuple((name, each) for name, each in read if each != ReadState())
 
 
 def num_last_placeholders(spec: Spec) -> int:
@@ -103,6 +104,6 @@ def _ends(models: _Models, module: str, *, is_first: bool, is_last: bool) -> End
         words=vocab_size(spec),
         row_width=spec.row_width(module),
         sources=tuple((name, spec.row_width(name)) for name in spec.sources_of(module)),
-        text_readers=text_readers(spec) if module == LANGUAGE else frozenset(),
+        readers=readers_of_language(spec) if module == LANGUAGE else (),
         deep_rows=spec.deep_rows,
     )

@@ -13,10 +13,11 @@ from math import prod
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.layer import kept_layers
 from mimo_launch.kinds.lowest_trained import lowest_trained
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
-from mimo_launch.kinds.vocabulary import text_readers
+from mimo_launch.kinds.vocabulary import readers_of_language
 from mimo_launch.kinds.weights import Share, parameters
 from mimo_launch.layout.rank_grid import ExpertView, RankGrid
 from mimo_launch.layout.samples import Bridge, SampleMap, group_size, runs_in_phases
@@ -68,7 +69,8 @@ class ModuleLayout:
     token counts are padded to multiples. `tied`: the first and last stage hold the same embedding,
     for the output layer or for generators that read text. `reads` names the modules that send rows
     to this one. The rows join its own tokens or replace them; rows of several modules follow each
-    other or are added up. `is_causal`: a token attends only to earlier tokens of its image; rows
+    other or are added up; with `reads_text_apart`, rows of text and of images or clips go through
+    maps of their own. `is_causal`: a token attends only to earlier tokens of its image; rows
     that the module reads come first. `image_sources` names those of `reads` that read images; in
     language, all tokens of an image of the `whole_images` attend to each other, and with
     `whole_prompts` all before the first that is learnt. `tiles`: how images in tiles become rows.
@@ -96,6 +98,7 @@ class ModuleLayout:
     reads: tuple[str, ...] = ()
     reads_beside: bool = False
     reads_in_turn: bool = True
+    reads_text_apart: bool = False
     is_causal: bool = False
     tiles: TileRule | None = None
     image_sources: tuple[str, ...] = ()
@@ -274,7 +277,9 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
     kind = kind_of(module.model)
     # Rows for later layers of language arrive over bridges at its first stage.
-    lanes = partial(kind.lanes, deep_rows=spec.deep_rows if name == LANGUAGE else 0)
+    read = dict(readers_of_language(spec)) if name == LANGUAGE else {}
+    deep_rows = spec.deep_rows if name == LANGUAGE else 0
+    lanes = partial(kind.lanes, deep_rows=deep_rows, kept=kept_layers(read.values()))
     split = module.experts or ExpertGrid()
     sizes = layer_sizes(module.model, Share(module.grid.tp, 0, split.ep, split.tp))
     stages = cut_into_stages(spec, name, lanes, sizes)
@@ -296,7 +301,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         sharding=module.fsdp,
         rules=spec.optimizer.rules(module.optimizer),
         # The last stage needs the embedding, too.
-        tied=kind.ties_ends or (name == LANGUAGE and bool(text_readers(spec))),
+        tied=kind.ties_ends or any(each.text for each in read.values()),
         first_trained=sum(stage.layers.stop <= lowest for stage in stages[:-1]),
         patches_per_row=kind.tokens.per_row,
         learned_tokens=kind.tokens.learned,
@@ -307,6 +312,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         reads=sources,
         reads_beside=kind.reading.beside,
         reads_in_turn=kind.reading.in_turn,
+        reads_text_apart=LANGUAGE in sources and kind.reading.of_language.text == "instead",
         is_causal=kind.attending.in_order,
         tiles=kind.tokens.tiles,
         image_sources=images,

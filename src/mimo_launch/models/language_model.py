@@ -8,7 +8,7 @@ Legend: B sequences of S tokens in a microbatch, N = B * S tokens, n tokens of t
 rows of an encoder, V vocabulary, v this rank's part of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Self
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.autograd_collectives import gather_rows
 from mimo_launch.kinds.language import LanguageKind
-from mimo_launch.kinds.layer import Ends, Sight, even_cut
+from mimo_launch.kinds.layer import Ends, ReadState, Sight, even_cut
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import soft_capped, widened
@@ -53,7 +53,7 @@ from mimo_launch.models.language_input import (
     language_input,
     read_labelled,
 )
-from mimo_launch.models.row_places import all_rows, rows_at
+from mimo_launch.models.row_places import RowPlaces, all_rows, rows_at
 from mimo_launch.models.stage_interface import ModelStage, StageLosses
 from mimo_launch.models.transformer_block import MtpDepth
 from mimo_launch.spec.custom_loss import CustomLoss
@@ -118,17 +118,25 @@ class LanguageStage(ModelStage):
         generators read the last norm's output, the last stage also returns, by generator, the rows
         [r, D] that this rank sends.
         """
+        states: dict[int | None, Tensor] = {}
         if hidden is None:
             x_nD, deep = self._embed(batch)
         else:
             x_nD, *deep = torch.split(hidden, self.model.hidden, dim=1)
+            # States that generators read come last.
+            behind = [each for each in self.ends.kept_layers if each < self.stage.layers.start]
+            states.update(zip(behind, deep[len(deep) - len(behind) :], strict=True))
+            deep = deep[: len(deep) - len(behind)]
         contexts = self._contexts(batch, x_nD.dtype)
         for number, layer in self.layers.items():
+            if int(number) in self.ends.kept_layers:
+                states[int(number)] = x_nD
             x_nD = layer(x_nD, contexts[self.sights[int(number)]])
             if deep:
                 x_nD = x_nD + deep.pop(0)
         if not self.stage.is_last:
-            return torch.cat([x_nD, *deep], dim=1) if deep else x_nD
+            on = [x_nD, *deep, *states.values()]
+            return torch.cat(on, dim=1) if len(on) > 1 else x_nD
         normed_nD = self.norm(x_nD)
         if batch.labels is None:
             logits, part = self._logits(self.context.enter(normed_nD))
@@ -144,7 +152,7 @@ class LanguageStage(ModelStage):
             last = self.sights[self.stage.layers.stop - 1]
             losses += self._losses_ahead(normed_nD, batch, contexts[last])
         rows = {
-            reader: rows_at(self._sent(reader, normed_nD, batch), where, self.context)
+            reader: self._sent(reader, {None: normed_nD, **states}, where, batch)
             for reader, where in batch.wanted.items()
         }
         return StageLosses(tuple(losses), rows, by_source=by_source)
@@ -192,13 +200,24 @@ class LanguageStage(ModelStage):
             for sight in sights
         }
 
-    def _sent(self, reader: str, normed_nD: Tensor, batch: LanguageInput) -> Tensor:
-        """Return the states that a generator reads, [n, D]; text readers get embeddings added."""
-        if reader not in self.ends.text_readers:
-            return normed_nD
+    def _sent(
+        self,
+        reader: str,
+        states: Mapping[int | None, Tensor],
+        where: RowPlaces,
+        batch: LanguageInput,
+    ) -> Tensor:
+        """Return the rows [r, D] that this rank sends to a generator, from its states by layer."""
+        read = dict(self.ends.readers).get(reader, ReadState())
+        x_nD = states[read.layer]
+        if read.text is None:
+            return rows_at(x_nD, where, self.context)
         if batch.tokens is None:
             raise ValueError("the last stage of language needs tokens for generators of speech")
-        return normed_nD + self._embedded(batch.tokens).to(normed_nD.dtype)
+        text_nD = self._embedded(batch.tokens).to(x_nD.dtype)
+        if read.text == "added":
+            return rows_at(x_nD + text_nD, where, self.context)
+        return rows_at(x_nD, where, self.context, text_nD)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [n, D] of tokens."""

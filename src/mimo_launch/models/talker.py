@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mimo_launch.kinds.talker import TalkerKind
+from mimo_launch.kinds.talker import ApartShape, RowMlpShape, TalkerKind
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layers.image_contexts import turned_in_order
 from mimo_launch.layers.linear import WholeLinear
 from mimo_launch.layers.norms import Norm
+from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.vocab_parallel import (
     VocabEmbedding,
     greedy_choice,
@@ -31,7 +32,7 @@ from mimo_launch.layers.vocab_parallel import (
 )
 from mimo_launch.models.code_frames import CodeFrames, CodesCanvas, code_frames
 from mimo_launch.models.code_predictor import CodePredictor
-from mimo_launch.models.row_places import all_rows, with_rows
+from mimo_launch.models.row_places import RowPlaces, all_rows, with_rows
 from mimo_launch.models.stage_interface import ListForward, ModelStage, RowsInput, StageLosses
 from mimo_launch.spec.spec import TalkerModel
 
@@ -50,13 +51,40 @@ class SpeechInput(RowsInput):
         return self.frames
 
 
+class RowMlp(ShapedLayer[RowMlpShape]):
+    """Two linear maps of rows, with SiLU between them: [r, E] -> [r, D]."""
+
+    up: WholeLinear
+    down: WholeLinear
+
+    def forward(self, x_rE: Tensor) -> Tensor:
+        """Return the map of each row."""
+        made: Tensor = self.down(F.silu(self.up(x_rE)))
+        return made
+
+
+class ApartMaps(ShapedLayer[ApartShape]):
+    """A map of states, and another one of embeddings of text: [r, E] -> [r, D]."""
+
+    states: RowMlp
+    text: RowMlp | None
+
+    def forward(self, x_rE: Tensor, where: RowPlaces) -> Tensor:
+        """Return the map of each row; rows of another module than language are states."""
+        if where.apart is None or self.text is None:
+            made: Tensor = self.states(x_rE)
+            return made
+        media, text = (x_rE.index_select(0, each) for each in where.apart)
+        return where.joined(self.states(media), self.text(text))
+
+
 class TalkerStage(ModelStage):
     """Consecutive layers; the first stage embeds codes and rows, the last computes the loss."""
 
     kind: TalkerKind
     model: TalkerModel
     codes: VocabEmbedding
-    project: WholeLinear
+    project: WholeLinear | ApartMaps
     norm: Norm
     heads: nn.ModuleList
     predictor: CodePredictor | None
@@ -151,18 +179,19 @@ class TalkerStage(ModelStage):
 
     def _embed(self, packed: SpeechInput) -> Tensor:
         """Return the tokens [n, D] before the first layer."""
-        tokens_NK = packed.needed.tokens
+        model, tokens_NK = self.model, packed.needed.tokens
         ids_NK = tokens_NK + self._first_codes(tokens_NK.device)
-        if self.model.predictor is not None:
+        if model.predictor is not None:
             # Only the first codebook has `start`; no rank has the id -1, which embeds as zeros.
-            is_start_N1 = tokens_NK[:, :1] == self.model.start_code
+            is_start_N1 = tokens_NK[:, :1] == model.start_code
             ids_NK[:, 1:] = ids_NK[:, 1:].masked_fill(is_start_N1, -1)
         x_nE = F.pad(self.codes(ids_NK), (0, 0, 0, packed.extra_tokens))
         # It reads one module.
         ((source, received),) = packed.rows.items()
         where = packed.row_places[source]
-        if self.model.maps_rows_alone:
-            rows = self.project(all_rows(received, where, self.context))
+        if model.maps_rows_alone:
+            rows = all_rows(received, where, self.context).to(x_nE.dtype)
+            rows = self.project(rows, where) if model.maps_text_apart else self.project(rows)
             return x_nE.index_add(0, where.places, rows.to(x_nE.dtype))
         embedded: Tensor = self.project(with_rows(x_nE, received, where, self.context))
         return embedded

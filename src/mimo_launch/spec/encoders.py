@@ -221,9 +221,17 @@ class TalkerModel(Codes, DecoderBlocks, EncoderModel):
     """
 
     kind: Literal["talker"]
-    reads_text: bool = Field(
+    reads_text: bool | Literal["instead"] = Field(
         False,
-        description="Add the embedding of its token to each row of language, as Qwen2.5-Omni does.",
+        description="Add the embedding of its token to each row of language, as Qwen2.5-Omni does. "
+        "`instead`: rows of text are these embeddings alone, and rows of images and clips are "
+        "states; each of the two has an MLP to the stream, as in Qwen3-Omni.",
+    )
+    reads_layer: Count | None = Field(
+        None,
+        description="Number of layers of language after which its states are read, by default all, "
+        "and the last norm.",
+        examples=[24],
     )
     moe: UnbalancedMoe | None = Field(
         None,
@@ -242,7 +250,12 @@ class TalkerModel(Codes, DecoderBlocks, EncoderModel):
     @property
     def maps_rows_alone(self) -> bool:
         """Whether codes have the width of the stream; otherwise one map takes rows and codes."""
-        return self.predictor is not None
+        return self.predictor is not None or self.maps_text_apart
+
+    @property
+    def maps_text_apart(self) -> bool:
+        """Whether rows of text are embeddings alone, with a map of their own."""
+        return self.reads_text == "instead"
 
     @property
     def later_vocab(self) -> int | None:

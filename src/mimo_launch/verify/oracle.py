@@ -23,6 +23,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.record_order import Sample
 from mimo_launch.data.order.sample_order import records_of
 from mimo_launch.data.random_draws import Split, noise_of
+from mimo_launch.kinds.layer import ReadState
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_size
 from mimo_launch.layout.step_data import ImageSpan
@@ -69,6 +70,8 @@ class Oracle:
         # Number of most probable codes that were right, over all records so far.
         self.right_codes = 0
         self.terms: dict[str, float] = {}
+        # The stream of the last record before each layer.
+        self.states: dict[int, Tensor] = {}
         self.loads: list[Load] = []
         parts = parts_of(spec, randomise=randomise)
         self.weights, self.custom, self.custom_decays = parts.weights, parts.networks, parts.decays
@@ -221,16 +224,29 @@ class Oracle:
         (source,) = self.spec.sources_of(name)
         spans = self.dataset.describe(split, index).spans.get(name, ())
         images = self.dataset.images(split, index, name)
-        sent_SD = x_SD
-        if kind_of(self.spec.modules[name].model).reading.adds_text and source == LANGUAGE:
+        read = kind_of(self.spec.modules[name].model).reading.of_language
+        sent_SD = x_SD if read.layer is None or source != LANGUAGE else self.states[read.layer]
+        if read.text and source == LANGUAGE:
             tokens = torch.from_numpy(self.dataset.text(split, index)[0])
-            sent_SD = x_SD + self.embedded(tokens)
+            sent_SD = self._with_text(sent_SD, tokens, read)
         seed, heldout = self.spec.train.seed, split == "heldout"
         for place, (image, span) in enumerate(zip(images, spans, strict=True)):
             first = span.position
             read_rD = self._sent(source, sent_SD[first : first + span.num_positions])
             draw = partial(noise_of, seed, step, index, place, heldout=heldout)
             yield image, span, {source: read_rD}, draw
+
+    def _with_text(self, x_SD: Tensor, tokens: Tensor, read: ReadState) -> Tensor:
+        """Return states with the embeddings of their tokens added, or in place of those of text.
+
+        In the latter case a last column is 1 for states.
+        """
+        text_SD = self.embedded(tokens)
+        if read.text == "added":
+            return x_SD + text_SD
+        rows = [placeholder_id(self.spec, each) for each in self.spec.sources_of(LANGUAGE)]
+        is_row = torch.isin(tokens, torch.tensor(rows, dtype=tokens.dtype))[:, None]
+        return torch.cat([torch.where(is_row, x_SD, text_SD), is_row.to(x_SD.dtype)], dim=1)
 
     def _sent(self, name: str, read_rD: Tensor) -> Tensor:
         """Return the rows that language, or a connector after it, makes of rows of language."""
@@ -285,9 +301,9 @@ class Oracle:
         self.weights.name_tokens(list(range(len(tokens))))
         model, text = self.model, self._text(split, index, load)
         if isinstance(model, HybridModel):
-            x_SD = hybrid_layers(self.weights, x_SD, model, text, deep)
+            x_SD = hybrid_layers(self.weights, x_SD, model, text, deep, self.states)
         elif isinstance(model, DecoderModel):
-            x_SD = decoder_layers(self.weights, x_SD, model, text, deep)
+            x_SD = decoder_layers(self.weights, x_SD, model, text, deep, states=self.states)
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
         return norm_of(self.weights, model)(x_SD, "language.norm")

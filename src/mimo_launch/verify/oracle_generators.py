@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.data.random_draws import Noise
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.encoders import FlowModel
 from mimo_launch.spec.spec import Model, TalkerModel
 from mimo_launch.verify.oracle_blocks import Load, RecordText, blocks
@@ -153,7 +154,9 @@ class OneRankTalker:
             codes = each[:1] if alone and each[0] == model.start_code else each
             seen.append(torch.stack([self._code(*code) for code in enumerate(codes)]).sum(0))
         codes_NE = torch.stack(seen)
-        if model.maps_rows_alone:
+        if model.maps_text_apart:
+            x_SD = torch.cat([self._apart(*read.items()), codes_NE])
+        elif model.maps_rows_alone:
             x_SD = torch.cat([linear(weights, read_rE, f"{name}.project"), codes_NE])
         else:
             x_SD = linear(weights, torch.cat([read_rE, codes_NE]), f"{name}.project")
@@ -164,6 +167,20 @@ class OneRankTalker:
         x_ND = rms_norm(weights, x_SD[len(read_rE) :], f"{name}.norm", model.norm_eps)
         heads = range(1 if alone else model.codebooks)
         return [linear(weights, x_ND, f"{name}.heads.{book}") for book in heads], x_ND
+
+    def _apart(self, read: tuple[str, Tensor]) -> Tensor:
+        """Return the rows [R, D] of language, in which a last column tells states from text."""
+        source, rows_rE = read
+
+        def mapped(x_rE: Tensor, kind: str) -> Tensor:
+            inner = linear(self.weights, x_rE, f"{self.name}.project.{kind}.up")
+            inner = inner * torch.sigmoid(inner)
+            return linear(self.weights, inner, f"{self.name}.project.{kind}.down")
+
+        if source != LANGUAGE:
+            return mapped(rows_rE, "states")
+        rows_rE, is_state = rows_rE[:, :-1], rows_rE[:, -1:] > 0
+        return torch.where(is_state, mapped(rows_rE, "states"), mapped(rows_rE, "text"))
 
     def _later(self, states: Tensor, frames: Sequence[Sequence[int]]) -> list[Tensor]:
         """Return the logits [N, codes] of each codebook with a predictor, frame after frame."""

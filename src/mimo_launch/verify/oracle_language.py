@@ -47,9 +47,15 @@ def decoder_layers(
     deep: Mapping[int, Tensor] | None = None,
     *,
     name: str = LANGUAGE,
+    states: dict[int, Tensor] | None = None,
 ) -> Tensor:
-    """Return the stream after the last layer, [S, D]; `deep` is added after layers, by number."""
+    """Return the stream after the last layer, [S, D]; `deep` is added after layers, by number.
+
+    `states` gets the stream before each layer.
+    """
     for i in range(model.layers):
+        if states is not None:
+            states[i] = x_SD
         x_SD = decoder_block(weights, x_SD, model, text, i, f"{name}.layers.{i}")
         if deep and i in deep:
             x_SD = x_SD + deep[i]
@@ -177,10 +183,15 @@ def hybrid_layers(
     model: HybridModel,
     text: RecordText,
     deep: Mapping[int, Tensor],
+    states: dict[int, Tensor],
 ) -> Tensor:
-    """Return the stream after the last layer, [S, D]; `deep` is added after layers."""
+    """Return the stream after the last layer, [S, D]; `deep` is added after layers.
+
+    `states` gets the stream before each layer.
+    """
     norm, eps, documents = norm_of(weights, model), model.norm_eps, text.documents
     for number, letter in enumerate(model.pattern):
+        states[number] = x_SD
         layer = f"language.layers.{number}"
         y = norm(x_SD, f"{layer}.norm")
         if letter == "M" and model.mamba is not None:

@@ -86,6 +86,9 @@ def shrink(spec: Spec, precision: Literal["fp64", "fp32"] = "fp64") -> Spec:
             number = min(deep, model.layers, modules[LANGUAGE].model.layers - 1)
             small_model = model.replace(deepstack=tuple(range(number)))
             modules[name] = module.replace(model=small_model)
+        if isinstance(model, TalkerModel) and model.reads_layer is not None:
+            layer = min(model.reads_layer, modules[LANGUAGE].model.layers - 1) or None
+            modules[name] = module.replace(model=model.replace(reads_layer=layer))
     data = _shrink_data(spec)
     # Placeholders that the user set become low ids among the random words of synthetic text; with
     # digits they become the last ids, like placeholders that the user did not set.
