@@ -162,6 +162,7 @@ def test_the_packages_asked_for_are_those_of_the_extras() -> None:
     assert extras["wandb"] == [installed.WANDB]
     assert extras["mlflow"] == [installed.MLFLOW]
     assert extras["qlora"] == [installed.BITSANDBYTES]
+    assert extras["processors"] == [installed.TRANSFORMERS]
     assert extras["data"] == list(installed.SHARD_PACKAGES.values())
     assert extras["tables"] == [installed.PYARROW]
     assert extras["audio"] == list(installed.AUDIO_PACKAGES.values())

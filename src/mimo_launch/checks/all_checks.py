@@ -181,6 +181,7 @@ RULES: tuple[Rule, ...] = (
     ),
     ModuleRule(shards.processor_is_understood),
     DataRule(UserData, shards.processors_have_encoders),
+    DataRule(UserData, shards.classes_are_run),
     DataRule(UserData, tiles_and_videos.processors_cut_alike),
     DataRule(UserData, joined_rows.shards_show_graph, needs=_READS),
     SpecRule(shards.members_for_encoders, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")),

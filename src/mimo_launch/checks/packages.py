@@ -26,6 +26,7 @@ from mimo_launch.diag.installed import (
     SHARD_PACKAGES,
     TENSORBOARD,
     TRANSFORMER_ENGINE,
+    TRANSFORMERS,
     WANDB,
     is_installed,
 )
@@ -70,6 +71,8 @@ def shard_packages_installed(spec: Spec, data: UserData) -> Findings:
     """Decoders and tokenizers are optional packages."""
     hears = any(kind_of(module.model).clips is not None for module in spec.modules.values())
     wanted = SHARD_PACKAGES | (AUDIO_PACKAGES if hears else {})
+    if data.processor == "transformers":
+        wanted = wanted | {"transformers": TRANSFORMERS}
     missing = [needed for name, needed in wanted.items() if not is_installed(name)]
     if missing:
         yield Diagnostic(

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.checks.shard_formats import help_for_address, other_format
 from mimo_launch.data.shared_images import makers
 from mimo_launch.data.sources.fetching import NotFetched, is_address, package_of
@@ -30,7 +30,7 @@ from mimo_launch.data.sources.source_file import BrokenFile, Part
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
-from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.files import ProcessorError, UnknownProcessor
 from mimo_launch.processors.recipes import processor_folder, recipe_of, video_recipe_of
 from mimo_launch.spec.spec import Images, Spec, UserData, WebdatasetData
 
@@ -156,10 +156,13 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
         )
         return
     folder, why = processor_folder(spec, name), ""
+    remedy = "name the folder that the encoder's weights come from in `data.processors`"
     try:
         recipe, videos = recipe_of(spec, name), video_recipe_of(spec, name)
     except ProcessorError as error:
         why = str(error)
+        if isinstance(error, UnknownProcessor) and _makes_one_size(folder):
+            remedy = "write `processor: transformers` in `data`: its own class makes the images"
     else:
         side = images.row_side
         if videos is not None:
@@ -185,8 +188,18 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
             "does not fit",
             path=("data", "processors") if given else ("modules", name, "model"),
             why=why,
-            help="name the folder that the encoder's weights come from in `data.processors`",
+            help=remedy,
         )
+
+
+def _makes_one_size(folder: Path | None) -> bool:
+    """Return whether the files of an unsupported processor declare the size of its images."""
+    from mimo_launch.processors.other_classes import recipe_of_class
+
+    try:
+        return folder is not None and recipe_of_class(folder).only_size is not None
+    except ProcessorError:
+        return False
 
 
 def _why_not(name: str, images: Images, videos: "VideoRecipe", tiles: TileRule | None) -> str:
@@ -215,6 +228,23 @@ def _why_not(name: str, images: Images, videos: "VideoRecipe", tiles: TileRule |
     elif size.factor % side:
         return f"it makes frames with sides that are multiples of {size.factor} pixels, {a_row}"
     return ""
+
+
+def classes_are_run(spec: Spec, data: UserData) -> Findings:
+    """An image processor is run by its own class where `processor` asks for it (a warning)."""
+    if data.processor == "own":
+        return
+    seeing = [name for name, each in spec.modules.items() if kind_of(each.model).images is not None]
+    try:
+        recipes = [recipe_of(spec, name) for name in seeing]
+    except ProcessorError:  # Another check reports it.
+        return
+    if all(each.made_by is None for each in recipes):
+        yield no_effect(
+            ("data", "processor"),
+            f"`processor: {data.processor}` does nothing: every image processor is supported",
+            "it runs the class of a processor that is not",
+        )
 
 
 def processors_have_encoders(spec: Spec, data: UserData) -> Findings:

@@ -30,6 +30,7 @@ REMOTE_PACKAGES = {
     "http": {"fsspec": FSSPEC, "aiohttp": AIOHTTP},
     "https": {"fsspec": FSSPEC, "aiohttp": AIOHTTP},
 }
+TRANSFORMERS = "transformers>=5.0"
 TRANSFORMER_ENGINE = "transformer-engine[pytorch]>=2.20"
 
 

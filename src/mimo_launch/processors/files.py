@@ -20,6 +20,10 @@ class ProcessorError(ValueError):
     """A folder has no image processor, or one that is not supported."""
 
 
+class UnknownProcessor(ProcessorError):
+    """The class of a folder's image processor is not supported."""
+
+
 class TokenizerError(ValueError):
     """A folder holds no usable tokenizer; the message is one line."""
 

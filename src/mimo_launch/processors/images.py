@@ -18,6 +18,7 @@ from mimo_launch.processors.files import (
     PREPROCESSOR,
     PROCESSOR,
     ProcessorError,
+    UnknownProcessor,
     files_of,
     processor_class,
 )
@@ -53,6 +54,7 @@ class ImageRecipe:
     there are `grids`, given by height and width in pixels, the only image of a sample, or each, is
     cut into tiles on one of them. With `cut`, each image becomes several, and the other steps apply
     to each. With a `canvas`, a resized image is centred on that height and width.
+    If it is `made_by` the class of the processor in a folder, `resize` is the size that it makes.
     """
 
     resize: Resize | None
@@ -66,6 +68,7 @@ class ImageRecipe:
     grids: tuple[tuple[int, int], ...] = ()
     cut: Cut | None = None
     as_floats: bool = False
+    made_by: Path | None = None
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width after resizing. Raises: ImageTooThin."""
@@ -330,7 +333,7 @@ def read_recipe(folder: Path) -> ImageRecipe:
     kind = kind.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
     if kind not in _PROCESSORS:
         known = ", ".join(f"{each}ImageProcessor" for each in _PROCESSORS)
-        raise ProcessorError(f"its image processor is {name}; supported are {known}")
+        raise UnknownProcessor(f"its image processor is {name}; supported are {known}")
     # Old names.
     old = {f"image_{x}": config[f"norm_{x}"] for x in ("mean", "std") if f"norm_{x}" in config}
     said = {key: each for key, each in (old | config).items() if each is not None}

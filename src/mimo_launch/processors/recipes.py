@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.processors.files import PREPROCESSOR, PROCESSOR, ProcessorError
+from mimo_launch.processors.files import PREPROCESSOR, PROCESSOR, ProcessorError, UnknownProcessor
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import earlier_specs
 from mimo_launch.spec.spec import Spec, UserData, VitModel
@@ -35,7 +35,12 @@ def recipe_of(spec: Spec, encoder: str) -> "ImageRecipe":
     folder = processor_folder(spec, encoder)
     own = _conditioner_of(spec, encoder)
     if folder is not None:
-        found = read_recipe(folder)
+        try:
+            found = read_recipe(folder)
+        except UnknownProcessor:
+            if data.processor == "own":
+                raise
+            return _by_class(spec, encoder, folder)
         return found if own is None else _before(found, *own)
     # Images to generate should resemble the noise they start from: zero mean and unit variance.
     # Over many photographs, mean and deviation are 0.45 and 0.27 of the range of a pixel.
@@ -50,6 +55,17 @@ def recipe_of(spec: Spec, encoder: str) -> "ImageRecipe":
     if own is not None:
         return ImageRecipe(resize, mean=own[0], std=own[1])
     return ImageRecipe(resize, mean=middle, std=spread)
+
+
+def _by_class(spec: Spec, encoder: str, folder: Path) -> "ImageRecipe":
+    """Return the size of what the class of a processor makes. Raises: ProcessorError."""
+    from mimo_launch.processors.other_classes import recipe_of_class
+
+    recipe, rule = recipe_of_class(folder), kind_of(spec.modules[encoder].model).tokens.tiles
+    if rule is not None or _conditioner_of(spec, encoder) is not None:
+        what = "`tiles`" if rule is not None else "an input conditioner"
+        raise ProcessorError(f"its class makes whole images, but `{encoder}` has {what}")
+    return recipe
 
 
 # The values of CLIP, which `config.json` of a RADIO may leave out.

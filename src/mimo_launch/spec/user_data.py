@@ -193,6 +193,12 @@ class UserData(Samples):
         "preprocessor_config.json that says how its images are made; default: the folder of its "
         "`init_from`, if it has one.",
     )
+    processor: Literal["own", "transformers"] = Field(
+        "own",
+        description="Image processors that are not supported: `own` refuses them; with "
+        "`transformers` their own class makes the images, in a process beside each rank. All "
+        "images of such a processor must have one size, which its files declare.",
+    )
     video: VideoSettings = Field(
         VideoSettings(fps=None, max_frames=None, rate=24.0),
         description="Which frames are taken of videos.",

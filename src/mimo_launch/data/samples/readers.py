@@ -15,6 +15,7 @@ from itertools import islice
 import numpy as np
 
 from mimo_launch.data.dataset import BadSample, Media
+from mimo_launch.data.samples.class_runner import ClassRunner
 from mimo_launch.data.samples.decode_media import (
     decode_image,
     medium_of,
@@ -58,10 +59,25 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
                 yield tile_reader(name, images, rule, recipe, videos, rate)
             elif (cut := recipe.cut) is not None:
                 yield CutReader(name, makes, images, recipe, videos, rate, cut=cut)
+            elif recipe.made_by is not None and recipe.only_size is not None:
+                runner = ClassRunner(recipe.made_by, recipe.only_size)
+                yield ClassReader(name, makes, images, recipe, videos, rate, runner=runner)
             else:
                 yield ImageReader(name, makes, images, recipe, videos, rate)
         elif (codes := kind.codes) is not None:
             yield CodesReader(name, makes, codes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassReader(ImageReader):
+    """The images of one module that the class of a processor makes in a process of its own."""
+
+    runner: ClassRunner
+
+    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
+        """Return the pixels of an image that becomes `span`. Raises: BadSample."""
+        image = decode_image(suffix, data, channels=self.images.channels)
+        return self.as_input(self.runner.pixels(image), span)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
