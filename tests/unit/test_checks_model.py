@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from mimo_launch.checks.all_checks import check
+from mimo_launch.spec.base import Effective, Strict
 from mimo_launch.spec.load import load_text
+from mimo_launch.spec.spec import DecoderModel, HybridModel, VitModel
 
 VALID = (Path(__file__).parents[1] / "fixtures" / "valid.yaml").read_text(encoding="utf-8")
 VISION, LANGUAGE = "modules.vision", "modules.language"
@@ -319,3 +321,12 @@ def test_weights_in_few_bits_do_not_train_and_are_cut_between_blocks(
     given = ["quantize_base={kind: int8, block: 16}", *overrides]
     found = codes("train.precision=bf16", *(f"{LANGUAGE}.{each}" for each in given))
     assert [each for each in found if each != "missing-package"] == expected
+
+
+@pytest.mark.parametrize("model", [DecoderModel, HybridModel, VitModel])
+def test_a_key_names_keys_of_its_own_model_that_decide_its_effect(model: type[Strict]) -> None:
+    marks = [each for field in model.model_fields.values() for each in field.metadata]
+    effects = [each for each in marks if isinstance(each, Effective)]
+    named = {key for each in effects for key in (each.needs, each.unless) if key}
+    assert named
+    assert named <= model.model_fields.keys()

@@ -36,6 +36,7 @@ from mimo_launch.checks import (
 from mimo_launch.checks.proposals import with_grids, with_hosts, with_shares
 from mimo_launch.checks.rule import DataRule, ModelRule, ModuleRule, Rule, SpecRule, run_rules
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.spec.base import Strict
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
@@ -239,7 +240,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(data.frame_limits_used),
     ModelRule(VitModel, unused_model_settings.vision_settings_used),
     ModelRule(AudioModel, unused_model_settings.clip_settings_used),
-    ModelRule(LanguageModel, unused_model_settings.rotary_settings_used),
+    ModelRule(Strict, unused_model_settings.settings_used),
     ModelRule(CausalModel, unused_model_settings.shared_gate_used),
     ModelRule(DecoderModel, unused_model_settings.norm_settings_used),
     ModelRule(DecoderModel, unused_model_settings.mlp_bias_used),

@@ -6,9 +6,9 @@ Relies on: `widths` for heads that divide the width.
 Leaves: how widths are cut over tp to `widths`.
 """
 
-from mimo_launch.checks.rule import Findings, next_multiple, no_effect
+from mimo_launch.checks.rule import Findings, next_multiple, no_effect, set_keys
 from mimo_launch.diag.diagnostic import Diagnostic, Related
-from mimo_launch.spec.base import LANGUAGE, LayerChoice
+from mimo_launch.spec.base import LANGUAGE, Excluded, LayerChoice
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
@@ -95,11 +95,8 @@ def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Finding
             "every head makes keys and values of its own from the narrow width",
             "delete `kv_heads`",
         )
-    for key in (
-        "qk_norm", "wide_qk_norm", "rotated_qk_norm", "l2_qk_norm", "qkv_bias", "gated_attention",
-        "mrope", "rotary_factor", "rotary_interleaved",
-    ):  # fmt: skip
-        if getattr(model, key) != type(model).model_fields[key].default:
+    for key, excluded in set_keys(model, Excluded):
+        if excluded.by == "mla":
             yield unfit(
                 f"has no `{key}`",
                 (key,),

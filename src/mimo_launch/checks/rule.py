@@ -129,6 +129,14 @@ def idle_key(name: str, key: str, why: str, *above: str) -> Diagnostic:
     return no_effect(path, f"`{key}` of `{name}` does nothing", why)
 
 
+def set_keys(model: Strict, mark: type[M]) -> Iterator[tuple[str, M]]:
+    """Yield the keys of a model that have another value than their default, and their marks."""
+    for key, field in type(model).model_fields.items():
+        marks = [each for each in field.metadata if isinstance(each, mark)]
+        if marks and getattr(model, key) != field.default:
+            yield from ((key, each) for each in marks)
+
+
 def chosen_keys(section: Strict) -> set[str]:
     """Return the keys of a section that have another value than their default.
 

@@ -5,14 +5,13 @@ Relies on: which keys the user wrote; a default never counts.
 Leaves: settings of training and data to `training_settings`.
 """
 
-from mimo_launch.checks.rule import Findings, idle_key
+from mimo_launch.checks.rule import Findings, idle_key, set_keys
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.base import LANGUAGE, Effective, Strict
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
     DecoderModel,
-    LanguageModel,
     Spec,
     TalkerModel,
     VitModel,
@@ -42,8 +41,6 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
         yield idle_key(name, "rope_frequencies", f"`positions: {model.positions}` rotate nothing")
     if model.pooling == "mean" and model.shuffle == 1:
         yield idle_key(name, "pooling", "a row is one patch: `shuffle` is 1")
-    if model.head_qk_norm and not model.qk_norm:
-        yield idle_key(name, "head_qk_norm", "without `qk_norm` queries and keys have no norm")
     has_norm = model.projector_norm_eps is not None
     for key, used, why in (
         ("projector_norm", has_norm, "without `projector_norm_eps` there is no norm"),
@@ -77,15 +74,11 @@ def clip_settings_used(spec: Spec, name: str, model: AudioModel) -> Findings:
         yield idle_key(name, "pooling", "a row is one token: `stack` is 1")
 
 
-def rotary_settings_used(spec: Spec, name: str, model: LanguageModel) -> Findings:
-    """`mrope_interleaved` needs `mrope`; without `rope_theta` nothing rotates."""
-    if model.rope_theta is None:
-        for key in ("mrope", "rotary_factor", "rotary_interleaved"):
-            if getattr(model, key) != type(model).model_fields[key].default:
-                yield idle_key(name, key, "without `rope_theta` attention has no positions")
-    if model.mrope_interleaved and model.mrope is None:
-        why = "without `mrope` all pairs of a head rotate with the place in the sequence"
-        yield idle_key(name, "mrope_interleaved", why)
+def settings_used(spec: Spec, name: str, model: Strict) -> Findings:
+    """Keys that need another one, or nothing beside them (`Effective`), have an effect."""
+    for key, effective in set_keys(model, Effective):
+        if not effective.is_in(model):
+            yield idle_key(name, key, effective.why)
 
 
 def bidirectional_images_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
@@ -101,18 +94,11 @@ def bidirectional_images_used(spec: Spec, name: str, model: DecoderModel) -> Fin
 
 
 def norm_settings_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
-    """`wide_qk_norm` needs `qk_norm`, `norm_offset` RMSNorms, and `scaled_rows` a factor."""
+    """`norm_offset` needs RMSNorms, and `scaled_rows` a factor."""
     if model.norm_offset and model.norm != "rms" and not model.qk_norm:
         yield idle_key(name, "norm_offset", f"`norm: {model.norm}` has none")
-    if model.l2_qk_norm and model.qk_norm:
-        yield idle_key(name, "l2_qk_norm", "`qk_norm` normalises queries and keys")
     if model.scaled_rows and model.embedding_scale is None and not spec.modules[name].init_from:
         yield idle_key(name, "scaled_rows", "without `embedding_scale` there is no factor")
-    if model.wide_qk_norm and not model.qk_norm:
-        yield idle_key(name, "wide_qk_norm", "without `qk_norm` queries and keys have no norm")
-    if model.rotated_qk_norm and (model.wide_qk_norm or not model.qk_norm):
-        why = "without `qk_norm`, or with `wide_qk_norm`, no head has a norm"
-        yield idle_key(name, "rotated_qk_norm", why)
 
 
 def mlp_bias_used(spec: Spec, name: str, model: DecoderModel) -> Findings:

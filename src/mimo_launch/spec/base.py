@@ -8,6 +8,7 @@ model and its ranks to `checks`.
 
 import os
 import re
+from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
@@ -67,6 +68,31 @@ class Strict(BaseModel):
             if name in type(self).model_fields:
                 raise MissingPartError(name)
             return super().__getattr__(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    """When a key of a model has an effect: with the key `needs`, without the key `unless`.
+
+    A key is set if it is neither false nor null. `why` says of a model that does not fit why the
+    key does nothing there.
+    """
+
+    why: str
+    needs: str | None = None
+    unless: str | None = None
+
+    def is_in(self, model: Strict) -> bool:
+        """Return whether the key has an effect in a model."""
+        needs = self.needs is None or bool(getattr(model, self.needs))
+        return needs and not (self.unless and getattr(model, self.unless))
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """A key of a model that may not stand beside the section `by`."""
+
+    by: str
 
 
 LayerNumbers = tuple[Annotated[int, Field(ge=0)], ...]

@@ -9,8 +9,14 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from mimo_launch.spec.base import Count, Layers, Strict, Tokens
+from mimo_launch.spec.base import Count, Effective, Excluded, Layers, Strict, Tokens
 from mimo_launch.spec.layers import Mla, Moe, Mtp, Nope, QueryScaling, RopeScaling, SlidingWindow
+
+# Latent attention has no projections of heads; its norms stand on the narrow widths, and it says
+# itself what rotates.
+_OF_HEADS = Excluded("mla")
+_OF_ROTATION = Effective(needs="rope_theta", why="without `rope_theta` attention has no positions")
+_OF_NORMS = Effective(needs="qk_norm", why="without `qk_norm` queries and keys have no norm")
 
 
 class CausalModel(Strict):
@@ -95,7 +101,7 @@ class LanguageModel(CausalModel):
         128, description="The vocabulary is padded to a multiple of this, whatever tp is."
     )
     tied: bool = Field(False, description="Use the token embedding as the output layer.")
-    mrope: tuple[Count, Count, Count] | None = Field(
+    mrope: Annotated[tuple[Count, Count, Count] | None, _OF_ROTATION, _OF_HEADS] = Field(
         None,
         description="Pairs of each head that rotate with time, height and width (M-RoPE, as in "
         "Qwen2-VL), head size x `rotary_factor` / 2 together; without it all rotate with the place "
@@ -103,22 +109,28 @@ class LanguageModel(CausalModel):
         examples=["[16, 24, 24]"],
         strict=False,
     )
-    mrope_interleaved: bool = Field(
+    mrope_interleaved: Annotated[
+        bool,
+        Effective(
+            needs="mrope",
+            why="without `mrope` all pairs of a head rotate with the place in the sequence",
+        ),
+    ] = Field(
         False,
         description="The axes of `mrope` take turns over the pairs of a head, as in Qwen3-VL, "
         "instead of following each other.",
     )
-    rotary_factor: Annotated[float, Field(gt=0, le=1)] = Field(
+    rotary_factor: Annotated[float, Field(gt=0, le=1), _OF_ROTATION, _OF_HEADS] = Field(
         1.0,
         description="Part of each head that rotates with positions, its first dimensions; the "
         "others keep their values. 0.25 in Qwen3.5.",
     )
-    rotary_interleaved: bool = Field(
+    rotary_interleaved: Annotated[bool, _OF_ROTATION, _OF_HEADS] = Field(
         False,
         description="Numbers of a head that rotate together are neighbours, as in GLM-4.1V; "
         "otherwise one is of the first half of those that rotate, the other of the second half.",
     )
-    gated_attention: bool = Field(
+    gated_attention: Annotated[bool, _OF_HEADS] = Field(
         False,
         description="Multiply the output of each attention head by the sigmoid of a gate, which "
         "is projected with its query, as in Qwen3.5.",
@@ -153,8 +165,12 @@ class DecoderBlocks(CausalModel):
     mlp: Count | None = Field(
         None, description="Width inside the MLP; default 8/3 x hidden, rounded up to 64."
     )
-    qk_norm: bool = Field(False, description="RMSNorm on each query and key head.")
-    qkv_bias: bool = Field(False, description="Biases of queries, keys and values, as in Qwen2.")
+    qk_norm: Annotated[bool, _OF_HEADS] = Field(
+        False, description="RMSNorm on each query and key head."
+    )
+    qkv_bias: Annotated[bool, _OF_HEADS] = Field(
+        False, description="Biases of queries, keys and values, as in Qwen2."
+    )
     rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         10000.0, description="Base of the rotary position embedding."
     )
@@ -258,16 +274,26 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="Norms before attention and MLPs; without them only `post_norms` normalise, "
         "as in OLMo 2.",
     )
-    wide_qk_norm: bool = Field(
+    wide_qk_norm: Annotated[bool, _OF_NORMS, _OF_HEADS] = Field(
         False,
         description="`qk_norm` normalises all query heads of a token together, and all key heads, "
         "as in OLMo 2, instead of each head.",
     )
-    rotated_qk_norm: bool = Field(
+    rotated_qk_norm: Annotated[
+        bool,
+        Effective(
+            needs="qk_norm",
+            unless="wide_qk_norm",
+            why="without `qk_norm`, or with `wide_qk_norm`, no head has a norm",
+        ),
+        _OF_HEADS,
+    ] = Field(
         False,
         description="`qk_norm` normalises heads after their rotation, as in Hunyuan, not before.",
     )
-    l2_qk_norm: bool = Field(
+    l2_qk_norm: Annotated[
+        bool, Effective(unless="qk_norm", why="`qk_norm` normalises queries and keys"), _OF_HEADS
+    ] = Field(
         False,
         description="Queries and keys of layers with rotary positions are divided by their root "
         "mean square, as in Llama 4: a norm without weights.",

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mimo_launch.spec.base import Count
+from mimo_launch.spec.base import Count, Effective
 from mimo_launch.spec.encoders import Activation, ProjectorActivation, TransformerEncoder
 from mimo_launch.spec.media import Images, Tiles, Videos, Windows
 
@@ -81,7 +81,10 @@ class VitModel(Images, TransformerEncoder):
         description="RMSNorm on the queries of all heads together, and on the keys, as in the "
         "large towers of InternVL.",
     )
-    head_qk_norm: bool = Field(
+    head_qk_norm: Annotated[
+        bool,
+        Effective(needs="qk_norm", why="without `qk_norm` queries and keys have no norm"),
+    ] = Field(
         False,
         description="`qk_norm` normalises each head of queries and of keys by itself, as in "
         "GLM-OCR.",
