@@ -21,7 +21,7 @@ from tests.support.planted_latent import EXPERTS as LATENT_EXPERTS
 from tests.support.planted_latent import MLA, latent
 from tests.support.planted_nope import MODEL as NOPE_MODEL
 from tests.support.planted_nope import unturned
-from tests.support.planted_norms import beside, normed_after, of_unit_heads
+from tests.support.planted_norms import beside, clipped, normed_after, of_unit_heads
 from tests.support.planted_sinks import EXPERTS, sunk
 from tests.support.planted_sliding import sliding
 from tests.support.proof import failures, verdicts
@@ -229,6 +229,18 @@ UNIT: Layouts = {
         "tp": 2, "sequence_parallel": True, "experts": {"tp": 2}, "recompute": ["mlp"],
     },
 }  # fmt: skip
+CLIPPED: Layouts = {
+    **BEHIND_VISION,
+    "norms of heads, gates, tp 4": {
+        "tp": 4, "model": {"wide_qk_norm": False, "gated_attention": True},
+    },
+    "norms of rotated heads, cp 2": {
+        "cp": 2, "model": {"wide_qk_norm": False, "rotated_qk_norm": True},
+    },
+    "layers without positions, recompute": {
+        "recompute": ["attention"], "model": {"qk_norm": False, "nope": {"layers": [0, 1]}},
+    },
+}  # fmt: skip
 VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
     "caps": (capped, CAPS, {DOCUMENTS}, None),
     # Scores of so few queries at once that every chunk of a sequence has several blocks.
@@ -287,6 +299,7 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
         {DOCUMENTS, "experts over ep, dp 2"},
         None,
     ),
+    "clipped": (clipped, CLIPPED, {DOCUMENTS, "norms of heads, gates, tp 4"}, None),
     "growing queries": (grown, GROWTH, {DOCUMENTS, "windows with their own base"}, None),
 }
 

@@ -504,12 +504,13 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
             {
                 "rms_norm_eps": 1e-2, "num_experts": 4, "num_experts_per_tok": 2,
-                "pad_token_id": None, "eos_token_id": 1,
+                "pad_token_id": None, "eos_token_id": 1, **more,
                 "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
             },
         )
-        for kind, after in (
-            ("olmoe", {}), ("flex_olmo", {"pre_norms": False, "post_norms": True}),
+        for kind, after, more in (
+            ("olmoe", {"clip_qkv": 0.75}, {"clip_qkv": 0.75}),
+            ("flex_olmo", {"pre_norms": False, "post_norms": True}, {}),
         )
     },
     "minimax_m2": (

@@ -39,6 +39,17 @@ UNIT: dict[str, Any] = {
 }  # fmt: skip
 
 
+# Queries, keys and values as in OLMoE.
+CLIPPED: dict[str, Any] = {
+    "layers": 3, "heads": 4, "kv_heads": 2, "qk_norm": True, "wide_qk_norm": True, "clip_qkv": 0.5,
+}  # fmt: skip
+
+
+def clipped(data: dict[str, Any] | None = None, **language: Any) -> Spec:
+    """Language with clipped queries, keys and values after vision."""
+    return behind_vision(CLIPPED, data, **language)
+
+
 def of_unit_heads(data: dict[str, Any] | None = None, **language: Any) -> Spec:
     """Language with such norms, and with experts of scaled inputs, after vision."""
     return behind_vision(UNIT, data, **language)
@@ -154,7 +165,22 @@ def gelu_exact() -> None:
     pointwise.ACTIVATIONS["gelu_tanh"] = pointwise.gelu
 
 
+def values_unclipped() -> None:
+    """Only queries and keys are clipped."""
+    correct = attention.Attention._projected
+
+    def unclipped(self: Any, *given: Any) -> Any:
+        q, k, _, *gates = correct(self, *given)
+        shape, self.shape = self.shape, replace(self.shape, clip=None)
+        _, _, v, *_ = correct(self, *given)
+        self.shape = shape
+        return (q, k, v, *gates)
+
+    attention.Attention._projected = unclipped  # type: ignore[method-assign]
+
+
 NORM_BUGS = {
+    "values unclipped": (values_unclipped, clipped(tp=2)),
     "normed before rotation": (
         normed_before_rotation,
         behind_vision({"layers": 2, "heads": 4, "qk_norm": True, "rotated_qk_norm": True}, cp=2),

@@ -617,7 +617,7 @@ def _as_deepseek(draw: st.DrawFn, heads: int) -> dict[str, Any]:
     }
     off = {
         "qk_norm": False, "wide_qk_norm": False, "rotated_qk_norm": False, "l2_qk_norm": False,
-        "qkv_bias": False,
+        "qkv_bias": False, "clip_qkv": None,
         "gated_attention": False,
         "mrope": None,
         "rotary_interleaved": False,
@@ -649,6 +649,7 @@ def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
         "l2_qk_norm": draw(st.sampled_from([False, False, True])),
         "norm": draw(st.sampled_from(["rms", "rms", "layer", "layer_without_bias"])),
         "parallel": draw(st.sampled_from([False, False, True])),
+        "clip_qkv": draw(st.sampled_from([None, None, 0.5])),
         "residual_scale": draw(st.sampled_from([None, 0.5])),
         "logit_scale": draw(st.sampled_from([None, 0.25])),
         "norm_offset": draw(st.booleans()),

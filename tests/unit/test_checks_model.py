@@ -54,6 +54,11 @@ def codes(*overrides: str) -> list[str]:
         (["model.nope={layers: [1, 2]}"], ["full-layer-not-in-model"]),
         (["model.rotated_qk_norm=true", "model.qk_norm=true"], []),
         (["model.rotated_qk_norm=true"], ["setting-without-effect"]),
+        (["model.clip_qkv=8.0"], []),
+        (
+            ["model.mla={kv_rank: 8, rope_head_dim: 8}", "model.clip_qkv=8.0"],
+            ["mla-does-not-fit"],
+        ),
         (["model.mlp_bias=true"], []),
         (
             ["model.mlp_bias=true", "model.moe={experts: 4, top_k: 2, width: 16}"],

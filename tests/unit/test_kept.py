@@ -230,6 +230,25 @@ KEPT = {
         {"qk_norm": True, "rotated_qk_norm": True},
         {"qk_norm": True, "norm_last": True},
     ),
+    **{
+        f"with clipped queries, keys and values{after}": Row(
+            "language", {"clip_qkv": 8.0, **keys}, {"clip": 8.0, **shape}
+        )
+        for after, keys, shape in (
+            ("", {}, {}),
+            (" before norms of heads", {"qk_norm": True}, {"qk_norm": True}),
+            (
+                " after a norm of all heads, as in OLMoE",
+                {"qk_norm": True, "wide_qk_norm": True},
+                {"qk_norm": True, "wide_norm": True},
+            ),
+            (
+                " and norms of rotated heads",
+                {"qk_norm": True, "rotated_qk_norm": True},
+                {"qk_norm": True, "norm_last": True},
+            ),
+        )
+    },
     "with squared ReLU, as in Arcee": Row(
         "language",
         {"activation": "squared_relu"},

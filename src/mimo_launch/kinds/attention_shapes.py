@@ -103,6 +103,7 @@ class AttentionShape(LayerShape):
     `qkv_bias` gives queries, keys and values biases, except keys without `key_bias` (Whisper);
     `bias` gives the output one. `qk_norm` normalises each head of queries and keys, `l2_norm`
     without weights, `wide_norm` all of them together; `norm_last`: each head after its rotation.
+    Queries, keys and values stay within `clip`, if given, before norms of single heads.
     Scores are divided by the square root of `score_size` (None: of the head size), and stay below
     `score_cap`; learned `sinks` join their softmax. If `gated`, each head's output is multiplied by
     the sigmoid of a gate, which follows the query of the head. `interleaved`: numbers of a head
@@ -122,6 +123,7 @@ class AttentionShape(LayerShape):
     l2_norm: bool = of_key("l2_qk_norm", False)
     norm_last: bool = of_key("rotated_qk_norm", False)
     wide_norm: bool = of_key("wide_qk_norm", False)
+    clip: float | None = of_key("clip_qkv", None)
     eps: float = of_key("norm_eps", EPSILON)
     norm_offset: float = of_key("norm_offset", 0.0)
     score_size: float | None = of_key("query_pre_attn_scalar", None)
@@ -189,7 +191,7 @@ class AttentionShape(LayerShape):
     def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
         """Return queries, keys and values, what their norms and gates keep, and the output."""
         # Over cp keys are gathered, so larger queries alone are all that is kept.
-        copied = pattern.rotates or (pattern.grows and passes.cp > 1)
+        copied = pattern.rotates or (pattern.grows and passes.cp > 1) or self.clip is not None
         latent = self.parts()["latent"]
         if latent is not None:
             found = (*latent.saved(passes, pattern), Saved(name="attention output", value=1))
@@ -218,13 +220,18 @@ class AttentionShape(LayerShape):
             rotated=copied,
             causal=pattern.causal,
             in_windows=pattern.in_windows,
+            clipped=self.clip is not None,
         )
         by_head = not self.wide_norm
         if normed and by_head:
             found += (Saved(name="root mean squares of query heads", heads=1),)
-        reads_copies = passes.are_compiled or passes.wide == 1
-        if self.qk_norm and by_head and self.norm_last and pattern.rotates and reads_copies:
-            name = "rotated queries and keys, before their norms"
+        # A norm reads, or makes, another tensor than projections do.
+        reads_copies = by_head and (passes.are_compiled or passes.wide == 1)
+        rotates_first = self.norm_last and pattern.rotates
+        if (self.qk_norm and rotates_first and reads_copies) or (
+            normed and self.clip is not None and (reads_copies or self.wide_norm)
+        ):
+            name = "rotated or clipped queries and keys, before their norms"
             found += (Saved(name=name, query=1, key=1),)
         if normed and not passes.are_compiled:
             of_heads = passes.of_head_norms(weighted=self.qk_norm)
@@ -249,18 +256,21 @@ def read_by_attention(
     rotated: bool = False,
     causal: bool = False,
     in_windows: bool = False,
+    clipped: bool = False,
 ) -> tuple[Saved, ...]:
     """Return queries, keys and values, as far as they are kept, and copies of the output.
 
     Queries (with their gates, if they have `query_parts`), keys and values are one tensor. It is
     kept if something reads a view of it: norms of heads, gates, or attention, unless it reads
     copies, which are rotated, normed, in another order (by window, or from two lists) or gathered.
+    Of values, too, if they are `clipped`.
     """
     reorders = passes.reorders or in_windows
     copied, gathers = rotated or normed or reorders, passes.cp > 1 and not in_windows
     found = []
     # Causal attention over cp: autograd keeps no view of it, but measured steps hold as much more.
-    if normed or query_parts > 1 or (causal and gathers) or not (reorders or (gathers and copied)):
+    read = normed or query_parts > 1 or clipped or (causal and gathers)
+    if read or not (reorders or (gathers and copied)):
         name = "queries, keys and values, fused"
         found.append(Saved(name=name, query=query_parts, key=2))
     if gathers:
@@ -268,6 +278,7 @@ def read_by_attention(
         found.append(Saved(name="queries", query=1 if copied else 0))
         found.append(Saved(name="gathered keys and values", key=2 * keys))
     elif copied:
-        found.append(Saved(name="copies for attention", query=1, key=2 if reorders else 1))
+        of_values = reorders or clipped
+        found.append(Saved(name="copies for attention", query=1, key=1 + of_values))
     in_parts = causal and gathers and passes.packed_keys is None
     return (*found, IN_ORDER) if reorders or passes.pads or in_parts else tuple(found)

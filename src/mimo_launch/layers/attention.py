@@ -80,6 +80,8 @@ class Attention(ShapedLayer[AttentionShape]):
         q, *gates = q.unflatten(1, (self.heads, parts)).unbind(2) if parts > 1 else (q,)
         if isinstance(self.q_norm, WideNorm) and isinstance(self.k_norm, WideNorm):
             q, k = self.q_norm(q), self.k_norm(k)
+        if (most := self.shape.clip) is not None:
+            q, k, v = (x.clamp(-most, most) for x in (q, k, v))
         return (q, k, v, *gates)
 
     def _placed(

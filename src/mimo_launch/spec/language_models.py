@@ -298,6 +298,12 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="Queries and keys of layers with rotary positions are divided by their root "
         "mean square, as in Llama 4: a norm without weights.",
     )
+    clip_qkv: Annotated[float | None, Field(gt=0, allow_inf_nan=False), _OF_HEADS] = Field(
+        None,
+        description="Queries, keys and values below minus this number or above it take that value, "
+        "as in DBRX and OLMoE: after `wide_qk_norm`, before norms of single heads and rotation.",
+        examples=[8.0],
+    )
     residual_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="Factor on what attention and MLPs add to the stream, as in Granite.",

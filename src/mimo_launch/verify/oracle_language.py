@@ -126,20 +126,41 @@ def _placed(
     name: str,
     model: DecoderBlocks | HybridModel,
     number: int | None,
-    angles: Tensor | None,
-    factor: float,
+    turn: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return queries or keys after their norm, then rotated, or the other way round."""
-    late = isinstance(model, DecoderModel) and model.rotated_qk_norm and not model.wide_qk_norm
-    if not late:
-        x_SHK = _normed(norm, x_SHK, name, model, number)
+    """Return queries or keys after their norm, then rotated, or the other way round.
+
+    They are clipped after a norm of all heads together, before one of each head.
+    """
+    wide = isinstance(model, DecoderModel) and model.wide_qk_norm
+    late = isinstance(model, DecoderModel) and model.rotated_qk_norm and not wide
+    if wide:
+        return turn(_clipped(_normed(norm, x_SHK, name, model, number), model))
+    x_SHK = _clipped(x_SHK, model)
+    if late:
+        return _normed(norm, turn(x_SHK), name, model, number)
+    return turn(_normed(norm, x_SHK, name, model, number))
+
+
+def _clipped(x_SHK: Tensor, model: DecoderBlocks | HybridModel) -> Tensor:
+    """Return x with numbers beyond the limit of a decoder, if it has one, at the limit."""
+    most = model.clip_qkv if isinstance(model, DecoderModel) else None
+    if most is None:
+        return x_SHK
+    return torch.where(x_SHK.abs() > most, most * x_SHK.sign(), x_SHK)
+
+
+def _rotated(
+    x_SHK: Tensor, model: DecoderBlocks | HybridModel, angles: Tensor | None, factor: float
+) -> Tensor:
+    """Return queries or keys rotated by their positions, if there are any."""
     if angles is not None and isinstance(model, LanguageModel) and model.rotary_interleaved:
         size = 2 * angles.shape[-1]
         places = pairs_in_halves(torch.arange(x_SHK.shape[-1]), size).argsort()
         x_SHK = turned(pairs_in_halves(x_SHK, size), angles, factor)[..., places]
     elif angles is not None:
         x_SHK = turned(x_SHK, angles, factor)
-    return _normed(norm, x_SHK, name, model, number) if late else x_SHK
+    return x_SHK
 
 
 def _is_still(model: DecoderModel, number: int | None) -> bool:
@@ -265,10 +286,12 @@ def _attention(
             linear(weights, y, f"{name}.q").view(len(y), heads, -1), model.head_size, dim=-1
         )
         k, v = (linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in "kv")
+        turn = partial(_rotated, model=model, angles=angles, factor=factor)
         q, k = (
-            _placed(norm, x, f"{name}.{p}_norm", model, number, angles, factor)
+            _placed(norm, x, f"{name}.{p}_norm", model, number, turn)
             for x, p in ((q, "q"), (k, "k"))
         )
+        v = _clipped(v, model)
     if growth is not None:
         q = torch.einsum("shk,s->shk", q, growth)
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))

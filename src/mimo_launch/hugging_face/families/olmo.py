@@ -11,7 +11,7 @@ from mimo_launch.hugging_face.decoders import LAYERS, WindowKeys, in_turn
 from mimo_launch.hugging_face.families import gemma, qwen
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config
-from mimo_launch.hugging_face.refusals import only, refusals
+from mimo_launch.hugging_face.refusals import refusals
 from mimo_launch.hugging_face.rotary import LINEAR, YARN
 from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.hugging_face.tensors import Tensors, in_layers
@@ -90,9 +90,9 @@ OLMOE = Family(
     kind="decoder",
     architecture="OlmoeForCausalLM",
     published=("allenai/OLMoE-1B-7B-0924",),
-    settings=decoders.decoder(_BLOCK, **_WIDE, moe=_MOE),
+    settings=decoders.decoder(_BLOCK, **_WIDE, clip_qkv=("clip_qkv", None), moe=_MOE),
     tensors=qwen.QWEN3_MOE.tensors,
-    refused=decoders.not_computed() + refusals(only("clip_qkv", None)),
+    refused=decoders.not_computed(),
     training=Settings({"aux_loss": ("router_aux_loss_coef", 0.01)}),
     defaults=_COMMON
     | {
