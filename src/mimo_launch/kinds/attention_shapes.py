@@ -213,15 +213,7 @@ class AttentionShape(LayerShape):
     ) -> tuple[Saved, ...]:
         """Return what projections and norms of heads keep; attention may read `copied` heads."""
         normed = self.qk_norm or self.l2_norm
-        found = read_by_attention(
-            passes,
-            query_parts=self.query_parts,
-            normed=normed,
-            rotated=copied,
-            causal=pattern.causal,
-            in_windows=pattern.in_windows,
-            clipped=self.clip is not None,
-        )
+        found = self._read(passes, pattern, copied=copied or normed)
         by_head = not self.wide_norm
         if normed and by_head:
             found += (Saved(name="root mean squares of query heads", heads=1),)
@@ -238,6 +230,36 @@ class AttentionShape(LayerShape):
             found += (of_heads if by_head else passes.of_wide_norm(),)
         return found
 
+    def _read(
+        self, passes: Passes, pattern: AttentionPattern, *, copied: bool
+    ) -> tuple[Saved, ...]:
+        """Return queries, keys and values, as far as they are kept, and copies of the output.
+
+        Queries (with their gates, if they have any), keys and values are one tensor. It is kept if
+        something reads a view of it: norms of heads, gates, clips, or attention, unless it reads
+        copies, which are normed, rotated or clipped, in another order (by window, or from two
+        lists) or gathered.
+        """
+        reorders = passes.reorders or pattern.in_windows
+        gathers = passes.cp > 1 and not pattern.in_windows
+        clips, found = self.clip is not None, []
+        reads_views = self.qk_norm or self.l2_norm or self.gated or clips
+        # Causal attention over cp: autograd keeps no view of it, but measured steps hold as much
+        # more.
+        reads_views |= pattern.causal and gathers
+        if reads_views or not (reorders or (gathers and copied)):
+            name = "queries, keys and values, fused"
+            found.append(Saved(name=name, query=self.query_parts, key=2))
+        if gathers:
+            keys = (pattern.causal and passes.packed_keys) or passes.cp
+            found.append(Saved(name="queries", query=1 if copied or reorders else 0))
+            found.append(Saved(name="gathered keys and values", key=2 * keys))
+        elif copied or reorders:
+            key = 2 if reorders or clips else 1
+            found.append(Saved(name="copies for attention", query=1, key=key))
+        in_parts = pattern.causal and gathers and passes.packed_keys is None
+        return (*found, IN_ORDER) if reorders or passes.pads or in_parts else tuple(found)
+
     def _norm(self, heads: int) -> NormShape | WideNormShape | None:
         if not self.qk_norm:
             return None
@@ -246,39 +268,3 @@ class AttentionShape(LayerShape):
             width = heads * self.head_size
             return WideNormShape(width, self.eps, self.head_size, offset)
         return NormShape(self.head_size, "rms", self.eps, inside=True, offset=offset)
-
-
-def read_by_attention(
-    passes: Passes,
-    *,
-    query_parts: int = 1,
-    normed: bool = False,
-    rotated: bool = False,
-    causal: bool = False,
-    in_windows: bool = False,
-    clipped: bool = False,
-) -> tuple[Saved, ...]:
-    """Return queries, keys and values, as far as they are kept, and copies of the output.
-
-    Queries (with their gates, if they have `query_parts`), keys and values are one tensor. It is
-    kept if something reads a view of it: norms of heads, gates, or attention, unless it reads
-    copies, which are rotated, normed, in another order (by window, or from two lists) or gathered.
-    Of values, too, if they are `clipped`.
-    """
-    reorders = passes.reorders or in_windows
-    copied, gathers = rotated or normed or reorders, passes.cp > 1 and not in_windows
-    found = []
-    # Causal attention over cp: autograd keeps no view of it, but measured steps hold as much more.
-    read = normed or query_parts > 1 or clipped or (causal and gathers)
-    if read or not (reorders or (gathers and copied)):
-        name = "queries, keys and values, fused"
-        found.append(Saved(name=name, query=query_parts, key=2))
-    if gathers:
-        keys = (causal and passes.packed_keys) or passes.cp
-        found.append(Saved(name="queries", query=1 if copied else 0))
-        found.append(Saved(name="gathered keys and values", key=2 * keys))
-    elif copied:
-        of_values = reorders or clipped
-        found.append(Saved(name="copies for attention", query=1, key=1 + of_values))
-    in_parts = causal and gathers and passes.packed_keys is None
-    return (*found, IN_ORDER) if reorders or passes.pads or in_parts else tuple(found)
