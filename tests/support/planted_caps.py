@@ -1,5 +1,6 @@
 """Known ways to get soft-capping wrong; `planted` lists them with the others."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,8 +34,9 @@ def scores_capped_before_their_scale() -> None:
     """Scores are capped first and divided by the root of the size of a head afterwards."""
     correct = score_attention.attend_by_scores
 
-    def before(*tensors: Any, scale: float, cap: float, **more: Any) -> torch.Tensor:
-        return correct(*tensors, scale=scale, cap=cap / scale, **more)
+    def before(q: Any, k: Any, v: Any, allowed: Any, scoring: Any, drop: Any) -> torch.Tensor:
+        cap = scoring.cap / scoring.scale
+        return correct(q, k, v, allowed, replace(scoring, cap=cap), drop)
 
     from mimo_launch.layers import attention
 

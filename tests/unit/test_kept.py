@@ -392,8 +392,8 @@ def test_scores_exist_as_often_as_the_table_says(dtype: torch.dtype, drops: bool
 
     def attend(*tensors: torch.Tensor) -> torch.Tensor:
         drop = partial(layer.scores, queries_BS=tokens, keys_BM=tokens, first=0)
-        how: dict[str, Any] = {"cap": None, "drop": drop} if drops else {"cap": 3.0}
-        return score_attention.attend_by_scores(*tensors, seen, scale=None, sinks_h=None, **how)
+        scoring = score_attention.Scoring(cap=None if drops else 3.0)
+        return score_attention.attend_by_scores(*tensors, seen, scoring, drop if drops else None)
 
     with MemoryPeak(q, k, v) as forward:
         out = recomputed(attend, q, k, v)

@@ -201,8 +201,8 @@ PLAIN_TEMPORARY = Temporary(
 CAPPED_FORWARD = Saved(name="scores of a block of queries", scores=3)
 CAPPED_BACKWARD = Saved(name="scores of a block of queries, and gradients", scores=4)
 # If weights of attention are dropped: each has two numbers of 8 bytes in turn.
-DROPPED_FORWARD = Saved(name="scores of a block of queries, and numbers drawn", scores=6)
-DROPPED_BACKWARD = Saved(name="scores, numbers drawn and gradients", scores=6)
+DROPPED_FORWARD = Saved(name="scores of a block of queries, and numbers drawn", scores=5)
+DROPPED_BACKWARD = Saved(name="scores, numbers drawn and gradients", scores=5)
 
 # In a depth of multi-token prediction.
 TOKEN_AHEAD = Saved(name="embedding of the token ahead", stream=1, shared=True)

@@ -27,7 +27,7 @@ from mimo_launch.layers.norms import Norm, Sinks, WideNorm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import placed_heads, sigmoid_gated
 from mimo_launch.layers.recompute import Remake, recomputed
-from mimo_launch.layers.score_attention import Drop, attend_by_scores, queries_at_once
+from mimo_launch.layers.score_attention import Drop, Scoring, attend_by_scores, queries_at_once
 from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
 from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
@@ -227,9 +227,8 @@ class Attention(ShapedLayer[AttentionShape]):
         by_scores = self.sinks is not None or self.score_cap is not None or drop is not None
         if allowed is not None and by_scores:
             sinks_h = None if self.sinks is None else self.sinks()
-            return attend_by_scores(
-                q, k, v, allowed, scale=self.scale, cap=self.score_cap, sinks_h=sinks_h, drop=drop
-            )
+            scoring = Scoring(self.scale, self.score_cap, sinks_h)
+            return attend_by_scores(q, k, v, allowed, scoring, drop)
         return F.scaled_dot_product_attention(
             q,
             k,

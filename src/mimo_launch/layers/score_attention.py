@@ -9,6 +9,7 @@ Source: soft-capping: Gemma 2 (arXiv:2408.00118), section 2; sinks: GPT-OSS (arX
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +19,33 @@ from mimo_launch.layers.pointwise import soft_capped, widened
 
 # Returns the weights of attention [B, h, S, M] without those that are dropped.
 Drop = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What becomes of products of queries and keys: their scale (None: by head size) and cap.
+
+    `sinks_h` are logits, one per head, that join its softmax and are not capped.
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+    sinks_h: Tensor | None = None
+
+    def weights(self, q_BhSK: Tensor, k_BgMK: Tensor, seen: Tensor) -> Tensor:
+        """Return the weights of the keys that are `seen`, [B, h, S, M]."""
+        head_size = q_BhSK.shape[-1]
+        # Heads that share keys become further queries, so that keys need no copies.
+        q_BgQK = q_BhSK.reshape(*k_BgMK.shape[:2], -1, head_size)
+        scores = widened(q_BgQK @ k_BgMK.mT).view(*q_BhSK.shape[:-1], -1)
+        scores = scores * (head_size**-0.5 if self.scale is None else self.scale)
+        if self.cap is not None:
+            scores = soft_capped(scores, self.cap)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if self.sinks_h is None:
+            return scores.softmax(dim=-1)
+        sinks = widened(self.sinks_h)[:, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def queries_at_once(batch: int, keys: int) -> int:
@@ -30,33 +58,16 @@ def attend_by_scores(
     k_BgMK: Tensor,
     v_BgMK: Tensor,
     allowed: Tensor,
-    *,
-    scale: float | None,
-    cap: float | None,
-    sinks_h: Tensor | None,
+    scoring: Scoring,
     drop: Drop | None = None,
 ) -> Tensor:
-    """Return attention by a mask, [B, h, S, K]; a head's softmax includes its sink, if any.
+    """Return attention by a mask, [B, h, S, K].
 
-    A mask that is not bool is 0 where a token attends. Sinks are not capped. `drop` drops weights.
+    A mask that is not bool is 0 where a token attends. `drop` drops weights.
     """
-    batch, heads, queries, _ = q_BhSK.shape
-    # Heads that share keys become further queries, so that keys need no copies.
-    by_group = batch, k_BgMK.shape[1], -1
-    by_head = batch, heads, queries, -1
-    q_BgQK = q_BhSK.reshape(*by_group, q_BhSK.shape[-1])
-    scale = q_BhSK.shape[-1] ** -0.5 if scale is None else scale
-    scores = widened(q_BgQK @ k_BgMK.mT).view(by_head) * scale
-    if cap is not None:
-        scores = soft_capped(scores, cap)
     seen = allowed if allowed.dtype == torch.bool else allowed == 0
-    scores = scores.masked_fill(~seen, float("-inf"))
-    if sinks_h is None:
-        weights = scores.softmax(dim=-1)
-    else:
-        sinks = widened(sinks_h)[:, None, None].expand(*scores.shape[:-1], 1)
-        weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+    weights = scoring.weights(q_BhSK, k_BgMK, seen)
     if drop is not None:
         weights = drop(weights)
-    weights_BgQM = weights.to(v_BgMK.dtype).reshape(*by_group, v_BgMK.shape[2])
-    return (weights_BgQM @ v_BgMK).view(by_head)
+    weights_BgQM = weights.to(v_BgMK.dtype).reshape(*k_BgMK.shape[:2], -1, v_BgMK.shape[2])
+    return (weights_BgQM @ v_BgMK).view(*q_BhSK.shape[:-1], -1)
