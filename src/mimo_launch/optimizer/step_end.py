@@ -15,7 +15,12 @@ from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.optimizer.gradients import sum_partial_gradients, sum_tied_gradients
 from mimo_launch.optimizer.module_optimizers import Updates
-from mimo_launch.optimizer.step_metrics import PendingMetrics, note_flags, reduce_metrics
+from mimo_launch.optimizer.step_metrics import (
+    PendingMetrics,
+    SourceLosses,
+    note_flags,
+    reduce_metrics,
+)
 from mimo_launch.runtime.step_state import StepState
 from mimo_launch.schedule.actions import Action, Kind
 
@@ -75,8 +80,7 @@ class StepEnd:
             self.step.losses,
             self.flags,
             count_zeros=count_zeros,
-            sources=self.step.data.labels_by_source,
-            source_losses=self.step.source_losses,
+            sources=SourceLosses(self.step.data.labels_by_source, self.step.source_losses),
         )
         of_forwards, squares = self.step.forward_losses, found.unshared_squares
         own = note_flags(modules, of_forwards, squares, self.grids.device)

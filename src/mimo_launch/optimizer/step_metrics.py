@@ -91,6 +91,23 @@ class PendingMetrics:
         return StepMetrics(loss, losses, aux_loss, norms, norm, flags, zeros or None, sources)
 
 
+@dataclass(frozen=True, slots=True)
+class SourceLosses:
+    """This rank's part of the loss of each source of the data, [sources], given with their labels.
+
+    `losses` is None on a rank that computes none.
+    """
+
+    labels: Mapping[str, float] = field(default_factory=dict)
+    losses: Tensor | None = None
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the losses, or zeros."""
+        if self.losses is not None:
+            return self.losses
+        return torch.zeros(len(self.labels), dtype=torch.float64, device=device)
+
+
 def reduce_metrics(
     layout: Layout,
     modules: dict[str, RankModule],
@@ -98,14 +115,12 @@ def reduce_metrics(
     flags: Sequence[int] = (),
     *,
     count_zeros: bool = False,
-    sources: Mapping[str, float] | None = None,
-    source_losses: Tensor | None = None,
+    sources: SourceLosses | None = None,
 ) -> PendingMetrics:
     """Return loss and gradient norms, equal on all ranks, without waiting for the device.
 
     `flags` are small integers of this rank (a signal arrived, a write failed) on which all ranks
-    must act at the same step. `source_losses` are this rank's part of the loss of each of the
-    `sources`, which are given with their labels; None for a rank that computes none.
+    must act at the same step.
 
     Ranks: collective over the world; one all-reduce in float64. Each rank adds the squares of the
     elements that it counts; a NaN anywhere reaches every rank through the sum.
@@ -120,19 +135,16 @@ def reduce_metrics(
         squares[name] = unshared_squares[name] + sum_of_squares(shared, device)
         if count_zeros:
             zeros[name] = num_zeros((*alone, *shared), device)
-    aux_loss = torch.zeros((), dtype=torch.float64, device=device)
-    for module in modules.values():
-        if module.aux_loss is not None:
-            aux_loss += module.aux_loss.total
+    aux_losses = (module.aux_loss for module in modules.values())
+    none = torch.zeros((), dtype=torch.float64, device=device)
+    aux_loss = sum((each.total for each in aux_losses if each is not None), start=none)
     noted = to_device(torch.tensor(flags, dtype=torch.float64), device)
-    counts, sources = list(zeros.values()) if count_zeros else [], sources or {}
-    if source_losses is None:
-        source_losses = torch.zeros(len(sources), dtype=torch.float64, device=device)
+    counts, sources = list(zeros.values()) if count_zeros else [], sources or SourceLosses()
     slots = torch.cat(
         [
             torch.stack([aux_loss, *losses.values(), *squares.values()]).double(),
             noted,
-            source_losses,
+            sources.on(device),
             *(c[None] for c in counts),
         ]
     )
@@ -151,7 +163,7 @@ def reduce_metrics(
         unshared_squares=unshared_squares,
         num_flags=len(flags),
         host=HostCopy(torch.cat([loss[None], norm[None], slots])),
-        sources=sources,
+        sources=sources.labels,
     )
 
 

@@ -31,6 +31,8 @@ from mimo_launch.verify.oracle_layers import (
     pairs_in_halves,
     query_growth,
     rms_norm,
+    softmax,
+    softmax_beside,
     turned,
 )
 from mimo_launch.verify.oracle_recurrent import deltanet, mamba
@@ -297,8 +299,10 @@ def _attention(
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
     scale = (size or q.shape[-1]) ** -0.5
     hidden = hidden_from(text.documents, text.images, window, chunked=chunked, prompts=text.prompts)
-    drop = partial(weights.attended, layer=name)
-    attended = attend(q * scale, k, v, hidden, cap=cap, sinks_H=sinks, drop=drop)
+    softmaxed = softmax if sinks is None else partial(softmax_beside, sinks_H=sinks)
+    attended = attend(
+        q * scale, k, v, hidden, cap=cap, weigh=lambda s: weights.attended(softmaxed(s), name)
+    )
     for gate in gates:
         attended = attended / (1 + (-gate.flatten(1)).exp())
     return linear(weights, attended, f"{name}.o")

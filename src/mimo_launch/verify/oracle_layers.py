@@ -83,6 +83,11 @@ def hidden_from(
     return hidden
 
 
+def softmax(scores_HST: Tensor) -> Tensor:
+    """Return the weights of scores."""
+    return scores_HST.softmax(dim=-1)
+
+
 def attend(
     q_SHK: Tensor,
     k_SHK: Tensor,
@@ -90,24 +95,22 @@ def attend(
     hidden: Tensor | None = None,
     *,
     cap: float | None = None,
-    sinks_H: Tensor | None = None,
-    drop: Callable[[Tensor], Tensor] | None = None,
+    weigh: Callable[[Tensor], Tensor] = softmax,
 ) -> Tensor:
     """Attend to all tokens that are not `hidden` (see `hidden_from`), with queries already scaled.
 
-    `cap` caps scores (`capped`). The exponentials of `sinks_H` are added to the denominator of the
-    softmax; `drop` drops weights of the others.
+    `cap` caps scores (`capped`), and `weigh` makes weights of them, [H, S, T].
     """
     scores = capped(torch.einsum("shk,thk->hst", q_SHK, k_SHK), cap)
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
-    weights = scores.softmax(dim=-1)
-    if sinks_H is not None:
-        begin = sinks_H.exp()[:, None, None]
-        weights = scores.exp() / (begin + scores.exp().sum(dim=-1, keepdim=True))
-    if drop is not None:
-        weights = drop(weights)
-    return torch.einsum("hst,thk->shk", weights, v_SHK).flatten(1)
+    return torch.einsum("hst,thk->shk", weigh(scores), v_SHK).flatten(1)
+
+
+def softmax_beside(scores_HST: Tensor, sinks_H: Tensor) -> Tensor:
+    """Return the weights of scores in a softmax to whose denominator sinks are added."""
+    found = scores_HST.exp()
+    return found / (sinks_H.exp()[:, None, None] + found.sum(dim=-1, keepdim=True))
 
 
 def capped(x: Tensor, cap: float | None) -> Tensor:
