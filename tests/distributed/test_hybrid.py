@@ -9,7 +9,7 @@ from tests.support.specs import box, hybrid, spec
 from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.spec import Spec
 
-SP, DELTA = {"sequence_parallel": True}, "G-MG*-"
+SP, DELTA, SHORT = {"sequence_parallel": True}, "G-MG*-", "C-C*-"
 # fmt: off
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {},
@@ -33,6 +33,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "DeltaNet, cp2, shared key head": {"pattern": DELTA, "cp": 2, "groups": 1},
     "DeltaNet, cp2 tp2": {"pattern": DELTA, "cp": 2, "tp": 2, **SP},
+    "convolutions, one rank": {"pattern": SHORT},
+    "convolutions, tp2 pp2, sequence parallel": {"pattern": SHORT, "tp": 2, "pp": 2, **SP},
+    "convolutions, cp3 tp2, an odd cut": {"pattern": SHORT, "cp": 3, "tp": 2},
+    "convolutions, dp2, fully sharded, recomputed": {
+        "pattern": SHORT, "dp": 2, "sharding": "full", "recompute": "full",
+    },
 }
 # fmt: on
 
@@ -49,6 +55,8 @@ FIRST = {
     "tp4, replicated groups", "tp2, one group", "pp2, an odd cut", "dp2, fully sharded, recomputed",
     "cp2, shared group", "cp3 tp2, sequence parallel", "DeltaNet, tp2, one key head",
     "DeltaNet, cp2 tp2", "DeltaNet, dp2, fully sharded, recomputed",
+    "convolutions, cp3 tp2, an odd cut", "convolutions, tp2 pp2, sequence parallel",
+    "convolutions, dp2, fully sharded, recomputed",
 }  # fmt: skip
 
 

@@ -83,7 +83,7 @@ _UNTOUCHED = (
     "hyperclovax", "cohere", "cohere2", "stablelm",
     "arcee", "starcoder2", "hunyuan_v1_dense",
     "cohere_compass_text",
-    "smollm3", "exaone",
+    "smollm3", "exaone", "lfm2",
 )  # fmt: skip
 _DECODERS = {
     kind: TinyModel(

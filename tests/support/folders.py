@@ -153,6 +153,14 @@ FORMS: dict[str, Config] = {
         "rope_theta": 1000000, "routed_scaling_factor": 2.5, "use_qk_norm": True,
         "first_k_dense_replace": 3,
     },
+    "LFM2-1.2B": {
+        **dense("lfm2", 16, 2048, 32, 8, 12288, 65536), "block_auto_adjust_ff_dim": True,
+        "block_dim": 2048, "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256, "conv_L_cache": 3, "conv_bias": False, "conv_dim": 2048,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14], "norm_eps": 1e-5, "rope_theta": 1000000.0,
+        "tie_embedding": True,
+    },
+    "LFM2, bare": {"model_type": "lfm2"},
     "Nemotron-H": _NVIDIA,
     "Nemotron-H with experts": _NVIDIA | _NANO,
     "Mixtral, small": _MIXTRAL,
@@ -631,6 +639,13 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
     "Qwen3-Next-80B-A3B": {
         "hybrid": {"pattern": "GEGEGE*E" * 12, "rotary_factor": 0.25, "moe.shared_gate": True},
     },
+    "LFM2-1.2B": {
+        "hybrid": {
+            "pattern": "C-C-*-C-C-*-C-C-*-C-*-C-*-C-*-C-", "mlp": 8192, "head_dim": 64,
+            "tied": True, "short_conv": 3, "rope_theta": 1e6,
+        },
+    },
+    "LFM2, bare": {"hybrid": {"pattern": "*-" * 32, "mlp": 8192, "hidden": 2560, "head_dim": 80}},
     "Nemotron-H": {"hybrid": {"pattern": "M-M*"}},
     "Nemotron-H, a shared expert of 0": {"hybrid": {"moe.shared": 96}},
     "Omni that predicts further tokens": {"vit": {"final_norm": True}},
@@ -792,6 +807,9 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ],
     ("Qwen3-MoE, small", "decoder", ""): [
         {"mlp_only_layers": [1, 3]}, {"attention_bias": True},
+    ],
+    ("LFM2-1.2B", "hybrid", ""): [
+        {"conv_bias": True}, _layers("sliding_attention", 16), _YARN,
     ],
     ("Nemotron-H", "hybrid", ""): [
         ({"hybrid_override_pattern": "MEM*", "n_group": 4, "topk_group": 1}, "n_group: 4"),

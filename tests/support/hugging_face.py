@@ -71,6 +71,17 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
+    "lfm2": (
+        {
+            "kind": "hybrid", "pattern": "C-*-", "activation": "silu", "qk_norm": True,
+            "norm_eps": 1e-3, "tied": True, "rope_theta": 500.0, "head_dim": None,
+        },
+        {
+            "norm_eps": 1e-3, "layer_types": ["conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False, "pad_token_id": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     # The second layer has no rotary positions.
     "smollm3": (
         {

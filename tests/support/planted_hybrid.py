@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from tests.support.specs import box, hybrid, spec
 
-from mimo_launch.layers import deltanet, mamba, recurrent
+from mimo_launch.layers import deltanet, mamba, recurrent, short_conv
 from mimo_launch.layers.sequence_contexts import Documents
 from mimo_launch.spec.spec import Spec
 
@@ -94,6 +94,27 @@ def convolution_over_documents() -> None:
     recurrent.causal_conv = lambda x, weight, bias, **_: correct(x, weight, bias)
 
 
+def short_convolution_over_documents() -> None:
+    """The short convolution of an LFM2 sees the last tokens of the document before."""
+    correct = short_conv.causal_conv
+    short_conv.causal_conv = lambda *given, **more: correct(
+        *given, **{**more, "documents_BS": None}
+    )
+
+
+def channels_of_another_rank() -> None:
+    """cp ranks convolve with the weights of each other's channels."""
+    correct = short_conv.ShortConv._convolved
+
+    def swapped(self: Any, x: Any, weight: Any, sequences: Any) -> Any:
+        if self.context.cp.size > 1:
+            weight = self.conv.weight.unflatten(0, (self.context.cp.size, -1))
+            weight = weight[(self.context.cp.index + 1) % self.context.cp.size]
+        return correct(self, x, weight, sequences)
+
+    short_conv.ShortConv._convolved = swapped
+
+
 def state_over_documents() -> None:
     """The state is handed from one document to the next."""
     correct = mamba.ssd
@@ -175,6 +196,10 @@ HYBRID_BUGS = {
     "Mamba heads swapped over cp": (heads_of_another_rank, split_heads(cp=2)),
     "shards in the order of ranks": (shards_in_the_order_of_ranks, split_heads(cp=2)),
     "convolution over documents": (convolution_over_documents, split_heads(cp=2)),
+    "short convolution over documents": (
+        short_convolution_over_documents, split_heads(2, "C-*C", tp=2),
+    ),
+    "channels swapped over cp": (channels_of_another_rank, split_heads(2, "C-*C", cp=2)),
     "state over documents": (state_over_documents, split_heads(tp=2)),
     "delta state over documents": (delta_state_over_documents, split_heads(2, "G-*G", tp=2)),
     "delta state not passed between cp ranks": (

@@ -727,8 +727,8 @@ def _experts(
 @st.composite
 def _hybrid(draw: st.DrawFn, ranks: int, layers: int) -> dict[str, Any]:
     """Draw a pattern, and recurrent layers that tp * cp ranks can split: groups shared or own."""
-    pattern = "".join(draw(st.permutations("MEG*-E")) * 2)[:layers]
-    if not set(pattern) & set("MG*"):
+    pattern = "".join(draw(st.permutations("MEGC*-E")) * 2)[:layers]
+    if not set(pattern) & set("MGC*"):
         # No row would reach a label: gradients of encoders would be zero but for rounding.
         pattern = "*" + pattern[1:]
     groups = draw(st.sampled_from([1, ranks, 2 * ranks]))

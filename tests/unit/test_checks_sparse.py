@@ -140,3 +140,11 @@ def test_any_value_at_any_place(path: tuple[str | int, ...]) -> None:
         assert_sound(put(complete(), path, value))
     assert_drawn(put(complete(), path, "x"))
     assert_drawn(put(complete(), path, 7))
+
+
+@pytest.mark.parametrize(("pattern", "said"), [("ME*-", True), ("CE*-", False)])
+def test_a_short_convolution_needs_a_layer(pattern: str, said: bool) -> None:
+    text = SPEC.replace('"ME*-"', f'"{pattern}"')
+    found = check(load_text(text, overrides=["modules.language.model.short_conv=4"]).spec)
+    headline = "`short_conv` of `language` does nothing: no layer is `C`"
+    assert (headline in [each.headline for each in found]) == said

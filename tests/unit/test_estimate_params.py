@@ -225,6 +225,7 @@ def specs() -> dict[str, Spec]:
             {"projector": "linear", "frames": 30}, tp=4, sequence_parallel=True
         ),
         "hybrid": mixing(tp=2, pp=2),
+        "hybrid of short convolutions": mixing(pattern="C-*C-", tp=2, pp=2),
         "DeltaNet": mixing(tp=2, pattern="GM*G"),
         "DeltaNet, key heads shared": mixing(groups=2, pattern="G*", tp=4, sequence_parallel=True),
         "hybrid, groups shared": mixing(groups=2, tp=4, sequence_parallel=True),

@@ -177,7 +177,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "hybrid": {
         "kind": "hybrid",
         "hidden": WIDTH,
-        "pattern": "MG*E-",
+        "pattern": "MGC*E-",
         "mamba": {"heads": 8, "head_dim": 16, "state": 16, "groups": 2},
         "deltanet": {"key_heads": 2, "heads": 4, "head_dim": 16},
         "moe": {**EXPERTS, "bias": False},
@@ -216,7 +216,7 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
         return WIDTH**-0.5
     added = layer in ("o", "down") or (layer == "out" and kind == "hybrid")
     if added and not name.startswith(("projector", "time.")):
-        additions = (6 if "mtp." in name else 5) if kind == "hybrid" else 2 * 2
+        additions = 6 if kind == "hybrid" else 2 * 2
         return additions**-0.5 * inputs**-0.5
     return inputs**-0.5
 

@@ -139,7 +139,7 @@ def kept_by_autograd(letter: str, *, compiled: bool, frozen: bool, precision: st
     ("compiled", "frozen", "precision"),
     [(True, False, "bf16"), (True, True, "bf16"), (False, False, "bf16"), (False, False, "fp32")],
 )
-@pytest.mark.parametrize("letter", ["M", "*", "-", "G"])
+@pytest.mark.parametrize("letter", ["M", "*", "-", "G", "C"])
 def test_a_layer_keeps_what_the_table_says(
     letter: str, compiled: bool, frozen: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

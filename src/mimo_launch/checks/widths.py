@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import lcm
 
-from mimo_launch.checks.rule import Findings, next_multiple
+from mimo_launch.checks.rule import Findings, chosen_keys, next_multiple, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
@@ -17,7 +17,13 @@ from mimo_launch.layout.space import divisors
 from mimo_launch.layout.stages import even_stages, num_stages, virtual_stages
 from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.encoders import CodePredictor
-from mimo_launch.spec.hybrid import RECURRENT, DeltaNetSizes, MambaSizes, RecurrentSizes
+from mimo_launch.spec.hybrid import (
+    CONVOLUTION,
+    RECURRENT,
+    DeltaNetSizes,
+    MambaSizes,
+    RecurrentSizes,
+)
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import HybridModel, Spec, TalkerModel, VitModel
 
@@ -260,6 +266,13 @@ def recurrent_layers_have_sizes(spec: Spec, name: str, model: HybridModel) -> Fi
     """Sizes of recurrent layers are given where there are such layers, and only there."""
     path = ("modules", name, "model")
     related = (Related((*path, "pattern"), model.pattern),)
+    if CONVOLUTION not in model.pattern and "short_conv" in chosen_keys(model):
+        yield no_effect(
+            (*path, "short_conv"),
+            f"`short_conv` of `{name}` does nothing: no layer is `{CONVOLUTION}`",
+            "it says how many tokens a short convolution sees",
+            at_key=True,
+        )
     for letter, key in RECURRENT.items():
         words, sizes = _WORDS[key], model.sizes_of(letter)
         if letter in model.pattern and sizes is None:

@@ -38,6 +38,7 @@ _LAYER = (
     *(f"mamba.conv.{x}" for x in ("x", "B", "C")),
     *(f"deltanet.{x}" for x in ("q", "k", "v", "z", "a", "b", "norm", "out")),
     *(f"deltanet.conv.{x}" for x in ("q", "k", "v")),
+    *(f"short_conv.{x}" for x in ("B", "C", "x", "conv", "out")),
     *(f"mlp.{x}" for x in (*_MLP, "router", "shared_gate")),
     *(f"mlp.shared.{x}" for x in _MLP),
     *(f"moe.{x}" for x in ("router", "shared_gate")),

@@ -1,4 +1,4 @@
-"""Hybrid models: Mamba-2, Gated DeltaNet, attention, an MLP or experts, by letter.
+"""Hybrid models: Mamba-2, Gated DeltaNet, short convolutions, attention, MLPs, experts, by letter.
 
 Decides: the layers of each letter, and what each saves.
 Relies on: `language` for attention, experts and both ends; `recurrent` for Mamba-2 and DeltaNet.
@@ -14,9 +14,11 @@ from mimo_launch.kinds.layer import LayerKind
 from mimo_launch.kinds.mlp_shapes import MlpShape, MoeShape
 from mimo_launch.kinds.recurrent import RECURRENT_LAYERS, RecurrentLayer, RecurrentShape
 from mimo_launch.kinds.saved_activations import Saved, Temporary
+from mimo_launch.kinds.short_conv import ShortConvShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.hybrid import (
     ATTENTION,
+    CONVOLUTION,
     EXPERTS,
     MLP,
     RECURRENT,
@@ -27,6 +29,7 @@ from mimo_launch.spec.spec import HybridModel
 
 NAMES = {
     **{letter: each.name for letter, each in RECURRENT_LAYERS.items()},
+    CONVOLUTION: "short convolution",
     ATTENTION: "attention",
     MLP: "MLP",
     EXPERTS: "experts",
@@ -107,6 +110,11 @@ class HybridKind(LanguageKind):
         if letter in (MLP, EXPERTS):
             name = "mlp" if letter == MLP else "moe"
             return name, self._mlp_or_experts(number, out_scale=out_scale)
+        if letter == CONVOLUTION:
+            tokens = model.short_conv
+            return "short_conv", ShortConvShape(
+                width=model.hidden, tokens=tokens, out_scale=out_scale
+            )
         sizes = model.sizes_of(letter)
         if sizes is None:
             raise ValueError(f"no layer of a hybrid model is a {letter}")

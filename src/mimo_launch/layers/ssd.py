@@ -121,11 +121,12 @@ def causal_conv(
     weight_FW: Tensor,
     bias_F: Tensor | None,
     documents_BS: Tensor | None = None,
+    activates: bool = True,
 ) -> Tensor:
     """Return silu of each channel's convolution over the last W tokens, the current one included.
 
-    Tokens of other documents, and places before the first token, count as 0. [B, S, F] -> the same,
-    in at least fp32 inside.
+    Unless it `activates`, the convolution itself. Tokens of other documents, and places before the
+    first token, count as 0. [B, S, F] -> the same, in at least fp32 inside.
     """
     x, weight = widened(x_BSF), widened(weight_FW)
     length, width = x.shape[1], weight.shape[1]
@@ -141,4 +142,4 @@ def causal_conv(
             before = F.pad(documents_BS, (back, 0), value=-1)[:, :length]
             earlier = earlier * (documents_BS == before).unsqueeze(-1)
         total = total + earlier
-    return F.silu(total).to(x_BSF.dtype)
+    return (F.silu(total) if activates else total).to(x_BSF.dtype)

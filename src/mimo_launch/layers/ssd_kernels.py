@@ -72,18 +72,20 @@ def causal_conv(
     *,
     documents_BS: Tensor | None = None,
     fused: Fused = called,
+    activates: bool = True,
 ) -> Tensor:
     """Return the result of `ssd.causal_conv`; `fused` calls it with few passes over memory."""
     width, channels = weight_FW.shape[1], x_BSF.shape[2]
     if not _can(x_BSF) or width not in WIDTHS or channels % CHANNEL_STEP:
-        out: Tensor = fused(plain.causal_conv, x_BSF, weight_FW, bias_F, documents_BS)
+        out: Tensor = fused(plain.causal_conv, x_BSF, weight_FW, bias_F, documents_BS, activates)
         return out
     from causal_conv1d import causal_conv1d_fn
 
     # Channels last, as the kernel for documents needs.
     x_BFS = x_BSF.contiguous().transpose(1, 2)
+    activation, numbers = "silu" if activates else None, _numbers(documents_BS)
     made: Tensor = causal_conv1d_fn(
-        x_BFS, weight_FW, bias_F, seq_idx=_numbers(documents_BS), activation="silu"
+        x_BFS, weight_FW, bias_F, seq_idx=numbers, activation=activation
     )
     return made.transpose(1, 2)
 

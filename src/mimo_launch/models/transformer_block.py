@@ -151,7 +151,7 @@ class Block(Layer[BlockShape]):
 
 
 class HybridLayer(Layer[MixedShape]):
-    """The layer of a letter: its mixer is `mamba`, `deltanet`, `attention`, `mlp` or `moe`."""
+    """The layer of a letter: its mixer is `mamba`, `deltanet`, `short_conv`, `attention`, ..."""
 
     norm: Norm
 

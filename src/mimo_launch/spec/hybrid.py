@@ -13,7 +13,7 @@ from mimo_launch.spec.base import MAX_LAYERS, Count, Strict
 from mimo_launch.spec.language_models import LanguageModel
 
 # The letters of a pattern: as in Megatron-LM's `--hybrid-override-pattern` and in Nemotron-H.
-MAMBA, DELTANET, ATTENTION, MLP, EXPERTS = "M", "G", "*", "-", "E"
+MAMBA, DELTANET, CONVOLUTION, ATTENTION, MLP, EXPERTS = "M", "G", "C", "*", "-", "E"
 # The keys with the sizes of recurrent layers, by letter.
 RECURRENT = {MAMBA: "mamba", DELTANET: "deltanet"}
 
@@ -106,12 +106,12 @@ class HybridModel(LanguageModel):
     """
 
     kind: Literal["hybrid"]
-    pattern: Annotated[str, Field(pattern=r"^[MG*E-]+$", max_length=MAX_LAYERS)] = Field(
-        description="The layers, one letter each: `M` Mamba-2, `G` Gated DeltaNet, `*` attention, "
-        "`-` MLP, `E` experts.",
+    pattern: Annotated[str, Field(pattern=r"^[MGC*E-]+$", max_length=MAX_LAYERS)] = Field(
+        description="The layers, one letter each: `M` Mamba-2, `G` Gated DeltaNet, `C` a short "
+        "convolution, `*` attention, `-` MLP, `E` experts.",
         examples=['"M-M*-M-"'],
         json_schema_extra={
-            "expected": "layers by letter: `M`, `G`, `*`, `-` and `E`, as in `M-M*-ME`"
+            "expected": "layers by letter: `M`, `G`, `C`, `*`, `-` and `E`, as in `M-M*-ME`"
         },
     )
     mamba: MambaSizes | None = Field(
@@ -123,6 +123,9 @@ class HybridModel(LanguageModel):
         None,
         description="Sizes of the Gated DeltaNet layers.",
         examples=["{heads: 8, key_heads: 4, head_dim: 32, key_dim: 32}"],
+    )
+    short_conv: Count = Field(
+        3, description="Tokens that the short convolution of a `C` layer sees (arXiv:2511.23404)."
     )
     mlp: Count | None = Field(None, description="Width inside an MLP; default 4 x hidden.")
     activation: Literal["squared_relu", "silu", "gelu_tanh"] = Field(

@@ -35,7 +35,7 @@ from mimo_launch.verify.oracle_layers import (
     softmax_beside,
     turned,
 )
-from mimo_launch.verify.oracle_recurrent import deltanet, mamba
+from mimo_launch.verify.oracle_recurrent import deltanet, mamba, short_conv
 
 # Numbers and the name of a norm's weight to normed numbers.
 Norm = Callable[[Tensor, str], Tensor]
@@ -221,6 +221,8 @@ def hybrid_layers(
             change = mamba(weights, y, f"{layer}.mamba", model.mamba, eps, documents)
         elif letter == "G" and model.deltanet is not None:
             change = deltanet(weights, y, f"{layer}.deltanet", model.deltanet, eps, documents)
+        elif letter == "C":
+            change = short_conv(weights, y, f"{layer}.short_conv", documents)
         elif letter == "*":
             change = _attention(weights, y, f"{layer}.attention", model, text)
         elif letter == "E" and model.moe is not None:

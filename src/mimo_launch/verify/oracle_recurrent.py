@@ -1,4 +1,4 @@
-"""Recurrent layers of the oracle, Mamba-2 and gated DeltaNet: one sequence at a time, whole.
+"""Recurrent layers of the oracle, and short convolutions: one sequence at a time, whole.
 
 Decides: what they compute, from their definition: token by token, head by head.
 Relies on: `oracle_layers`.
@@ -91,6 +91,19 @@ def _of_length_1(t: Tensor) -> Tensor:
 
 def _convolved(weights: Weights, x_SF: Tensor, name: str, documents: Tensor) -> Tensor:
     """Return SiLU of the weighted sum of each token and earlier tokens of its document."""
+    sums_SF = _summed(weights, x_SF, name, documents)
+    return sums_SF * torch.sigmoid(sums_SF)
+
+
+def short_conv(weights: Weights, y: Tensor, name: str, documents: Tensor) -> Tensor:
+    """Return the output of a short convolution (arXiv:2511.23404, section 2)."""
+    b, c, x = (linear(weights, y, f"{name}.{p}") for p in "BCx")
+    mixed = c * _summed(weights, b * x, f"{name}.conv", documents)
+    return linear(weights, mixed, f"{name}.out")
+
+
+def _summed(weights: Weights, x_SF: Tensor, name: str, documents: Tensor) -> Tensor:
+    """Return the weighted sum of each token and earlier tokens of its document."""
     weight_FW, bias_F = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     sums_SF = torch.zeros_like(x_SF) if bias_F is None else bias_F.expand_as(x_SF)
     width, num = weight_FW.shape[1], len(x_SF)
@@ -98,4 +111,4 @@ def _convolved(weights: Weights, x_SF: Tensor, name: str, documents: Tensor) -> 
         same_S1 = (documents[back:] == documents[: num - back])[:, None]
         before_SF = F.pad(x_SF[: num - back] * same_S1, (0, 0, back, 0))
         sums_SF = sums_SF + weight_FW[:, width - 1 - back] * before_SF
-    return sums_SF * torch.sigmoid(sums_SF)
+    return sums_SF
