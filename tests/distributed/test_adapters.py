@@ -95,7 +95,7 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
         {"dp": 2, "adapter": None, "frozen": True},
         {
             "pp": 3,
-            "model": hybrid({"tp": 1}, "M--M*-"),
+            "model": hybrid({"tp": 1}, "M-CM*-"),
             "adapter": {**LORA, "targets": ["attention"]},
         },
     ),
