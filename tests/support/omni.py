@@ -84,41 +84,62 @@ def tiny(
     return shaken(made, dtype, lambda name: float("norm" in name or "ln_" in name))
 
 
-# A talker of experts, its code predictor and a vocoder, which no module of ours is.
+# A talker of experts, its code predictor, and a vocoder, which no module of ours is.
+START, END = 17, 18
 _SPEECH: dict[str, Any] = {
     "talker_config": {
-        "num_code_groups": 2, "thinker_hidden_size": 32, "accept_hidden_layer": 1,
-        "spatial_merge_size": 2,
+        "num_code_groups": 3, "thinker_hidden_size": 32, "accept_hidden_layer": 2,
+        "spatial_merge_size": 2, "codec_bos_id": START, "codec_eos_token_id": END,
         "text_config": {
-            "vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+            "vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
             "num_attention_heads": 2, "num_key_value_heads": 1, "moe_intermediate_size": 8,
-            "num_experts": 2, "num_experts_per_tok": 1, "shared_expert_intermediate_size": 8,
+            "num_experts": 4, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 8,
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 50.0, "mrope_section": [2, 1, 1],
             },
         },
         "code_predictor_config": {
             "vocab_size": 12, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "num_code_groups": 2,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "num_code_groups": 3,
         },
     },
     "code2wav_config": {
         "codebook_size": 12, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2,
-        "intermediate_size": 16, "num_hidden_layers": 1, "num_quantizers": 2, "decoder_dim": 16,
+        "intermediate_size": 16, "num_hidden_layers": 1, "num_quantizers": 3, "decoder_dim": 16,
         "upsample_rates": [2], "upsampling_ratios": [2],
     },
 }  # fmt: skip
 
 
 def tiny_whole(kind: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a whole model, with a talker, in which no weight is a constant."""
+    """Return a whole model, with a talker of experts, in which no weight is a constant."""
     thinker = tiny(kind).config.to_dict()
     config = getattr(theirs(), f"{KINDS[kind].name}Config")(thinker_config=thinker, **_SPEECH)
     return shaken(getattr(theirs(), f"{KINDS[kind].name}ForConditionalGeneration")(config), dtype)
 
 
-def made(kind: str, layout: str, folder: Path, precision: str = "fp32") -> Spec:
-    """Return a spec whose modules start from a folder; samples have images and clips, or none."""
+# What the talker of experts is in a spec.
+SPEECH: dict[str, Any] = {
+    "kind": "talker", "layers": 2, "hidden": 16, "heads": 2, "kv_heads": 1, "mlp": 16, "vocab": 20,
+    "start": START, "end": END, "qk_norm": True, "norm_eps": 1e-6, "rope_theta": 50.0,
+    "codebooks": 3, "reads_text": "instead", "reads_layer": 2,
+    "moe": {
+        "experts": 4, "top_k": 2, "width": 8, "normalize": False, "shared": 8, "shared_gate": True,
+    },
+    "predictor": {
+        "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "mlp": 16, "vocab": 12,
+        "rope_theta": 10000.0,
+    },
+}  # fmt: skip
+
+
+def made(
+    kind: str, layout: str, folder: Path, precision: str = "fp32", speech: Box | None = None
+) -> Spec:
+    """Return a spec whose modules start from a folder; samples have images and clips, or none.
+
+    With the box of a talker they also have codes.
+    """
     family, start = KINDS[kind], {"init_from": str(folder)}
     like = qwen_vl.ALL_KINDS[family.seeing]
     vision, audio, language = LAYOUTS[layout]
@@ -127,12 +148,16 @@ def made(kind: str, layout: str, folder: Path, precision: str = "fp32") -> Spec:
         "audio": {**audio, "model": family.keys, "placeholder": HEARD, **start},
         "language": {**language, "model": qwen_vl.LANGUAGE_KEYS | like.language, **start},
     }
+    if speech is not None:
+        given = {"model": SPEECH, "reads": ["language"], "loss_weight": 0.5, **start}
+        modules["speech"] = {**speech, **given}
     data = {
         "kind": "synthetic", "max_images": 2, "max_patches": 24, "text_only": 0.3,
         "min_frames": 8, "max_frames": family.keys["frames"],
     }  # fmt: skip
-    train = {"steps": 1, "precision": precision, "seed": 9}
-    found = spec(modules, microbatches=2, mbs=2, seq=96, data=data, train=train)
+    train = {"steps": 1, "precision": precision, "seed": 9 if speech is None else 38}
+    seq = 96 if speech is None else 128
+    found = spec(modules, microbatches=2, mbs=2, seq=seq, data=data, train=train)
     assert [item for item in check(found) if item.is_error] == []
     return found
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -298,18 +299,24 @@ def frames_shifted() -> None:
     """Codes are predicted from the frame after theirs."""
     correct = CodePredictor.forward
 
-    def shifted(self: Any, state_nD: Any, read_NJ: Any, table: Any) -> Any:
-        return [each.roll(-1, dims=0) for each in correct(self, state_nD, read_NJ, table)]
+    def shifted(self: Any, state_nD: Any, read_NJ: Any, tables: Any) -> Any:
+        return [each.roll(-1, dims=0) for each in correct(self, state_nD, read_NJ, tables)]
 
     CodePredictor.forward = shifted
+
+
+def _learns_nothing(table: Any, ids: Any) -> Any:
+    rows = table.own_rows(ids)
+    return rows.detach() + 0 * rows
 
 
 def table_of_one_end() -> None:
     """The table of codes learns only from the sums that frames read, not from the predictor."""
     correct = CodePredictor.forward
 
-    def cut(self: Any, state_nD: Any, read_NJ: Any, table: Any) -> Any:
-        return correct(self, state_nD, read_NJ, lambda ids: table(ids).detach() + 0 * table(ids))
+    def cut(self: Any, state_nD: Any, read_NJ: Any, tables: Any) -> Any:
+        fixed = [SimpleNamespace(own_rows=partial(_learns_nothing, each)) for each in tables]
+        return correct(self, state_nD, read_NJ, fixed)
 
     CodePredictor.forward = cut
 

@@ -610,7 +610,28 @@ MODELS: dict[str, tuple[Config, int]] = {
     ),
     "Qwen3-Omni-30B-A3B": (
         {
-            "model_type": "qwen3_omni_moe", "talker_config": {}, "code2wav_config": {},
+            "model_type": "qwen3_omni_moe", "code2wav_config": {},
+            "talker_config": {
+                "accept_hidden_layer": 24, "num_code_groups": 16, "thinker_hidden_size": 2048,
+                "codec_bos_id": 2149, "codec_eos_token_id": 2150, "codec_pad_id": 2148,
+                "text_config": {
+                    "model_type": "qwen3_omni_moe_talker_text", "vocab_size": 3072,
+                    "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 20,
+                    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 128,
+                    "num_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 384,
+                    "shared_expert_intermediate_size": 768, "norm_topk_prob": True,
+                    "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+                    "rope_scaling": {
+                        "rope_type": "default", "mrope_section": [24, 20, 20], "interleaved": True,
+                    },
+                },
+                "code_predictor_config": {
+                    "model_type": "qwen3_omni_moe_talker_code_predictor", "vocab_size": 2048,
+                    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 5,
+                    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+                    "num_code_groups": 16, "rope_theta": 1000000,
+                },
+            },
             "thinker_config": {
                 "model_type": "qwen3_omni_moe_thinker", "image_token_id": 151655,
                 "audio_token_id": 151675, "video_token_id": 151656,

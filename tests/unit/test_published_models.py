@@ -19,10 +19,6 @@ NOT_READ = {
         "audio_config.model_type: parakeet; no audio of a nemotron_h_omni is read; "
         "read are vision and language; `mimo-launch inspect --families` lists all types",
     ),
-    "Qwen3-Omni-30B-A3B": (
-        "talker_config.model_type: qwen3_omni_moe_talker; no talker of a qwen3_omni_moe is read; "
-        "read are vision and audio and language; `mimo-launch inspect --families` lists all types",
-    ),
 }
 OFTEN = {"Llama-3.2-1B", "gemma-3-4b"}
 

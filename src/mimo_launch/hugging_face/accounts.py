@@ -14,7 +14,9 @@ from mimo_launch.hugging_face.families import own
 from mimo_launch.hugging_face.family import OURS_OF_MTP, OneDepthApart
 from mimo_launch.hugging_face.part import SCALE_OF_INPUTS, Part
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
+from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.base import LANGUAGE
 
 _LAYER_NUMBER = re.compile(r"\blayers\.(\d{1,6})\.")
 _KINDS = ("weight", "bias")
@@ -22,7 +24,7 @@ _MLP = ("gate", "up", "down")
 # Names of layers at both ends of a module, and inside each of its layers.
 _ENDS = (
     *("embedding", "head", "norm", "pre_norm", "patch", "patch_norm", "positions", "class_token"),
-    *("registers", "conv1", "conv2", "conv3", "joined", "codes", "project", "heads.0"),
+    *("registers", "conv1", "conv2", "conv3", "joined"),
 )
 _PROJECTOR = (
     *("up", "down", "linear", "norm", "merge", "middle", "middle_norm", "convolution", "newline"),
@@ -55,6 +57,14 @@ _DEPTH = ("token_norm", "hidden_norm", "project", "norm")
 def _names(model: Any) -> Iterator[str]:
     """Yield every name that a tensor of our model may have, without the module's name."""
     kind = kind_of(model)
+    if kind.codes is not None:
+        both = Ends(is_first=True, is_last=True, vocab=0, row_width=0, sources=((LANGUAGE, 1),))
+        yield from (
+            weight.name
+            for shape in kind.around(both)
+            for each in shape.weights()
+            for weight in each
+        )
     layers = [*_LAYER]
     if kind.moe is not None:
         numbers = range(kind.moe.experts)

@@ -41,6 +41,7 @@ _DERIVED = {
     "head_dim": "head_size",
     "mlp": "mlp_width",
     "projector_mlp": "projector_mlp_width",
+    "predictor": "whole_predictor",
 }
 
 

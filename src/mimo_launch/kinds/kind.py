@@ -182,7 +182,7 @@ class ModelKind(ABC):
         `deep_rows` is the number of first layers after which rows are added; these rows enter the
         first stage. States after the layers `kept` go on to the last stage.
         """
-        behind = sum(layer < number for layer in kept)
+        behind = sum(layer <= number for layer in kept)
         return max(0, deep_rows - number) + behind if number else 0
 
     # Weights.

@@ -47,6 +47,7 @@ class CodesShape(LayerShape):
 
     codes: VocabShape
     project: WholeShape | ApartShape
+    later: ListShape | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,13 @@ class HeadsShape(LayerShape):
     norm: NormShape
     heads: ListShape
     predictor: PredictorShape | None
-    codes: VocabShape | None
+    codes: VocabShape | None = None
+    later: ListShape | None = None
 
     def parts(self) -> Mapping[str, LayerShape | None]:
-        """Return its layers; a single stage has the embedding of codes before its blocks."""
-        codes = {} if self.codes is None else {"codes": self.codes}
-        return {"norm": self.norm, "heads": self.heads, "predictor": self.predictor, **codes}
+        """Return its layers; a single stage has the tables of codes before its blocks."""
+        tables = {} if self.codes is None else {"codes": self.codes, "later": self.later}
+        return {"norm": self.norm, "heads": self.heads, "predictor": self.predictor, **tables}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +120,25 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
     def before(self, ends: Ends) -> CodesShape:
         """Return the embedding of codes, and the map of codes and rows to the stream."""
         (width,) = ends.source_widths
-        model, codes = self.model, self._codes(ends)
+        model = self.model
+        codes, later = self._tables(ends)
         if not model.maps_text_apart:
-            return CodesShape(codes, WholeShape(width, model.hidden))
+            return CodesShape(codes, WholeShape(width, model.hidden), later)
         inner = model.mlp_width
         mlp = RowMlpShape(up=WholeShape(width, inner), down=WholeShape(inner, model.hidden))
         ((source, _),) = ends.sources
-        return CodesShape(codes, ApartShape(mlp, mlp if source == LANGUAGE else None))
+        return CodesShape(codes, ApartShape(mlp, mlp if source == LANGUAGE else None), later)
 
-    def _codes(self, ends: Ends) -> VocabShape:
+    def _tables(self, ends: Ends) -> tuple[VocabShape, ListShape | None]:
+        """Return the table of codes; with a code predictor, of the first codebook and of others."""
         # Codes are as wide as rows, and one map takes both to the stream, unless they need none.
-        (width,) = (self.model.hidden,) if self.model.maps_rows_alone else ends.source_widths
-        return VocabShape(sum(self.model.book_sizes), width, counted=ends.is_first)
+        model = self.model
+        (width,) = (model.hidden,) if model.maps_rows_alone else ends.source_widths
+        first, *later = model.book_sizes
+        if self.inside is None:
+            return VocabShape(first + sum(later), width, counted=ends.is_first), None
+        table = VocabShape(later[0], width, counted=ends.is_first)
+        return VocabShape(first, width, counted=ends.is_first), ListShape((table,) * len(later))
 
     def after(self, ends: Ends) -> HeadsShape:
         """Return final norm and heads; with a code predictor, what predicts later codes."""
@@ -137,9 +146,9 @@ class TalkerKind(GeneratorKind, DecoderBlocksKind):
         head = HeadShape(model.vocab, model.hidden)
         heads = ListShape((head,) * (model.codebooks if inside is None else 1))
         if inside is None:
-            return HeadsShape(self.norm(), heads, None, None)
-        codes = None if ends.is_first else self._codes(ends)
-        return HeadsShape(self.norm(), heads, inside.shape(model.codebooks - 1), codes)
+            return HeadsShape(self.norm(), heads, None)
+        tables = () if ends.is_first else self._tables(ends)
+        return HeadsShape(self.norm(), heads, inside.shape(model.codebooks - 1), *tables)
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of the map before the blocks, and of the heads."""

@@ -39,11 +39,15 @@ class VocabEmbedding(ShapedLayer[VocabShape]):
 
     def forward(self, ids_N: Tensor) -> Tensor:
         """Return the embeddings; each rank looks up its own ids and adds zeros for the others."""
+        rows = self.own_rows(ids_N)
+        return self.context.leave(rows if ids_N.dim() == 1 else rows.sum(dim=1))
+
+    def own_rows(self, ids_N: Tensor) -> Tensor:
+        """Return this rank's terms of the embeddings: zeros for the ids of other ranks."""
         local = ids_N - self.part.start
         outside = (local < 0) | (local >= len(self.part))
         rows = F.embedding(local.masked_fill(outside, 0), self.weight)
-        rows = rows.masked_fill(outside.unsqueeze(-1), 0)
-        return self.context.leave(rows if ids_N.dim() == 1 else rows.sum(dim=1))
+        return rows.masked_fill(outside.unsqueeze(-1), 0)
 
 
 class VocabHead(ShapedLayer[HeadShape]):

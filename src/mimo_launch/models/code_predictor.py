@@ -36,17 +36,23 @@ class CodePredictor(ShapedLayer[PredictorShape]):
         alone = replace(context, cp=SINGLE, fp8=None, dropout=0.0, attention_dropout=0.0)
         super().__init__(alone, shape)
 
-    def forward(self, state_nD: Tensor, read_NJ: Tensor, table: VocabEmbedding) -> Sequence[Tensor]:
+    def forward(
+        self, state_nD: Tensor, read_NJ: Tensor, tables: Sequence[VocabEmbedding]
+    ) -> Sequence[Tensor]:
         """Return the states [N, D] that predict each code after the first, in order.
 
-        `read_NJ` are the ids in `table` of the codes of each frame but the last.
+        `read_NJ` are the codes of each frame but the last, of which each has one of the `tables`.
         """
         frames, books = read_NJ.shape
         shards = self.context.tp.size if self.context.sequence_parallel else 1
         if not frames:
             # A frame that nothing learns keeps the backward going through every weight.
             state_nD, read_NJ = F.pad(state_nD, (0, 0, 0, 1)), read_NJ.new_zeros((shards, books))
-        code_nJD = table(read_NJ.flatten()).view(len(state_nD), books, -1)
+        read = zip(tables, read_NJ.unbind(1), strict=False)
+        code_NJD = torch.stack([table.own_rows(ids_N) for table, ids_N in read], dim=1)
+        # Nothing reads the last table here, but both ends sum the gradients of all.
+        code_NJD = code_NJD + tables[-1].own_rows(read_NJ[:0, 0]).sum()
+        code_nJD = self.context.leave(code_NJD.flatten(0, 1)).view(len(state_nD), books, -1)
         x_nD = torch.cat([state_nD[:, None], code_nJD.to(state_nD.dtype)], dim=1).flatten(0, 1)
         places = torch.arange(books + 1, device=x_nD.device)
         inside = sequence_context(

@@ -124,14 +124,14 @@ class LanguageStage(ModelStage):
         else:
             x_nD, *deep = torch.split(hidden, self.model.hidden, dim=1)
             # States that generators read come last.
-            behind = [each for each in self.ends.kept_layers if each < self.stage.layers.start]
+            behind = [each for each in self.ends.kept_layers if each <= self.stage.layers.start]
             states.update(zip(behind, deep[len(deep) - len(behind) :], strict=True))
             deep = deep[: len(deep) - len(behind)]
         contexts = self._contexts(batch, x_nD.dtype)
         for number, layer in self.layers.items():
-            if int(number) in self.ends.kept_layers:
-                states[int(number)] = x_nD
             x_nD = layer(x_nD, contexts[self.sights[int(number)]])
+            if (done := int(number) + 1) in self.ends.kept_layers:
+                states[done] = x_nD
             if deep:
                 x_nD = x_nD + deep.pop(0)
         if not self.stage.is_last:

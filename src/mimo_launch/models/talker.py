@@ -14,6 +14,7 @@ of rows, D width.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +89,7 @@ class TalkerStage(ModelStage):
     norm: Norm
     heads: nn.ModuleList
     predictor: CodePredictor | None
+    later: nn.ModuleList | None
 
     def inputs(self, forward: ListForward) -> SpeechInput:
         """Return the input of a forward: frames to learn from, or those said so far."""
@@ -151,8 +153,7 @@ class TalkerStage(ModelStage):
         for head in self.heads:
             yield head(x_ND), self.context.part(next(sizes))
         if self.predictor is not None:
-            read_NJ = (codes_NK + self._first_codes(codes_NK.device))[:, :-1]
-            states = self.predictor(x_nD, read_NJ, self.codes)
+            states = self.predictor(x_nD, codes_NK[:, :-1], [self.codes, *self._later])
             for head, x_ND in zip(self.predictor.heads, states, strict=True):
                 yield head(x_ND), self.context.part(next(sizes))
 
@@ -171,21 +172,31 @@ class TalkerStage(ModelStage):
             said_NK = self._choices(self._logits(x_nD, said_NK))
         return said_NK
 
-    def _first_codes(self, device: torch.device) -> Tensor:
-        """Return the place of the first code of each codebook in the table of all, [K]."""
-        # The tables of all codebooks form one table, one below the other.
-        sizes = torch.tensor(self.model.book_sizes, device=device)
-        return sizes.cumsum(0) - sizes
+    @property
+    def _later(self) -> Iterator[VocabEmbedding]:
+        """The tables of the codebooks after the first."""
+        return (cast("VocabEmbedding", each) for each in self.later or ())
+
+    def _embedded(self, tokens_NK: Tensor) -> Tensor:
+        """Return the sum of the embeddings of each frame's codes, [n, E]."""
+        model = self.model
+        if self.later is None:
+            # The tables of all codebooks form one table, one below the other.
+            first_K = torch.arange(model.codebooks, device=tokens_NK.device) * model.vocab
+            summed: Tensor = self.codes(tokens_NK + first_K)
+            return summed
+        # Only the first codebook has `start`; no rank has the id -1, which embeds as zeros.
+        first_N, *others = tokens_NK.unbind(1)
+        x_NE = self.codes.own_rows(first_N)
+        for table, ids_N in zip(self._later, others, strict=True):
+            x_NE = x_NE + table.own_rows(ids_N.masked_fill(first_N == model.start_code, -1))
+        found: Tensor = self.context.leave(x_NE)
+        return found
 
     def _embed(self, packed: SpeechInput) -> Tensor:
         """Return the tokens [n, D] before the first layer."""
         model, tokens_NK = self.model, packed.needed.tokens
-        ids_NK = tokens_NK + self._first_codes(tokens_NK.device)
-        if model.predictor is not None:
-            # Only the first codebook has `start`; no rank has the id -1, which embeds as zeros.
-            is_start_N1 = tokens_NK[:, :1] == model.start_code
-            ids_NK[:, 1:] = ids_NK[:, 1:].masked_fill(is_start_N1, -1)
-        x_nE = F.pad(self.codes(ids_NK), (0, 0, 0, packed.extra_tokens))
+        x_nE = F.pad(self._embedded(tokens_NK), (0, 0, 0, packed.extra_tokens))
         # It reads one module.
         ((source, received),) = packed.rows.items()
         where = packed.row_places[source]

@@ -229,8 +229,8 @@ class TalkerModel(Codes, DecoderBlocks, EncoderModel):
     )
     reads_layer: Count | None = Field(
         None,
-        description="Number of layers of language after which its states are read, by default all, "
-        "and the last norm.",
+        description="Number of layers of language after which its states are read, without the "
+        "rows of deepstack that are added to them; by default after all, and the last norm.",
         examples=[24],
     )
     moe: UnbalancedMoe | None = Field(
@@ -261,6 +261,16 @@ class TalkerModel(Codes, DecoderBlocks, EncoderModel):
     def later_vocab(self) -> int | None:
         """Number of codes of each codebook after the first, if they have a predictor."""
         return None if self.predictor is None else self.predictor.vocab
+
+    @property
+    def whole_predictor(self) -> CodePredictor | None:
+        """The code predictor, defaults applied."""
+        if self.predictor is None:
+            return None
+        made = _blocks_of(self, self.predictor)
+        sizes = {"kv_heads": made.num_kv_heads, "head_dim": made.head_size, "mlp": made.mlp_width}
+        rest = {"norm_eps": made.norm_eps, "rope_theta": made.rope_theta}
+        return self.predictor.replace(**sizes, **rest)
 
     @property
     def inside_frames(self) -> PredictorModel | None:

@@ -70,7 +70,7 @@ class Oracle:
         # Number of most probable codes that were right, over all records so far.
         self.right_codes = 0
         self.terms: dict[str, float] = {}
-        # The stream of the last record before each layer.
+        # The stream of the last record by the number of layers before it.
         self.states: dict[int, Tensor] = {}
         self.loads: list[Load] = []
         parts = parts_of(spec, randomise=randomise)

@@ -135,9 +135,11 @@ class OneRankTalker:
 
     def _code(self, book: int, code: int) -> Tensor:
         """Return the embedding of a code of a codebook."""
-        before = [self.model.vocab, *[self.model.later_vocab or self.model.vocab] * book][:book]
+        if book and self.model.inside_frames is not None:
+            later: Tensor = self.weights[f"{self.name}.later.{book - 1}.weight"]
+            return later[code]
         table: Tensor = self.weights[f"{self.name}.codes.weight"]
-        return table[sum(before) + code]
+        return table[book * self.model.vocab + code]
 
     def _first(
         self, frames: Sequence[Sequence[int]], read: Mapping[str, Tensor]

@@ -53,12 +53,12 @@ def decoder_layers(
 ) -> Tensor:
     """Return the stream after the last layer, [S, D]; `deep` is added after layers, by number.
 
-    `states` gets the stream before each layer.
+    `states` gets the stream by the number of layers before it, without what is added to it.
     """
     for i in range(model.layers):
-        if states is not None:
-            states[i] = x_SD
         x_SD = decoder_block(weights, x_SD, model, text, i, f"{name}.layers.{i}")
+        if states is not None:
+            states[i + 1] = x_SD
         if deep and i in deep:
             x_SD = x_SD + deep[i]
     return x_SD
@@ -210,11 +210,10 @@ def hybrid_layers(
 ) -> Tensor:
     """Return the stream after the last layer, [S, D]; `deep` is added after layers.
 
-    `states` gets the stream before each layer.
+    `states` gets the stream by the number of layers before it, without what is added to it.
     """
     norm, eps, documents = norm_of(weights, model), model.norm_eps, text.documents
     for number, letter in enumerate(model.pattern):
-        states[number] = x_SD
         layer = f"language.layers.{number}"
         y = norm(x_SD, f"{layer}.norm")
         if letter == "M" and model.mamba is not None:
@@ -229,7 +228,7 @@ def hybrid_layers(
             change = mixture(weights, f"{layer}.moe", model.moe, y, text, model.activation)
         else:
             change = mlp(weights, f"{layer}.mlp", y, model.activation)
-        x_SD = x_SD + weights.added(change, f"{layer}.drop")
+        states[number + 1] = x_SD = x_SD + weights.added(change, f"{layer}.drop")
         if number in deep:
             x_SD = x_SD + deep[number]
     return x_SD

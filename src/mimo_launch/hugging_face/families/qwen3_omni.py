@@ -1,4 +1,6 @@
-"""Qwen3-Omni: a thinker, which is a Qwen3-VL with experts and audio; its talker is left out.
+"""Qwen3-Omni: a thinker, which is a Qwen3-VL with experts and audio, followed by a talker.
+
+The vocoder is left out, as none of our modules computes it.
 
 Sources: arXiv:2509.17765; `transformers` 5.24, models/qwen3_omni_moe.
 """
@@ -11,11 +13,12 @@ from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.families.qwen import EXPERTS
 from mimo_launch.hugging_face.families.qwen2_5_omni import thinker, thinker_config
+from mimo_launch.hugging_face.families.qwen3_omni_talker import TALKER
 from mimo_launch.hugging_face.families.qwen3_vl import VISION_TENSORS, vision_family
 from mimo_launch.hugging_face.families.whisper import QWEN2_AUDIO_ENCODER
 from mimo_launch.hugging_face.family import Family, Video
 from mimo_launch.hugging_face.folder import Config, number
-from mimo_launch.hugging_face.nested import NestedWhole
+from mimo_launch.hugging_face.nested import Nested, NestedWhole
 from mimo_launch.hugging_face.refusals import left_out, one_of, refusals, where
 from mimo_launch.hugging_face.settings import Computed, Settings
 from mimo_launch.hugging_face.tensors import in_layers
@@ -119,21 +122,34 @@ def _thinker_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
     return thinker_config(_TYPE, _THINKS, _SECONDS, models, tokens)
 
 
+def _config_of(models: Mapping[str, Any], tokens: Tokens) -> Config:
+    made: Config = {"model_type": _TYPE, _THINKER: _thinker_of(models, tokens)}
+    if (talker := models.get("talker")) is not None:
+        width = {str(TALKER.row_width): models["decoder"].hidden}
+        made["talker_config"] = {**TALKER.config(talker), **width}
+    return made
+
+
 QWEN3_OMNI = NestedWhole(
     model_type=_TYPE,
     architecture="Qwen3OmniMoeForConditionalGeneration",
     published=("Qwen/Qwen3-Omni-30B-A3B-Instruct",),
-    parts=thinker("thinker.", (_THINKER,), _THINKS, _SECONDS),
-    refusals=refusals(left_out("talker and vocoder")),
-    left_out=("talker.", "code2wav."),
-    others={"talker": f"talker_config.model_type: {_TYPE}_talker"},
-    config_of=lambda models, tokens: {
-        "model_type": _TYPE, _THINKER: _thinker_of(models, tokens),
-    },
-    # The talker is no module here, so `export` writes such a folder only with a copied talker.
+    parts=(
+        *thinker("thinker.", (_THINKER,), _THINKS, _SECONDS),
+        Nested(
+            family=TALKER,
+            where=("talker_config",),
+            prefixes=(("talker.", ""),),
+            # transformers writes an empty one.
+            around=lambda _: {"model_type": TALKER.model_type},
+        ),
+    ),
+    refusals=refusals(left_out("vocoder")),
+    left_out=("code2wav.",),
+    config_of=_config_of,
     needs=frozenset({"decoder", "talker"}),
-    notes="`export` copies the talker, its code predictor and the vocoder from the folder that "
-    "`language` came from, with the settings around them; a thinker from elsewhere is written "
+    notes="`export` copies the vocoder, and parts that are no module of the spec, from the folder "
+    "that `language` came from, with the settings around them; a thinker from elsewhere is written "
     "alone. Videos are read at rates that give their times whole positions, such as one and two "
     "frames per second; their sound is not used.",
 )  # fmt: skip
