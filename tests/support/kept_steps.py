@@ -18,7 +18,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import global_order
 from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.estimate.workload import workload
-from mimo_launch.layers import attention, mamba, recurrent, varlen_attention
+from mimo_launch.layers import attention, mamba, offload, recurrent, varlen_attention
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.step_state import StepState
@@ -88,13 +88,18 @@ def kernels_of_gpus() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Kept:
-    """One forward on a rank: bytes until its backward, by autograd and by estimate."""
+    """One forward on a rank: bytes until its backward, by autograd and by estimate.
+
+    `away` and `estimated_away` lie on the host.
+    """
 
     module: str
     stage: int
     forward: int
     measured: int
     estimated: int
+    away: int
+    estimated_away: int
 
 
 class _Watch:
@@ -142,7 +147,20 @@ class _Watch:
 
     def forward(self, action: Action, step: StepState) -> None:
         self.held, session = {}, self.session
-        with torch.autograd.graph.saved_tensors_hooks(self.note, lambda tensor: tensor):
+        away, pack = dict[Any, int](), offload._Stage._pack
+
+        def note_packed(stage: Any, layer: Any, tensor: Tensor) -> Any:
+            packed = pack(stage, layer, tensor)
+            if isinstance(packed, Tensor):
+                self.note(tensor)
+            else:
+                away[packed.kept] = tensor.untyped_storage().nbytes()
+            return packed
+
+        with (
+            torch.autograd.graph.saved_tensors_hooks(self.note, lambda tensor: tensor),
+            patch.object(offload._Stage, "_pack", note_packed),
+        ):
             self.run(action, step)
         weights = {
             local_tensor(weight).untyped_storage()._cdata
@@ -158,7 +176,17 @@ class _Watch:
         tp = module.grid.index(Axis.TP, session.rank)
         memory = stage_memory(session.spec, layout, module, module.stages[number], work, tp)
         measured = sum(each.nbytes() for each in storages)
-        self.found.append(Kept(name, number, action.index, measured, memory.kept))
+        self.found.append(
+            Kept(
+                name,
+                number,
+                action.index,
+                measured,
+                memory.kept,
+                sum(size for kept, size in away.items() if not kept.stays),
+                memory.offloaded,
+            )
+        )
 
 
 def kept_in_step(spec: Spec) -> list[Kept]:

@@ -13,7 +13,7 @@ from tests.support.specs import box, layout_specs, spec
 from mimo_launch.drawing.plan_report import build_rank_report, build_report
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
-from mimo_launch.estimate.rows import Estimates
+from mimo_launch.estimate.rows import Estimates, MemoryRow
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.spec.load import load_spec
@@ -305,6 +305,46 @@ def test_moments_on_the_host_travel_there_and_back_and_leave_the_gpu(dp: int) ->
     assert one.memory.host == 0
     spent = other.updating * there.step_seconds - one.updating * here.step_seconds
     assert spent == pytest.approx(2 * other.memory.host / 1e9, rel=1e-3)
+
+
+def test_moments_of_one_module_lie_on_the_host() -> None:
+    modules = {"vision": box(0), "language": box(1, offload=["optimizer"])}
+    one, other = of(spec(modules)).ranks
+    assert (one.memory.host, other.memory.optimizer) == (0, 0)
+    assert one.memory.optimizer > 0
+    assert other.memory.host > 0
+
+
+def test_activations_on_the_host_leave_those_of_two_layers_on_the_gpu() -> None:
+    def memory(pp: int = 1, **more: Any) -> MemoryRow:
+        modules = {"language": box(0, model=DECODER, pp=pp, **more)}
+        bf16 = {"steps": 1, "precision": "bf16"}
+        return of(spec(modules, microbatches=4, mbs=2, seq=1024, train=bf16)).ranks[0].memory
+
+    here, there = memory(), memory(offload=["activations"])
+    assert here.host == 0
+    layers = DECODER["layers"]
+    assert here.activations - there.activations == there.host * (layers - 2) / layers
+    # Two forwards wait for the first of two stages, which has half of the layers.
+    assert memory(pp=2, offload=["activations"]).host == there.host
+    # The input of each layer alone.
+    again = memory(recompute="full", offload=["activations"])
+    assert again.host == layers * 2 * 1024 * DECODER["hidden"] * 2
+
+
+def test_copies_of_activations_take_time_if_the_link_is_slower_than_the_layers() -> None:
+    def step(bandwidth: float) -> tuple[float, int]:
+        made = spec(
+            {"language": box(0, model=DECODER, offload=["activations"])},
+            seq=1024,
+            train={"steps": 1, "precision": "bf16"},
+        )
+        got = of(made, replace(FREE, host_bandwidth=bandwidth))
+        return got.step_seconds, got.ranks[0].memory.host
+
+    (fast, moved), (slow, _) = step(1e6), step(1.0)
+    # There and back, and the first layer of the backward before it starts.
+    assert slow - fast == pytest.approx(moved / 1e9 * (2 + 1 / DECODER["layers"]), rel=0.1)
 
 
 def test_matrices_of_muon_travel_to_a_rank_each_and_back() -> None:

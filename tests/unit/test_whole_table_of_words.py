@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml
 from tests.support.pasting import offers, pasted
 from tests.unit.test_pasted_help import VALID
 
@@ -43,6 +44,7 @@ VALUES: dict[str, Any] = {
     LANGUAGE + "adapter.alpha": 8.0, LANGUAGE + "adapter.rslora": True,
     LANGUAGE + "adapter.targets": ["q"], LANGUAGE + "adapter.dropout": 0.1,
     LANGUAGE + "stages": [2], LANGUAGE + "dropout": 0.1, LANGUAGE + "attention_dropout": 0.1,
+    LANGUAGE + "offload": ["activations"],
     "optimizer.offload": True, "optimizer.momentum": 0.5, "optimizer.ns_steps": 3,
     "optimizer.schedule.kind": "cosine", "optimizer.schedule.warmup": 7,
     "optimizer.schedule.decay": 9, "optimizer.schedule.min_lr": 1e-4, "train.steps": 77,
@@ -144,11 +146,11 @@ def test_a_word_with_another_value_leads_to_ours(word: str) -> None:
         read = json.loads(theirs) if theirs in ("true", "false") or theirs.isdigit() else theirs
         text = changed((*place, word), read, without=path)
         meant = json.loads(changed(path, ours, without=path))
-        if ours in ("", "true", "false"):
+        if ours in ("", "true", "false", "[activations]"):
             parent = value_at(path[:-1], meant)
             del parent[path[-1]]
             if ours:
-                parent[path[-1]] = json.loads(ours)
+                parent[path[-1]] = yaml.safe_load(ours)
         told = [(item.headline, item.help) for item in load_text(text).diagnostics]
         assert mended(text) == [spec_of(json.dumps(meant))], told
 

@@ -206,6 +206,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(losses.loss_has_columns),
     ModuleRule(training_settings.frozen_layers_exist),
     ModuleRule(training_settings.parts_recompute),
+    ModuleRule(training_settings.activations_move),
     ModuleRule(adapters.adapter_has_place, needs=_ROLE),
     ModuleRule(adapters.dropout_has_place, needs=(*_ROLE, "adapter-cannot")),
     ModuleRule(adapters.start_is_an_adapter),

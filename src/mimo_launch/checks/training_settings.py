@@ -176,6 +176,21 @@ def parts_recompute(spec: Spec, name: str) -> Findings:
     )
 
 
+def activations_move(spec: Spec, name: str) -> Findings:
+    """FP8 products save weights in 8 bits beside activations, which only their library tells."""
+    module = spec.modules[name]
+    if module.offloads and module.fp8 is not None:
+        yield Diagnostic(
+            code="offload-with-fp8",
+            headline=f"`{name}` cannot keep activations on the host with `fp8`",
+            path=("modules", name, "offload"),
+            why="its products save weights in 8 bits beside activations; both would move in every "
+            "microbatch",
+            help=f"write `offload: {flow([*set(module.offload) - {'activations'}])}`; `recompute: "
+            "full` saves as much memory",
+        )
+
+
 def own_optimizer_used(spec: Spec, name: str) -> Findings:
     """A frozen module has no optimizer, and no weight of a user's class is known as a matrix."""
     module = spec.modules[name]

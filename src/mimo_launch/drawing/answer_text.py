@@ -38,6 +38,7 @@ KINDS = {
     "encoder_microbatches": "microbatches encoded at once",
     "generator_microbatches": "microbatches of generators at once",
     "recompute": "recomputing",
+    "offload": "memory of the host",
     "sequence_parallel": "sequence parallelism",
 }
 ONE_BY_ONE = "Each was planned by itself, so gains do not add up: make the first, then plan again."
@@ -287,6 +288,7 @@ def holders_of(report: Report) -> Iterator[HolderText]:
             "sharding full": module.sharding == "full",
             "recompute full": module.recompute == "full",
             f"recompute {listed(module.recomputed_parts)}": bool(module.recomputed_parts),
+            f"offload {listed(module.offload)}": bool(module.offload),
             "sequence parallel": module.sequence_parallel,
         }
         words += [word for word, holds in settings.items() if holds]

@@ -211,6 +211,7 @@ def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:
         backend=mine.backend,
         fp8=None if mine.fp8 is None else mine.fp8.scaling,
         recompute=mine.recompute,
+        offload=mine.offload,
         role=None if layout.is_star else role,
         reads=None if layout.is_star else module.reads,
     )

@@ -131,6 +131,7 @@ def _settings_text(row: ModuleRow) -> str:
         "full sharding": row.sharding == "full",
         "recomputed": row.recompute == "full",
         f"{listed(row.recomputed_parts)} recomputed": bool(row.recomputed_parts),
+        f"{listed(row.offload)} on the host": bool(row.offload),
         "transformer_engine": row.backend != "torch",
         f"FP8 ({row.fp8})": row.fp8 is not None,
     }

@@ -76,6 +76,7 @@ class ModuleRow:
     backend: str
     fp8: str | None
     recompute: str | tuple[str, ...]
+    offload: tuple[str, ...]
     role: str | None = None
     reads: tuple[str, ...] | None = None
 

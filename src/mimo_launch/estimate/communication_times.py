@@ -169,7 +169,7 @@ class WeightTimes:
             )
             size = own * self.spec.train.numbers.stored.bytes
             seconds += rule.passes * size / self.constants.memory_bandwidth / GIGA
-            if self.spec.optimizer.offload and rule.may_offload:
+            if self.spec.offloads_moments(self.module.name) and rule.may_offload:
                 # The moments come from the host, and go back.
                 moved = 2 * len(rule.state) * size
                 seconds += moved / self.constants.host_bandwidth / GIGA

@@ -22,7 +22,7 @@ from mimo_launch.estimate.host_costs import (
 from mimo_launch.estimate.host_starts import HostStarts
 from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.estimate.kernel_times import Seconds, StageKernels
-from mimo_launch.estimate.memory import row_bytes
+from mimo_launch.estimate.memory import Activations, row_bytes
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.step_work import Forwards, StepWork
 from mimo_launch.estimate.workload import (
@@ -303,6 +303,12 @@ class CostModel:
             again, repeated = kernels.repeated(), self._between_again(module, stage, work)
             back += again + between + repeated[0]
             found = 2 * between + repeated[0], 2 * travel + repeated[1]
+        if moved := self._moved(module, stage, work):
+            # Copies run beside the layers; those of the first layer of a backward come before it.
+            alone = ahead + back
+            ahead = self._beside(ahead, sum(moved))
+            back = self._beside(back, sum(moved)) + max(moved)
+            found = found[0] + ahead + back - alone, found[1]
         return StageTimes(
             ahead=ahead + overhead,
             back=back + overhead,
@@ -310,6 +316,12 @@ class CostModel:
             all_to_all=found[1],
             recomputation=again,
         )
+
+    def _moved(self, module: ModuleLayout, stage: Stage, work: Workload) -> tuple[float, ...]:
+        """Return the seconds in which what each layer keeps goes to the host, or comes back."""
+        tp = module.grid.size(Axis.TP) - 1
+        sizes = Activations(self.spec, self.layout, module, stage, work, tp).offloaded_by_layers()
+        return tuple(size / self.constants.host_bandwidth / GIGA for size in sizes)
 
     def _between_again(
         self, module: ModuleLayout, stage: Stage, work: Workload

@@ -26,6 +26,7 @@ from mimo_launch.kinds.saved_activations import (
     DROPPED_BACKWARD,
     DROPPED_FORWARD,
     MOST_SCORES,
+    NORM_INPUT,
     RECOMPUTED,
     RECOMPUTED_DEPTH,
     HeldAtEnds,
@@ -58,9 +59,10 @@ class StageMemory:
     last. `gradients`: their shards, after the last backward (with full sharding after the first).
     `backward_gradients`: in addition, during any backward; `reduce_buffer`: in addition, during the
     last backward; `last_buffer`: at its end, for the weights around the layers. `kept`: per forward
-    until its backward. `forward_extra`, `backward_extra`: temporary activations of a forward and of
-    a backward through layers; `end_extra`: of a backward before it reaches the layers. `edge`: one
-    activation between stages.
+    until its backward; `offloaded`: the same on the host. `in_flight`: what of it is on its way,
+    from the first forward to the last backward. `forward_extra`, `backward_extra`: temporary
+    activations of a forward and of a backward through layers; `end_extra`: of a backward before it
+    reaches the layers. `edge`: one activation between stages.
     """
 
     weights: int
@@ -74,6 +76,8 @@ class StageMemory:
     reduce_buffer: int
     last_buffer: int
     kept: int
+    offloaded: int
+    in_flight: int
     forward_extra: int
     backward_extra: int
     end_extra: int
@@ -99,9 +103,13 @@ def with_activations(
 ) -> StageMemory:
     """Return the memory of a stage; `alone` is the memory of its weights."""
     activations = Activations(spec, layout, module, stage, work, tp)
+    away = activations.offloaded_by_layers()
     return replace(
         alone,
         kept=activations.kept(),
+        offloaded=sum(away),
+        # Those of two layers are on their way to the host or back.
+        in_flight=sum(sorted(away)[-2:]),
         forward_extra=activations.forward(alone.forward_extra),
         backward_extra=activations.backward() + alone.backward_extra,
         end_extra=activations.backward_of_end(),
@@ -171,6 +179,8 @@ def weight_memory(
         # Without shards, replicas divide by 1 into a copy; one rank alone divides nothing.
         last_buffer=(1 + (shards == 1 < replicas)) * last * stored,
         kept=0,
+        offloaded=0,
+        in_flight=0,
         forward_extra=unpacked,
         backward_extra=unpacked,
         end_extra=0,
@@ -186,7 +196,7 @@ def _moments(
     for weight, shard in trained:
         rule = rule_for(module.rules, is_matrix=weight.matrix)
         values = len(rule.state) * shard
-        if spec.optimizer.offload and rule.may_offload:
+        if spec.offloads_moments(module.name) and rule.may_offload:
             host += values
         else:
             here += values
@@ -264,9 +274,20 @@ class Activations:
             # The output, and what came with the input of the first layer.
             last = self.stage.is_last
             sent = 0 if last else self.module.stages[self.stage.index + 1].lanes
-            total += self.saved_by_layers() + self.masks()
-            total += self.stream * (1 + sent + self.stage.lanes)
+            # The input of a later stage stays, for its gradient.
+            offloads = self.own.offloads
+            layers = self.stream * (not self.stage.is_first) if offloads else self.saved_by_layers()
+            total += layers + self.masks() + self.stream * (1 + sent + self.stage.lanes)
         return total
+
+    def offloaded_by_layers(self) -> list[int]:
+        """Return the bytes of each layer that stay on the host until the backward."""
+        layers = self.path.layers if self.own.offloads else ()
+        sizes = {
+            each: self._sum(self._of_layer(each), each) + self._narrow(each) * (not self.recomputes)
+            for each in {self.first[number] for number in layers}
+        }
+        return [sizes[self.first[each]] for each in layers]
 
     def masks(self) -> int:
         """Return the bytes of shared masks, if all tokens of an image see each other."""
@@ -348,7 +369,13 @@ class Activations:
     def _of_layer(self, number: int) -> tuple[Saved, ...]:
         if self.recomputes:
             return RECOMPUTED_DEPTH if self.kind.is_depth(number) else RECOMPUTED
-        return tuple(each for each in self._all(number) if not self._made_again(each))
+        every = self._all(number)
+        kept = tuple(each for each in every if not self._made_again(each))
+        if self.passes.are_compiled or self.passes.wide == 1:
+            return kept
+        # A norm that is made again alone keeps a copy of its input, and the stream itself.
+        alone = (each for each in every if self._made_again(each) and each.inside not in self.parts)
+        return *kept, *(NORM_INPUT for each in alone if each.stream > 0)
 
     def _all(self, number: int) -> tuple[Saved, ...]:
         return self.kind.saved_activations(number, self._passes(number))

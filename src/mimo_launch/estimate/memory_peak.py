@@ -29,6 +29,7 @@ class _Course:
     gradients: int = 0
     activations: int = 0
     transfers: int = 0
+    offloaded: int = 0
 
 
 class _Walk:
@@ -51,6 +52,7 @@ class _Walk:
         self.weights = sum(each[0].weights for each in stages.values())
         self.moments = sum(each[0].moments for each in stages.values())
         self.worst: tuple[int, ...] = (0,) * 5
+        self.most_offloaded = 0
         self._note()
         for slot in program:
             for action in slot:
@@ -88,8 +90,11 @@ class _Walk:
         if key not in self.started:
             self.started.add(key)
             self.now.gathered += stage.gathered
+            self.now.activations += stage.in_flight
             buffers = stage.gather_buffer
         self.now.activations += stage.kept
+        self.now.offloaded += stage.offloaded
+        self.most_offloaded = max(self.most_offloaded, self.now.offloaded)
         self._note(activations=stage.forward_extra, buffers=buffers)
 
     def _backward(self, action: Action, key: tuple[str, int]) -> None:
@@ -106,7 +111,9 @@ class _Walk:
             buffers=stage.reduce_buffer if is_last else 0,
         )
         self.now.activations -= stage.kept
+        self.now.offloaded -= stage.offloaded
         if is_last:
+            self.now.activations -= stage.in_flight
             self.now.gradients += stage.gradients - stage.accumulated
             self.now.gathered -= stage.gathered
             self._note(buffers=stage.last_buffer)
@@ -143,8 +150,8 @@ def peak_memory(
     `stages` are the stages of the rank; `communicators` is the number of NCCL communicators that
     the rank opens.
     """
-    worst = _Walk(layout, stages, row_bytes, program).worst
-    weights, gradients, optimizer, activations, transfers = worst
+    walk = _Walk(layout, stages, row_bytes, program)
+    weights, gradients, optimizer, activations, transfers = worst = walk.worst
     workspace = round(calibration.workspace_memory * GB) if stages else 0
     outside = calibration.context_memory + communicators * calibration.communicator_memory
     return MemoryRow(
@@ -156,5 +163,5 @@ def peak_memory(
         workspace=workspace,
         reserve=round(calibration.allocator_slack * (sum(worst) + workspace)),
         device=round(outside * GB),
-        host=sum(each[0].host for each in stages.values()),
+        host=walk.most_offloaded + sum(each[0].host for each in stages.values()),
     )

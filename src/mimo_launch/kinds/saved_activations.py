@@ -206,6 +206,8 @@ DROPPED_BACKWARD = Saved(name="scores, numbers drawn and gradients", scores=5)
 
 # In a depth of multi-token prediction.
 TOKEN_AHEAD = Saved(name="embedding of the token ahead", stream=1, shared=True)
+# What a norm of the stream is made from again.
+NORM_INPUT = Saved(name="input of a norm", stream=1, shared=True)
 # With `recompute: full` a block keeps only this; all other tensors exist while it runs backward.
 RECOMPUTED = (Saved(name="block input", stream=1, shared=True),)
 RECOMPUTED_DEPTH = (*RECOMPUTED, TOKEN_AHEAD)

@@ -7,6 +7,7 @@ Leaves: the choice of layers to `models` and to the layers themselves.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,23 @@ def recomputed(compute: Callable[..., Any], *args: Any) -> Any:
     if torch.is_grad_enabled():
         return checkpoint(compute, *args, use_reentrant=False)
     return compute(*args)
+
+
+def remake(compute: Callable[[Tensor], Tensor], x: Tensor) -> Remake:
+    """Return how to make `compute(x)` again; x is kept like any tensor that a layer saves."""
+    node = _Saved.apply(x).grad_fn if torch.is_grad_enabled() else None  # type: ignore[no-untyped-call]
+    return partial(compute, x) if node is None else lambda: compute(*node.saved_tensors)
+
+
+class _Saved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise RuntimeError("nothing depends on this")
 
 
 @contextmanager

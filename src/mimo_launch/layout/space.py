@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from mimo_launch.spec.base import LANGUAGE, Axis, Strict, rank_text
-from mimo_launch.spec.module import Recompute
+from mimo_launch.spec.module import Offloaded, Recompute
 from mimo_launch.spec.sections import ScheduleKind
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 from mimo_launch.spec.values import ShardingName
@@ -28,6 +28,7 @@ class Placement:
     experts: ExpertGrid | None = None
     sharding: ShardingName | None = None
     recompute: Recompute | None = None
+    offload: tuple[Offloaded, ...] | None = None
     sequence_parallel: bool | None = None
     order: tuple[str, ...] | None = None
     shard_over: int | None = None
@@ -37,8 +38,8 @@ class Placement:
 # The keys of a module that a placement sets, besides its ranks; and where a spec has the course of
 # a step.
 OF_MODULE = (
-    "grid", "experts", "sharding", "recompute", "sequence_parallel", "order", "shard_over",
-    "stages",
+    "grid", "experts", "sharding", "recompute", "offload", "sequence_parallel", "order",
+    "shard_over", "stages",
 )  # fmt: skip
 # The keys that may be None.
 _OPTIONAL = ("shard_over", "stages")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from mimo_launch.comm.finite_flags import FiniteFlag
+from mimo_launch.comm.host_link import HostLink
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.language import LOSS
@@ -22,6 +23,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layers.dropout import name_dropouts
 from mimo_launch.layers.initial_weights import init_parameters
+from mimo_launch.layers.offload import offload_layers
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext, torch_type
 from mimo_launch.layers.parameter_segments import (
     DeclaredParameter,
@@ -184,9 +186,13 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
     """
     module = spec.modules[stage.module]
     adapted = replace(context, adapter=adapter_of(module), base=module.quantize_base)
-    network = _maker(spec, stage.module).build(spec, stage, adapted)
+    network: Any = _maker(spec, stage.module).build(spec, stage, adapted)
     name_dropouts(stage.module, network)
-    return network
+    if module.offloads:
+        depths = getattr(network, "mtp", ())
+        offload_layers([*network.layers.values(), *depths], HostLink(context.device))
+    made: nn.Module = network
+    return made
 
 
 def _maker(spec: Spec, module: str) -> type[StageClass]:
@@ -197,8 +203,9 @@ def _maker(spec: Spec, module: str) -> type[StageClass]:
 
 
 def keep_activations(spec: Spec) -> Spec:
-    """Return the spec without recomputation."""
-    modules = {n: m.model_copy(update={"recompute": "none"}) for n, m in spec.modules.items()}
+    """Return the spec with all that layers keep for their backward on the device."""
+    kept = {"recompute": "none", "offload": ()}
+    modules = {n: m.model_copy(update=kept) for n, m in spec.modules.items()}
     return spec.model_copy(update={"modules": modules})
 
 

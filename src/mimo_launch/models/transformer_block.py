@@ -13,7 +13,6 @@ Legend: n tokens of this tp rank, N tokens of its replica's cp rank, D width.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.norms import LayerScale, Norm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.recompute import Remake, recomputed
+from mimo_launch.layers.recompute import Remake, recomputed, remake
 from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.layers.shaped_layer import S, ShapedLayer, built
 from mimo_launch.models.mlp import Mlp, MoeMlp
@@ -59,7 +58,7 @@ class Layer(ShapedLayer[S]):
     def _again(self, part: str, norm: Norm, x_nD: Tensor) -> Remake | None:
         """Return how to make the normed input of a part again, if it is not kept."""
         alone = "norms" in self.recompute and part not in self.recompute
-        return partial(norm, x_nD) if alone else None
+        return remake(norm, x_nD) if alone else None
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         raise NotImplementedError

@@ -23,8 +23,6 @@ from mimo_launch.layers.router import Router, move_biases
 from mimo_launch.models.build import RankModule
 from mimo_launch.spec.optimizers import (
     LrSchedule,
-    ModuleOptimizer,
-    OptimizerSpec,
     UpdateRule,
     rule_for,
 )
@@ -67,7 +65,7 @@ class Updates:
     def __init__(self, spec: Spec, modules: dict[str, RankModule]) -> None:
         self.spec, self.modules = spec, modules
         self.by_module = {
-            name: _optimizers_of(spec.optimizer, spec.modules[name].optimizer, module)
+            name: _optimizers_of(spec, module)
             for name, module in modules.items()
             if not module.layout.frozen
         }
@@ -143,10 +141,9 @@ def _scale(optimizer: torch.optim.Optimizer, divisor: Tensor) -> Tensor | None:
     return None
 
 
-def _optimizers_of(
-    common: OptimizerSpec, own: ModuleOptimizer, module: RankModule
-) -> list[RuleOptimizer]:
+def _optimizers_of(spec: Spec, module: RankModule) -> list[RuleOptimizer]:
     """Return an optimizer for each rule of a module; `Updates.apply` sets the rates of steps."""
+    common, own = spec.optimizer, spec.modules[module.name].optimizer
     rate = common.weight_decay if own.weight_decay is None else own.weight_decay
     taken = {rule: (list[Tensor](), list[Tensor]()) for rule in module.layout.rules}
     for each in module.declared():
@@ -160,7 +157,7 @@ def _optimizers_of(
             continue
         file, _, name = rule.made_by.partition(":")
         make = getattr(import_module(file), name)
-        on_host = common.offload and rule.may_offload
+        on_host = spec.offloads_moments(module.name) and rule.may_offload
         groups = [
             {"params": part, "weight_decay": decay}
             for weights, decay in ((decayed, rate), (others, 0.0))

@@ -120,6 +120,6 @@ def _first_backward(layout: Layout, held: Mapping[tuple[str, int], StageMemory])
                 number = min(number, depth - stage)
             elif len(language.stages) > depth:
                 number = 1
-            extra += own.gathered + number * own.kept + own.backward_extra
+            extra += own.gathered + own.in_flight + number * own.kept + own.backward_extra
         found = max(found, total + extra)
     return found

@@ -26,12 +26,18 @@ from mimo_launch.spec.spec import ExpertGrid, Spec
 Settings = Mapping[str, Any]
 # The kind of a change to a smaller number of ranks.
 FEWER = "fewer GPUs"
+_OFFLOADED = {"activations": "activations", "optimizer": "moments"}
 # Words for a setting of modules, from its value and their names.
 _OF_MODULES: dict[str, Callable[[Any, str], str]] = {
     "recompute": lambda value, names: (
         {"full": f"recompute {names}", "none": f"no recomputing of {names}"}[value]
         if isinstance(value, str)
         else f"recompute {listed(value)} of {names}"
+    ),
+    "offload": lambda value, names: (
+        f"keep {listed([_OFFLOADED[each] for each in value])} of {names} on the host"
+        if value
+        else f"keep nothing of {names} on the host"
     ),
     "sequence_parallel": lambda value, names: (
         f"{'' if value else 'no '}sequence parallelism of {names}"

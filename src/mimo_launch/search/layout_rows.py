@@ -125,6 +125,7 @@ def words_of(spec: Spec) -> str:
             f"sharding {module.sharding}": module.sharding != "optimizer",
             f"shards over {module.shard_over}": module.shard_over is not None,
             f"recompute {again}": module.recompute != "none",
+            f"offload {listed(module.offload)}": bool(module.offload),
             "sequence parallel": module.sequence_parallel,
             f"order {' '.join(module.order)}": module.order != AXES,
         }  # fmt: skip

@@ -124,6 +124,8 @@ Balance = Literal["none", "linked", "all"]
 RecomputedPart = Literal["attention", "mlp", "norms"]
 RecomputedParts = Annotated[tuple[RecomputedPart, ...], Field(strict=False, min_length=1)]
 Recompute = Literal["none", "full"] | RecomputedParts
+# What of a module may lie in the memory of the host.
+Offloaded = Literal["activations", "optimizer"]
 
 # Every kind of encoder except users' own classes.
 EncoderKinds = VitModel | Dinov3Model | AudioModel | AutModel | ConnectorModel
@@ -251,6 +253,15 @@ class ModuleSpec(Strict):
         "or experts; `norms`: the inputs of products, which are norms of the stream.",
         examples=[["mlp", "norms"]],
     )
+    offload: tuple[Offloaded, ...] = Field(
+        (),
+        description="What of this module lies in the memory of the host. `activations`: what its "
+        "layers keep for their backward goes there while the next layer computes, and comes back "
+        "one layer ahead. `optimizer`: the moments of AdamW, as with `offload` of `optimizer`, "
+        "which is for all modules.",
+        examples=[["activations"]],
+        strict=False,
+    )
     backend: Literal["torch", "transformer_engine"] = Field(
         "torch", description="Library that provides the layers."
     )
@@ -347,6 +358,11 @@ class ModuleSpec(Strict):
     def recomputed_parts(self) -> frozenset[str]:
         """The parts of layers that are computed again, if not whole layers are."""
         return frozenset() if isinstance(self.recompute, str) else frozenset(self.recompute)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the host holds what layers keep for their backward."""
+        return "activations" in self.offload
 
     @property
     def rank_range(self) -> range:

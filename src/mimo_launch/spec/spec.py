@@ -187,6 +187,10 @@ class Spec(Strict):
             return self.language.model.hidden
         return self.modules[readers[0]].model.hidden
 
+    def offloads_moments(self, name: str) -> bool:
+        """Return whether the host holds those moments of a module that may lie there."""
+        return self.optimizer.offload or "optimizer" in self.modules[name].offload
+
     def sent_width(self, name: str) -> int:
         """Return the width that a module sends for each row, from all layers that send rows."""
         return (1 + self.modules[name].model.deep_rows) * self.row_width(name)
