@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.support.specs import box, spec
 
+from mimo_launch.checks import memory
 from mimo_launch.checks.all_checks import is_legal
 from mimo_launch.checks.load_and_check import check_text, load_and_check
 from mimo_launch.checks.memory import TOLERANCE, memory_findings, remedies
@@ -290,8 +291,14 @@ def test_groups_of_microbatches_that_fit_are_offered(tmp_path: Path) -> None:
     ],
 )
 def test_smaller_groups_of_microbatches_are_legal(
-    microbatches: int, present: int, vision: int, offered: int | None, tmp_path: Path
+    microbatches: int,
+    present: int,
+    vision: int,
+    offered: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(memory, "MAX_REMEDIES", 9)
     text = nodes("5GB").replace("grid:", "recompute: full\n    sharding: full\n    grid:")
     size = f"microbatches: {microbatches}, encoder_microbatches: {present}"
     text = text.replace("microbatches: 4", size).replace(
@@ -305,6 +312,7 @@ def test_smaller_groups_of_microbatches_are_legal(
         assert "encoder_microbatches" not in str(found.help)
         return
     assert f"`encoder_microbatches: {offered}`" in str(found.help)
+    assert "`offload: [activations]` for `vision` (then" in str(found.help)
     assert check_text(
         text.replace(size, f"microbatches: {microbatches}, encoder_microbatches: {offered}")
     ).spec

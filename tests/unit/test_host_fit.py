@@ -35,6 +35,19 @@ def test_only_the_ranks_of_the_host_count() -> None:
     assert memory_lacking(estimates, range(2), needed // 3)
 
 
+def test_what_modules_offload_needs_memory_of_the_host_with_gpus_and_without() -> None:
+    language = box(dp=2, model={"vocab": 100_000}, offload=["activations", "optimizer"])
+    estimates = build_report(Plan.of(spec({"language": language}))).estimates
+    away = sum(row.memory.host * len(row.ranks) for row in estimates.ranks)
+    assert memory_lacking(estimates, range(2), away, have_gpus=True) == []
+    headline, why, remedy = memory_lacking(estimates, range(2), away // 2, have_gpus=True)
+    assert headline.startswith("error: the 2 ranks of this host need about ")
+    assert why.endswith(" offloaded")
+    assert "`offload: []`" in remedy
+    # Without GPUs, all the rest is there, too.
+    assert "offloaded" in memory_lacking(estimates, range(2), away)[1]
+
+
 def test_the_memory_of_a_host_is_at_most_that_of_its_machine() -> None:
     lines = Path("/proc/meminfo").read_text().splitlines()
     total = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal"))

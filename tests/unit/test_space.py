@@ -21,6 +21,7 @@ from mimo_launch.layout.space import (
 )
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import changed
+from mimo_launch.search.moves import lighter, neighbours, plain
 from mimo_launch.spec.base import AXES
 from mimo_launch.spec.sections import NodesSpec
 from mimo_launch.spec.spec import Grid
@@ -89,3 +90,20 @@ def test_the_bound_of_memory_is_below_the_memory_of_the_fullest_rank() -> None:
     made = spec({"vision": box(0, dp=2), "language": box(0, pp=2)}, microbatches=4, mbs=2)
     estimator = Estimator.of(Plan.of(made))
     assert 0 < estimator.least_bytes < max(e.total_bytes for e in estimator.estimates().ranks)
+
+
+def test_activations_on_the_host_are_among_the_moves_of_a_layout() -> None:
+    again = {"dp": 2, "recompute": "full"}
+    made = spec({"vision": box(0, **again), "language": box(0, **again)}, mbs=2)
+    point, away = Point.of(made), ("activations",)
+    near = [each.places for each in neighbours(made, point)]
+    for name in made.modules:
+        assert point.moved(name, recompute="none", offload=away).places in near
+    lighter_ones = [each.places.values() for each in lighter(made, point)]
+    assert any(all(place.offload == away for place in places) for places in lighter_ones)
+    moved = point.moved("vision", recompute="none", offload=away)
+    found = changed(made, "offload", moved.settings())
+    assert found is not None
+    assert found.text == "no recomputing of vision, keep activations of vision on the host"
+    assert found.spec.modules["vision"].offloads
+    assert plain(moved).places["vision"].offload == ()

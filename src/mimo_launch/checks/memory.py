@@ -20,6 +20,7 @@ from mimo_launch.estimate.rows import Estimates, MemoryRow
 from mimo_launch.layout.space import divisors
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.wording import flow
 
 # Estimates are within 10 % of what is measured: beyond that, the ranks cannot fit.
 TOLERANCE = 0.10
@@ -134,22 +135,26 @@ def _names(alike: RankClass) -> tuple[str, ...]:
 def _legal_changes(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
     """Yield legal changes that save memory on some ranks.
 
-    First come full recomputation and full sharding of modules that do not use it; then the largest
-    groups of microbatches that are smaller than now, and that leave room if any do.
+    First come full recomputation and full sharding of modules that do not use it, and for those
+    that recompute the rest of their activations on the host; then the largest groups of
+    microbatches that are smaller than now, and that leave room if any do.
     """
     spec, layout = estimator.spec, estimator.layout
     for name in _names(alike):
         module = spec.modules[name]
+        stays = module.recomputes and not module.offloads
         applies = {
-            "recompute": not module.recomputes,
-            "sharding": module.grid.dp > 1 and not module.fsdp.every_backward,
+            ("recompute", "full"): not module.recomputes,
+            ("offload", ("activations", *module.offload)): stays,
+            ("sharding", "full"): module.grid.dp > 1 and not module.fsdp.every_backward,
         }
-        for key in (key for key, applied in applies.items() if applied):
-            full = {**spec.modules, name: module.model_copy(update={key: "full"})}
-            changed = spec.model_copy(update={"modules": full})
+        for key, value in (setting for setting, applied in applies.items() if applied):
+            other = {**spec.modules, name: module.model_copy(update={key: value})}
+            changed = spec.model_copy(update={"modules": other})
             if _is_legal(changed):
+                shown = value if isinstance(value, str) else flow(value)
                 # A layout has other units of weights under other sharding.
-                yield estimator.on(Plan.of(changed)), f"write `{key}: full` for `{name}`"
+                yield estimator.on(Plan.of(changed)), f"write `{key}: {shown}` for `{name}`"
     ways = (
         ("encoder_microbatches", "encode fewer microbatches of", spec.encoders),
         ("generator_microbatches", "run fewer microbatches of", spec.generators),
@@ -200,8 +205,13 @@ def _is_legal(spec: Spec) -> bool:
     return all_checks.is_legal(spec, files=False)
 
 
-def memory_lacking(estimates: Estimates, ranks: range, memory: int) -> list[str]:
-    """Return why `ranks` cannot share `memory` bytes and what to do; empty if they can."""
+def memory_lacking(
+    estimates: Estimates, ranks: range, memory: int, *, have_gpus: bool = False
+) -> list[str]:
+    """Return why `ranks` cannot share `memory` bytes and what to do; empty if they can.
+
+    Ranks that `have_gpus` need only what is offloaded.
+    """
     shares = [
         (len([rank for rank in row.ranks if rank in ranks]), row.memory) for row in estimates.ranks
     ]
@@ -211,10 +221,12 @@ def memory_lacking(estimates: Estimates, ranks: range, memory: int) -> list[str]
         "optimizer": sum(n * m.optimizer for n, m in shares),
         "activations": sum(n * m.activations for n, m in shares),
     }
+    offloaded = {"offloaded": sum(n * m.host for n, m in shares)}
+    parts = offloaded if have_gpus else parts | offloaded
     needed = sum(parts.values())
     if needed <= (1 + TOLERANCE) * memory:
         return []
-    shown = ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items())
+    shown = ", ".join(f"{bytes_text(size)} {name}" for name, size in parts.items() if size)
     # Change the two largest parts.
     model = "a smaller `vocab`, `hidden` or `layers`"
     changes = {
@@ -222,6 +234,7 @@ def memory_lacking(estimates: Estimates, ranks: range, memory: int) -> list[str]
         "gradients": model,
         "optimizer": model,
         "activations": "a smaller `batch.seq`, or `recompute: full`",
+        "offloaded": "`offload: []` of some modules, or `recompute: full` of those that offload",
     }
     largest = sorted(parts, key=lambda name: parts[name], reverse=True)[:2]
     smaller = ", ".join(dict.fromkeys(changes[name] for name in largest))

@@ -10,6 +10,7 @@ points are fast to `bounds` and `advice`.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, product
+from typing import Any
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
@@ -23,7 +24,7 @@ from mimo_launch.layout.space import (
 )
 from mimo_launch.layout.stages import even_stages
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.module import Recompute
+from mimo_launch.spec.module import Offloaded, Recompute
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 
 # Fewer leave the ranks of a pipeline idle for too long.
@@ -41,6 +42,7 @@ _SHIFTS = ((0, -1), (0, 1), (-1, 0), (1, 0), (-1, -1), (0, -2))
 _SHIFTS_OF_TWO = ((1, -1), (-1, 1), (2, -2))
 # What may be recomputed instead of whole layers, from the least time to the least memory.
 LESS_AGAIN: tuple[Recompute, ...] = ("none", ("norms",), ("mlp", "norms"))
+ACTIVATIONS: tuple[Offloaded, ...] = ("activations",)
 
 
 def neighbours(spec: Spec, point: Point) -> Iterator[Point]:
@@ -49,10 +51,7 @@ def neighbours(spec: Spec, point: Point) -> Iterator[Point]:
     yield from _orders(spec, point)
     yield from _stages(spec, point)
     for name, place in point.places.items():
-        if place.recompute != "none":
-            for less in LESS_AGAIN:
-                if less != place.recompute:
-                    yield point.moved(name, recompute=less)
+        yield from _keeping_more(point, name)
         yield from _experts(spec, point, name)
         if place.grid.dp * place.grid.cp > 1:
             other = "optimizer" if place.sharding == "full" else "full"
@@ -69,6 +68,19 @@ def neighbours(spec: Spec, point: Point) -> Iterator[Point]:
     for name in point.places:
         if name != LANGUAGE:
             yield from _other_ranks(spec, point, name)
+
+
+def _keeping_more(point: Point, name: str) -> Iterator[Point]:
+    """Yield a module that recomputes less, keeps activations on the host instead, or none there."""
+    place = point.places[name]
+    if place.recompute != "none":
+        for less in LESS_AGAIN:
+            if less != place.recompute:
+                yield point.moved(name, recompute=less)
+        if not place.offload:
+            yield point.moved(name, recompute="none", offload=ACTIVATIONS)
+    if place.offload:
+        yield point.moved(name, offload=place.offload[:-1])
 
 
 def _microbatches(spec: Spec, point: Point) -> Iterator[Point]:
@@ -369,6 +381,7 @@ def plain(point: Point) -> Point:
         point = point.moved(
             name,
             recompute="none",
+            offload=(),
             sharding="optimizer",
             sequence_parallel=place.grid.tp > 1,
         )
@@ -393,6 +406,9 @@ def lighter(spec: Spec, point: Point) -> Iterator[Point]:
             other = replace(other, at_once=pp)
         other = _with(_with(other, full, sharding="full"), again, recompute="full")
         yield settled(spec, other)
+    for split, full in product(splits, ([], cutting)):
+        other = _with(_with(split, full, sharding="full"), every, offload=ACTIVATIONS)
+        yield settled(spec, other)
 
 
 def _experts_per_host(spec: Spec, point: Point) -> Iterator[Point]:
@@ -407,7 +423,7 @@ def _experts_per_host(spec: Spec, point: Point) -> Iterator[Point]:
         yield other
 
 
-def _with(point: Point, names: Iterable[str], **values: str) -> Point:
+def _with(point: Point, names: Iterable[str], **values: Any) -> Point:
     for name in names:
         point = point.moved(name, **values)
     return point

@@ -18,7 +18,7 @@ from mimo_launch.layout.space import (
     legal_grids,
     microbatch_numbers,
 )
-from mimo_launch.search.moves import LESS_AGAIN, settled
+from mimo_launch.search.moves import ACTIVATIONS, LESS_AGAIN, settled
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Grid, Spec
 from mimo_launch.spec.values import SHARDINGS
@@ -58,6 +58,8 @@ def _of_module(spec: Spec, point: Point, name: str) -> Iterator[Point]:
     place = point.places[name]
     for recompute in (*LESS_AGAIN, ("attention", "norms"), "full"):
         yield point.moved(name, recompute=recompute)
+    for offload in ((), ACTIVATIONS):
+        yield point.moved(name, offload=offload)
     for sharding in SHARDINGS:
         yield point.moved(name, sharding=sharding)
     for over in (None, *divisors(place.grid.dp)[1:-1]):

@@ -230,9 +230,13 @@ def _planned(request: "Start", console: Console) -> "Report | int":
     except DeadlockError as error:
         show_deadlock(error, request.file, console)
         return 2
-    if request.device == "cpu":
-        lacking = memory_lacking(report.estimates, range(request.num_workers), host_memory())
-        if lacking:
-            console.note("\n".join(lacking))
-            return 2
+    lacking = memory_lacking(
+        report.estimates,
+        range(request.num_workers),
+        host_memory(),
+        have_gpus=request.device != "cpu",
+    )
+    if lacking:
+        console.note("\n".join(lacking))
+        return 2
     return report
