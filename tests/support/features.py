@@ -11,6 +11,7 @@ from mimo_launch.spec.spec import HybridModel, Spec, VitModel
 LETTERS = {
     "M": "Mamba layers",
     "G": "DeltaNet layers",
+    "C": "short convolutions",
     "*": "attention layers",
     "-": "MLP layers",
     "E": "experts",

@@ -15,6 +15,7 @@ NAMED = {
     "experts, softmax", "experts, sigmoid", "biases of experts", "every expert chosen",
     "experts, frozen", "experts, full sharding", "experts, recompute",
     "hybrid, Mamba layers", "hybrid, attention layers", "hybrid, MLP layers", "hybrid, experts",
+    "hybrid, short convolutions",
     "Mamba over tp", "Mamba over cp", "Mamba groups shared over tp",
     "colocated", "disjoint", "overlap", "sequence parallel", "packed documents", "packed records",
     "text only", "mixed text", "adapter of language", "adapter of another module",
