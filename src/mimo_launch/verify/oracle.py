@@ -33,7 +33,12 @@ from mimo_launch.spec.spec import DecoderModel, HybridModel, LanguageModel, Rope
 from mimo_launch.verify.oracle_blocks import Load, RecordText, moved_biases
 from mimo_launch.verify.oracle_encoders import connect, encode
 from mimo_launch.verify.oracle_generators import Draw, generator_of
-from mimo_launch.verify.oracle_language import decoder_layers, hybrid_layers, norm_of, streams_ahead
+from mimo_launch.verify.oracle_language import (
+    decoder_streams,
+    hybrid_streams,
+    norm_of,
+    streams_ahead,
+)
 from mimo_launch.verify.oracle_layers import (
     axis_angles,
     axis_ids,
@@ -301,12 +306,13 @@ class Oracle:
         self.weights.name_tokens(list(range(len(tokens))))
         model, text = self.model, self._text(split, index, load)
         if isinstance(model, HybridModel):
-            x_SD = hybrid_layers(self.weights, x_SD, model, text, deep, self.states)
+            streams = [*hybrid_streams(self.weights, x_SD, model, text, deep)]
         elif isinstance(model, DecoderModel):
-            x_SD = decoder_layers(self.weights, x_SD, model, text, deep, states=self.states)
+            streams = [*decoder_streams(self.weights, x_SD, model, text, deep)]
         else:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
-        return norm_of(self.weights, model)(x_SD, "language.norm")
+        self.states |= {number: bare for number, (bare, _) in enumerate(streams, 1)}
+        return norm_of(self.weights, model)(streams[-1][1], "language.norm")
 
     def _text(self, split: Split, index: int, load: Load) -> RecordText:
         """Return the inputs of language layers for a record, besides the stream."""

@@ -24,7 +24,7 @@ from mimo_launch.spec.spec import Model, TalkerModel
 from mimo_launch.verify.oracle_blocks import Load, RecordText, blocks
 from mimo_launch.verify.oracle_dropout import Weights
 from mimo_launch.verify.oracle_encoders import patches_of, sincos
-from mimo_launch.verify.oracle_language import decoder_block, decoder_layers
+from mimo_launch.verify.oracle_language import decoder_block, decoder_streams
 from mimo_launch.verify.oracle_layers import (
     frequencies,
     layer_norm,
@@ -165,7 +165,7 @@ class OneRankTalker:
         turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
         one, all_count = torch.zeros(len(x_SD)), torch.ones(len(x_SD)) > 0
         text = RecordText(one, all_count, Load(), angles=text_angles(len(x_SD), turns))
-        x_SD = decoder_layers(weights, x_SD, model, text, name=name)
+        *_, (_, x_SD) = decoder_streams(weights, x_SD, model, text, name=name)
         x_ND = rms_norm(weights, x_SD[len(read_rE) :], f"{name}.norm", model.norm_eps)
         heads = range(1 if alone else model.codebooks)
         return [linear(weights, x_ND, f"{name}.heads.{book}") for book in heads], x_ND

@@ -41,7 +41,7 @@ from mimo_launch.verify.oracle_recurrent import deltanet, mamba, short_conv
 Norm = Callable[[Tensor, str], Tensor]
 
 
-def decoder_layers(
+def decoder_streams(
     weights: Weights,
     x_SD: Tensor,
     model: DecoderBlocks,
@@ -49,19 +49,17 @@ def decoder_layers(
     deep: Mapping[int, Tensor] | None = None,
     *,
     name: str = LANGUAGE,
-    states: dict[int, Tensor] | None = None,
-) -> Tensor:
-    """Return the stream after the last layer, [S, D]; `deep` is added after layers, by number.
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the stream after each layer, [S, D], and the same with what is added there.
 
-    `states` gets the stream by the number of layers before it, without what is added to it.
+    `deep` is added after layers, by number.
     """
     for i in range(model.layers):
         x_SD = decoder_block(weights, x_SD, model, text, i, f"{name}.layers.{i}")
-        if states is not None:
-            states[i + 1] = x_SD
+        bare_SD = x_SD
         if deep and i in deep:
             x_SD = x_SD + deep[i]
-    return x_SD
+        yield bare_SD, x_SD
 
 
 def decoder_block(
@@ -200,17 +198,16 @@ def latent_heads(
     return q_SHK, with_turned(up[..., :plain], shared), up[..., plain:]
 
 
-def hybrid_layers(
+def hybrid_streams(
     weights: Weights,
     x_SD: Tensor,
     model: HybridModel,
     text: RecordText,
     deep: Mapping[int, Tensor],
-    states: dict[int, Tensor],
-) -> Tensor:
-    """Return the stream after the last layer, [S, D]; `deep` is added after layers.
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the stream after each layer, [S, D], and the same with what is added there.
 
-    `states` gets the stream by the number of layers before it, without what is added to it.
+    `deep` is added after layers.
     """
     norm, eps, documents = norm_of(weights, model), model.norm_eps, text.documents
     for number, letter in enumerate(model.pattern):
@@ -228,10 +225,10 @@ def hybrid_layers(
             change = mixture(weights, f"{layer}.moe", model.moe, y, text, model.activation)
         else:
             change = mlp(weights, f"{layer}.mlp", y, model.activation)
-        states[number + 1] = x_SD = x_SD + weights.added(change, f"{layer}.drop")
+        bare_SD = x_SD = x_SD + weights.added(change, f"{layer}.drop")
         if number in deep:
             x_SD = x_SD + deep[number]
-    return x_SD
+        yield bare_SD, x_SD
 
 
 def hybrid_block(
