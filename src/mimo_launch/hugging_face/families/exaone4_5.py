@@ -42,7 +42,7 @@ EXAONE4_5 = VisionAndText(
     ),
     nested=True,
     beside=(_FURTHER,),
-    # The latter is what folders said at first.
+    # The first folders of this family call the type of their text `exaone4_5_text`.
     refused=refusals(of_type("text_config", "exaone4", "exaone4_5_text")),
     notes="Language counts tokens on one axis, those of images and videos as well. Layers that "
     "predict further tokens are left out.",
