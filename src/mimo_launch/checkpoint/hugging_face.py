@@ -90,16 +90,15 @@ def load_hugging_face(
     unused = sorted(set(headers) - used)
     unknown = [key for key in unused if not part.is_ignored(key, model)]
     missing = [f"{key} ({size(shape)})" for key, shape in fitting.missing.items()]
+    unfit = f"`init_from` of `{name}`: {folder} does not fit: "
     if fitting.num_loaded == 0 or ((missing or fitting.misfits or unknown) and not partial):
-        raise WeightsDoNotFit(
-            f"`init_from` of `{name}`: {folder} does not fit: "
-            + differences(
-                missing_there=missing,
-                of_another_shape=fitting.misfits,
-                there_only=[f"{key} ({size(headers[key].shape)})" for key in unknown],
-            )
-            + ("" if fitting.num_loaded == 0 else "; `init_partial: true` loads what fits")
+        told = differences(
+            missing_there=missing,
+            of_another_shape=fitting.misfits,
+            there_only=[f"{key} ({size(headers[key].shape)})" for key in unknown],
         )
+        hint = "; `init_partial: true` loads what fits" if fitting.num_loaded else ""
+        raise WeightsDoNotFit(f"{unfit}{told}{hint}")
     error = _read(folder, stored, fitting.boxes, places, vocab, session.progress.beat)
     for rank, problem in enumerate(gather_objects(error, group)):
         if problem:
@@ -107,7 +106,7 @@ def load_hugging_face(
     pairs = {} if partial else repeats(part, model)
     unlike = _unlike(folder, stored, fitting.boxes, pairs, session.progress.beat)
     if unlike := next(filter(None, gather_objects(unlike, group)), ""):
-        raise WeightsDoNotFit(f"`init_from` of `{name}`: {folder} does not fit: {unlike}")
+        raise WeightsDoNotFit(f"{unfit}{unlike}")
     event = WeightsLoaded(
         module=name,
         checkpoint=str(folder),

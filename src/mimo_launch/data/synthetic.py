@@ -71,19 +71,10 @@ class SyntheticSamples(Dataset):
         if longest_sample(spec) > spec.batch.seq:
             raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
         self._spec, self._data, self._seq = spec, data, spec.batch.seq
-        self._kinds: dict[str, ModelKind] = {}
         self._sizes: dict[str, tuple[tuple[ImageSize, ImageSize], ...]] = {}
         self._tiled: dict[str, list[ImageSize]] = {}
-        for name, module in (spec.encoders | spec.generators).items():
-            kind = kind_of(module.model)
-            if kind.input is None:
-                if spec.sources_of(name):
-                    continue
-                raise ValueError(f"{name}: {module.model.kind} cannot read synthetic data")
-            if largest_image(spec, name).rows == 0:
-                patches = kind.tokens.per_row
-                raise ValueError(f"{name}: no image or clip holds the {patches} patches of a row")
-            self._kinds[name] = kind
+        self._kinds = _kinds_with_input(spec)
+        for name in self._kinds:
             self._sizes[name] = sizes_drawn(spec, name)
             self._tiled[name] = sizes_in_tiles(spec, name)
         read = spec.sources_of(LANGUAGE)
@@ -305,6 +296,25 @@ class SyntheticSamples(Dataset):
             return 0
         tokens = clips.tokens_of(min(clips.frames, self._data.max_frames))
         return pick(word, 1 + min(clips.stack - 1, tokens - width * clips.stack))
+
+
+def _kinds_with_input(spec: Spec) -> dict[str, ModelKind]:
+    """Return the kinds of modules that have an input of their own from a sample, or make one.
+
+    Raises: ValueError if a module reads nothing, or no image or clip has the patches of a row.
+    """
+    found = {}
+    for name, module in (spec.encoders | spec.generators).items():
+        kind = kind_of(module.model)
+        if kind.input is None:
+            if spec.sources_of(name):
+                continue
+            raise ValueError(f"{name}: {module.model.kind} cannot read synthetic data")
+        if largest_image(spec, name).rows == 0:
+            patches = kind.tokens.per_row
+            raise ValueError(f"{name}: no image or clip holds the {patches} patches of a row")
+        found[name] = kind
+    return found
 
 
 def _joins_rows(spec: Spec, name: str) -> bool:

@@ -33,7 +33,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
-from mimo_launch.schedule.simulation_result import lower_bound
+from mimo_launch.schedule.simulation_result import Simulation, lower_bound
 from mimo_launch.search.answer import answer_of, what_fits
 from mimo_launch.spec.base import AXES, LANGUAGE, Axis
 from mimo_launch.spec.module import FrozenLayers, ModuleSpec
@@ -72,18 +72,7 @@ def build_report(
         groups=tuple(group_rows(layout, per_node)),
         layers=rows_of_layers(spec, layout, work),
         experts=expert_rows(spec, layout, work),
-        stages=tuple(
-            StageRow(
-                module=module.name,
-                stage=stage.index,
-                first_layer=stage.first_layer,
-                last_layer=stage.first_layer + stage.num_layers - 1,
-                ranks=module.stage_ranks(stage.index),
-                peak_live=peak_live(layout, simulation, module, stage.index),
-            )
-            for module in layout.modules
-            for stage in module.stages
-        ),
+        stages=_stage_rows(layout, simulation),
         bridges=tuple(bridge_row(plan, step, each, per_node) for each in layout.bridges.values()),
         schedule=Schedule(
             makespan=simulation.makespan,
@@ -99,6 +88,21 @@ def build_report(
         answer=answer_of(estimator, estimates, tokens=tokens, seeks=advice and fits),
         losses=_loss_rows(layout, step),
         fitting=None if fits or not advice else what_fits(estimator),
+    )
+
+
+def _stage_rows(layout: Layout, simulation: Simulation) -> tuple[StageRow, ...]:
+    return tuple(
+        StageRow(
+            module=module.name,
+            stage=stage.index,
+            first_layer=stage.first_layer,
+            last_layer=stage.first_layer + stage.num_layers - 1,
+            ranks=module.stage_ranks(stage.index),
+            peak_live=peak_live(layout, simulation, module, stage.index),
+        )
+        for module in layout.modules
+        for stage in module.stages
     )
 
 

@@ -117,6 +117,30 @@ def with_activations(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How many ranks share weights, and those of experts; `full`: they gather for each forward."""
+
+    over: int
+    of_experts: int
+    full: bool
+
+    def parts(self, weight: Parameter) -> int:
+        """Return how many ranks share a weight."""
+        return self.of_experts if weight.experts else self.over
+
+    def elements(self, some: Iterable[Parameter]) -> int:
+        """Return the elements of one rank's shards."""
+        return sum(each.shard(self.parts(each)) for each in some)
+
+    def gathered(self, some: Iterable[Parameter], number: int) -> int:
+        """Return the bytes of gathered weights, of a `number` of bytes each.
+
+        Packed ones are gathered in full sharding alone.
+        """
+        return sum(each.bytes(number) for each in some if self.full or each.packed is None)
+
+
 def weight_memory(
     spec: Spec, module: ModuleLayout, stage: Stage, tp: int, *, several: bool
 ) -> StageMemory:
@@ -124,26 +148,14 @@ def weight_memory(
     weights = stage_weights(spec, stage, tp)
     shards, replicas = module.num_shards, module.grid.size(Axis.DP) * module.grid.size(Axis.CP)
     of_experts = module.experts.size(Axis.EXPERT_DP) if module.experts else 1
-
-    full = weights.full_sharding
-
-    def parts(weight: Parameter) -> int:
-        return of_experts if weight.experts else shards
-
-    def sharded(some: Iterable[Parameter]) -> int:
-        return sum(each.shard(parts(each)) for each in some)
-
-    def gathered(some: Iterable[Parameter]) -> int:
-        """Return the bytes of gathered weights; packed ones are gathered in full sharding alone."""
-        return sum(each.bytes(computed) for each in some if full or each.packed is None)
-
+    full, cut = weights.full_sharding, _Cut(shards, of_experts, weights.full_sharding)
     stored, computed = spec.train.numbers.stored.bytes, spec.train.numbers.computed.bytes
     trained = [weight for weight in weights.all() if weight.trains]
     packed = [weight for weight in weights.all() if weight.packed is not None]
-    own = sharded(trained)
+    own = cut.elements(trained)
     # Replicas hold packed weights whole, unless these are fully sharded.
     shard = sum(
-        each.bytes(stored, parts(each) if full or each.packed is None else 1)
+        each.bytes(stored, cut.parts(each) if full or each.packed is None else 1)
         for each in weights.all()
     )
     unpacked = max((each.numel * _beside_values(each, computed) for each in packed), default=0)
@@ -151,7 +163,8 @@ def weight_memory(
     if module.experts or weights.depths:
         # Units differ in size: in the worst case the two largest are adjacent.
         blocks.sort(key=lambda unit: -sum(each.numel for each in unit))
-    two_blocks, ends = sum(map(gathered, blocks[:2])), gathered(root)
+    two_blocks = sum(cut.gathered(each, computed) for each in blocks[:2])
+    ends = cut.gathered(root, computed)
     accumulates = bool(own) and not full and several
     unit = [weight for weights in blocks[:1] for weight in weights if weight.trains]
     rest = [weight for weight in root if weight.trains]
@@ -159,13 +172,13 @@ def weight_memory(
     in_products = accumulates and adds_in_products(spec, module.name)
     beside = [each for each in (*unit, *rest) if not (in_products and each.in_product)]
     block, last = (sum(each.numel for each in some) for some in (unit, rest))
-    moments, host = _moments(spec, module, [(each, sharded((each,))) for each in trained])
+    moments, host = _moments(spec, module, [(each, cut.elements((each,))) for each in trained])
     return StageMemory(
         weights=shard,
         moments=moments * stored,
         host=host * stored,
         # The root stays gathered, and one unit arrives while another computes.
-        gathered=two_blocks + ends if full else gathered(weights.all()),
+        gathered=two_blocks + ends if full else cut.gathered(weights.all(), computed),
         gather_buffer=(two_blocks or ends) if shards > 1 else 0,
         # Fully sharded, every backward adds its shards to those of the backwards before.
         accumulated=own * stored if full else weights.trained * stored if accumulates else 0,

@@ -11,12 +11,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from zlib import crc32
 
@@ -63,6 +64,12 @@ class SampleIndexer:
         self.sample_encoders = SampleEncoders(spec, data, self.inputs)
         self.columns = TokenColumns(spec)
 
+    @staticmethod
+    def _measured(members: Mapping[Marker, Sequence[str]], *, but: Container[str]) -> list[str]:
+        """Return the members with a size of their own, in order; videos are told frame by frame."""
+        found = chain.from_iterable(each for marker, each in members.items() if marker != "video")
+        return [each for each in found if each not in but]
+
     def look(
         self,
         suffixes: list[str],
@@ -82,8 +89,9 @@ class SampleIndexer:
         columns = [each for each in self.columns.suffixes.values() if each in suffixes]
         members, unread = self._by_marker({*suffixes}.difference(TEXT_SUFFIXES, columns))
         encoder = self.sample_encoders.of(template)
+        texts = [each for each in TEXT_SUFFIXES if each in suffixes]
         if "json" not in suffixes and not (encoder.reads_txt and "txt" in suffixes):
-            unread += [each for each in TEXT_SUFFIXES if each in suffixes]
+            unread += texts
             raise BadSample(f"it has no .json{' or .txt' * encoder.reads_txt}{_ignored(unread)}")
         record = encoder.read(lambda suffix: read(suffix, None) if suffix in suffixes else None)
         counts = {marker: len(found) for marker, found in members.items()}
@@ -97,12 +105,8 @@ class SampleIndexer:
             ]
         encoded = encoder.encode(record, counts, unread, told)
         num_text = len(encoded.tokens)
-        sizes |= {
-            suffix: self._size(suffix, partial(read, suffix))
-            for marker, found in members.items()
-            for suffix in found
-            if marker != "video" and suffix not in sizes
-        }
+        for suffix in self._measured(members, but=sizes):
+            sizes[suffix] = self._size(suffix, partial(read, suffix))
         placed = self.inputs.place(encoded.markers, num_text, members, sizes, videos)
         is_row = self.inputs.rows_among(num_text, [(each.module, each.span) for each in placed])
         loss_mask = loss_mask_among(encoded.loss_mask, is_row)
@@ -111,7 +115,7 @@ class SampleIndexer:
         read_columns = self.columns.read(suffixes, int(loss_mask.sum()), lambda s: read(s, None))
         runs = np.flatnonzero(np.diff(loss_mask, prepend=False, append=False)).reshape(-1, 2)
         ignored = {*record.ignored, *encoded.ignored, *map(_named, unread)}
-        if len(texts := [each for each in TEXT_SUFFIXES if each in suffixes]) > 1:
+        if len(texts) > 1:
             ignored.add(_named(*(each for each in texts if each != record.member)))
         texts += (each for found in members.values() for each in found)
         checksum = _checksum([*texts, *columns], read)

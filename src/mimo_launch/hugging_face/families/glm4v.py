@@ -34,38 +34,41 @@ def _image(config: Config) -> tuple[int, int]:
     return (side, side)
 
 
+_SIZES = Settings(
+    {
+        "layers": ("depth", 24),
+        "hidden": ("hidden_size", 1536),
+        "heads": ("num_heads", 12),
+        "patch": _PATCH,
+        "channels": ("in_channels", 3),
+        # `intermediate_size` is the width of the merger.
+        "mlp": ("out_hidden_size", 4096),
+        "shuffle": ("spatial_merge_size", 2),
+        "temporal_patch": ("temporal_patch_size", 2),
+        "image": Computed(
+            _image,
+            lambda model: {_IMAGE[0]: min(model.image or (1, 1)) * model.patch},
+            "`image_size` / `patch_size`, twice; 336 pixels",
+        ),
+        "norm_eps": ("rms_norm_eps", 1e-5),
+        "qkv_bias": ("attention_bias", False),
+        "projector_mlp": ("intermediate_size", 13696),
+    },
+    {"hidden_act": "silu", "rope_parameters": ROPES},
+    {
+        **MERGER_REST, **MERGER, "positions": "learned+rope2d", "norm": "rms",
+        "activation": "swiglu", "block_bias": False, "patch_norm": True,
+        "projector": "gated",
+    },
+)  # fmt: skip
+
+
 def _vision(model_type: str, architecture: str) -> Family:
     return Family(
         model_type=model_type,
         kind="vit",
         architecture=architecture,
-        settings=Settings(
-            {
-                "layers": ("depth", 24),
-                "hidden": ("hidden_size", 1536),
-                "heads": ("num_heads", 12),
-                "patch": _PATCH,
-                "channels": ("in_channels", 3),
-                # `intermediate_size` is the width of the merger.
-                "mlp": ("out_hidden_size", 4096),
-                "shuffle": ("spatial_merge_size", 2),
-                "temporal_patch": ("temporal_patch_size", 2),
-                "image": Computed(
-                    _image,
-                    lambda model: {_IMAGE[0]: min(model.image or (1, 1)) * model.patch},
-                    "`image_size` / `patch_size`, twice; 336 pixels",
-                ),
-                "norm_eps": ("rms_norm_eps", 1e-5),
-                "qkv_bias": ("attention_bias", False),
-                "projector_mlp": ("intermediate_size", 13696),
-            },
-            {"hidden_act": "silu", "rope_parameters": ROPES},
-            {
-                **MERGER_REST, **MERGER, "positions": "learned+rope2d", "norm": "rms",
-                "activation": "swiglu", "block_bias": False, "patch_norm": True,
-                "projector": "gated",
-            },
-        ),
+        settings=_SIZES,
         tensors=merger_tensors(
             {
                 "patch": "patch_embed.proj",
