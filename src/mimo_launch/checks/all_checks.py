@@ -24,6 +24,7 @@ from mimo_launch.checks import (
     positions,
     quantized_base,
     ranks,
+    row_cache,
     schedules,
     shards,
     sources,
@@ -212,6 +213,7 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(adapters.start_is_an_adapter),
     ModuleRule(adapters.start_keeps_its_adapter),
     ModuleRule(adapters.targets_are_maps, needs=(*_ROLE, "adapter-cannot", *_HEADS)),
+    ModuleRule(row_cache.rows_can_be_kept, needs=_ROLE),
     ModuleRule(quantized_base.base_has_place, needs=_ROLE),
     ModuleRule(
         quantized_base.cuts_lie_between_blocks,

@@ -180,10 +180,16 @@ def _header(estimator: Estimator, step: StepData) -> Header:
         },
         nominal_labels=step.num_labels,
         source=expected.source,
-        basis=expected.basis,
+        basis=expected.basis + _computed(spec),
         padding=expected.padding,
         padding_if_packed=expected.padding_with(packing=True) if packs else None,
     )
+
+
+def _computed(spec: Spec) -> str:
+    """Return which encoders are taken to compute rows that later epochs read from a cache."""
+    names = " and ".join(name for name, each in spec.modules.items() if each.row_cache)
+    return f", while the cache of {names} is empty (steps that read it are faster)" * bool(names)
 
 
 def _module_row(spec: Spec, layout: Layout, module: ModuleLayout) -> ModuleRow:

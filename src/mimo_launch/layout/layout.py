@@ -74,8 +74,8 @@ class ModuleLayout:
     that the module reads come first. `image_sources` names those of `reads` that read images; in
     language, all tokens of an image of the `whole_images` attend to each other, and with
     `whole_prompts` all before the first that is learnt. `tiles`: how images in tiles become rows.
-    `reads_arrays`: the module reads images or clips of the data set. `losses` are in the order in
-    which the last stage returns them.
+    `reads_arrays`: the module reads images or clips of the data set. `keeps_rows`: rows
+    are kept on disk. `losses` are in the order in which the last stage returns them.
     """
 
     name: str
@@ -105,6 +105,7 @@ class ModuleLayout:
     whole_images: tuple[str, ...] = ()
     whole_prompts: bool = False
     reads_arrays: bool = False
+    keeps_rows: bool = False
     losses: tuple[Loss, ...] = ()
     draws: bool = False
 
@@ -320,6 +321,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         whole_images=images if kind.attending.whole_images else (),
         whole_prompts=kind.attending.whole_prompts,
         reads_arrays=kind.input is not None,
+        keeps_rows=module.row_cache is not None,
         losses=tuple(_losses(name, kind, module.loss_weight)),
         draws=kind.draws,
     )

@@ -174,9 +174,10 @@ def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
 
 
 def needs_arrays(module: ModuleLayout, rank: int) -> bool:
-    """Return whether a rank reads images: on the first stage, and the last stage of a generator.
+    """Return whether a rank reads images.
 
-    Other stages know the sizes of images from the StepData.
+    The first stage does, and the last stage of a generator or of an encoder that keeps rows. Other
+    stages know the sizes of images from the StepData.
     """
     return takes_arrays(module, module.stages_of(rank))
 
@@ -184,7 +185,8 @@ def needs_arrays(module: ModuleLayout, rank: int) -> bool:
 def takes_arrays(module: ModuleLayout, held: Iterable[Stage]) -> bool:
     """Return whether a rank that holds these stages of a module reads images."""
     return module.reads_arrays and any(
-        stage.is_first or (stage.is_last and module.computes_loss) for stage in held
+        stage.is_first or (stage.is_last and (module.computes_loss or module.keeps_rows))
+        for stage in held
     )
 
 

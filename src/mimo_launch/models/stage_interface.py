@@ -15,7 +15,7 @@ Relies on: `layout.replica_views` for the samples of a replica.
 Leaves: inputs and layers to the stages, moving rows and tensors between stages to `runtime`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -41,6 +41,7 @@ from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
+from mimo_launch.models.kept_rows import KeptRows
 from mimo_launch.models.patches import Image, Patches, Reader, own_tokens, pack, reader
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.token_numbers import list_draws
@@ -71,6 +72,13 @@ class StepInputs(Protocol):
 
     def images(self, sample: int, encoder: str) -> Sequence[Image]:
         """Return the images of a sample for one encoder."""
+
+    @property
+    def from_cache(self) -> Collection[str]:
+        """The encoders for which all rows of the step are read; the same on all ranks."""
+
+    def kept(self, sample: int, encoder: str) -> Sequence[KeptRows]:
+        """Return what is kept of each image; nothing if this rank keeps no rows."""
 
     def noises(self, sample: int, generator: str, numbers: int) -> Sequence[Noise]:
         """Return the noise of each image that a generator makes, in patches of `numbers` values."""

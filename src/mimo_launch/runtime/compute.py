@@ -9,6 +9,7 @@ Leaves: what a stage reads of the samples to the stage, the order to `executor`.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from mimo_launch.layout.layout import Layout
 from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.models.build import RankModule
+from mimo_launch.models.kept_rows import keep_rows, kept_rows
 from mimo_launch.models.language_input import TextForward
 from mimo_launch.models.row_places import RowPlaces
 from mimo_launch.models.stage_interface import Canvas, ListForward, StageLosses
@@ -50,8 +52,7 @@ class Stages:
         module, stage = self.modules[action.module], action.stage or 0
         at = Address.of(action)
         hidden = None if stage == 0 else self.mail.take_input(at)
-        make = self._text if module.layout.is_language else self._list
-        out = module.run(stage, hidden, make(module, stage, action.index, step))
+        out = self._run(action, module, hidden, step)
         if not module.layout.stages[stage].is_last:
             self.mail.outputs.put(at, out)
             return
@@ -70,6 +71,28 @@ class Stages:
         for bridge in self._leaving(module):
             of_bridge = rows.get(bridge.bridge.target, out)
             self.mail.outputs.put(bridge.at(action.index), of_bridge.to(bridge.like.dtype))
+
+    def _run(
+        self, action: Action, module: RankModule, hidden: Tensor | None, step: StepState
+    ) -> Any:
+        """Return what a stage makes; rows that are kept take the place of all of its stages."""
+        stage = action.stage or 0
+        if module.layout.is_language:
+            return module.run(stage, hidden, self._text(module, stage, action.index, step))
+        forward = self._list(module, stage, action.index, step)
+        is_last = module.layout.stages[stage].is_last
+        images = [each for n in forward.view.samples for each in step.inputs.kept(n, module.name)]
+        if module.name not in step.inputs.from_cache:
+            out = module.run(stage, hidden, forward)
+            if images and is_last:
+                keep_rows(images, out, forward.view, module.context)
+            return out
+        if is_last:
+            return kept_rows(
+                images, forward.view, module.context, self.spec.sent_width(module.name)
+            )
+        context, shape = module.context, self.edge_shape(replace(action, kind=Kind.SEND_F), step)
+        return torch.zeros(shape, dtype=context.compute_dtype, device=context.device)
 
     def _weighted(self, module: RankModule, found: StageLosses, step: StepState) -> Tensor:
         """Note the losses of a forward, and return their weighted sum.

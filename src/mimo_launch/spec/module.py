@@ -42,7 +42,7 @@ from mimo_launch.spec.media import Clips, Images
 from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.optimizers import ModuleOptimizer
 from mimo_launch.spec.quantized_base import QuantizedBase
-from mimo_launch.spec.sections import Fp8Spec
+from mimo_launch.spec.sections import Fp8Spec, RowCacheSpec
 from mimo_launch.spec.values import SHARDINGS, Sharding, ShardingName
 from mimo_launch.spec.vit import VitModel
 
@@ -222,6 +222,13 @@ class ModuleSpec(Strict):
         "a frozen one; products are computed in `precision`.",
         examples=["{kind: nf4}"],
     )
+    cache: bool | RowCacheSpec = Field(
+        False,
+        description="Of an encoder with `frozen: true`: keep the rows of every picture and clip on "
+        "disk, and read them there when it comes again with the same weights. `true` takes all "
+        "defaults.",
+        examples=["{limit_gib: 20}"],
+    )
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0,
         description="Share of what attention and the MLP of a layer add to the stream that each "
@@ -303,6 +310,13 @@ class ModuleSpec(Strict):
         """Whether a step drops anything."""
         of_adapter = 0.0 if self.adapter is None else self.adapter.dropout
         return any((self.dropout, self.attention_dropout, of_adapter))
+
+    @property
+    def row_cache(self) -> RowCacheSpec | None:
+        """Where its rows are kept, if they are."""
+        if isinstance(self.cache, RowCacheSpec):
+            return self.cache
+        return RowCacheSpec() if self.cache else None
 
     @property
     def body_trains(self) -> bool:

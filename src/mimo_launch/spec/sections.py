@@ -13,6 +13,7 @@ from mimo_launch.spec.base import (
     MAX_INTEGER,
     Count,
     Layers,
+    LocalPath,
     Microbatches,
     Samples,
     Size,
@@ -176,6 +177,20 @@ class EvalSpec(Strict):
     def judged_number(self) -> str:
         """`loss` or `accuracy`."""
         return self.metric.rpartition(".")[2]
+
+
+class RowCacheSpec(Strict):
+    """Where the rows of a frozen encoder are kept, and how many."""
+
+    folder: LocalPath | None = Field(
+        None,
+        description="Folder that keeps them, for any number of runs and encoders. Default: "
+        "`mimo-launch/rows` in the cache of the user (`XDG_CACHE_HOME`, else `~/.cache`).",
+        examples=["/scratch/rows"],
+    )
+    limit_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        100.0, description="Size in GiB up to which a run fills the folder; nothing is deleted."
+    )
 
 
 class CheckpointSpec(Strict):

@@ -80,8 +80,9 @@ class StepFinished:
     gradients that are exactly zero, if the spec asks for it; `aux_loss` balances the load of
     experts; `losses` has all losses by name if there are several, and `loss` is their weighted sum:
     a module's loss has the name of the module, the loss of further tokens is `language.mtp`;
-    `source_losses` is the loss of language over the labels of each source of the data. The fields
-    of `usage` are written next to the others.
+    `source_losses` is the loss of language over the labels of each source of the data; `cached` is
+    the number of images with kept rows that were read, by encoder that keeps rows. The fields of
+    `usage` are written next to the others.
     """
 
     step: int
@@ -100,6 +101,7 @@ class StepFinished:
     aux_loss: float | None = None
     losses: dict[str, float] | None = None
     source_losses: dict[str, float] | None = None
+    cached: dict[str, int] | None = None
     usage: Usage | None = None
 
 
@@ -278,7 +280,7 @@ class WriteFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerFailed:
-    """TensorBoard or Weights & Biases failed; `effect` says what is lost."""
+    """TensorBoard, Weights & Biases or a cache of rows failed; `effect` says what is lost."""
 
     listener: str
     reason: str

@@ -32,6 +32,7 @@ from mimo_launch.layout.step_data import (
     without_records,
 )
 from mimo_launch.layout.step_views import Imbalance, Reads, StepViews
+from mimo_launch.models.kept_rows import KeptRows, RowCache
 from mimo_launch.models.patches import Patches, reader
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Reading
@@ -71,6 +72,15 @@ class UnreadStep:
         """Return the images of a sample for one encoder."""
         found = self._answers(lambda split, id_: self.dataset.images(split, id_, encoder), sample)
         return [image for _, images in found for image in images]
+
+    @property
+    def from_cache(self) -> frozenset[str]:
+        """Nothing is read from a cache."""
+        return frozenset()
+
+    def kept(self, sample: int, encoder: str) -> list[KeptRows]:
+        """Return nothing."""
+        return []
 
     def noises(self, sample: int, generator: str, numbers: int) -> list[Noise]:
         """Return the noise of each image that a generator makes for a sample."""
@@ -112,6 +122,8 @@ class ReadStep:
     document_rows: dict[int, np.ndarray] = field(default_factory=dict)
     pixels: dict[tuple[int, str], list[Patches]] = field(default_factory=dict)
     noise: dict[tuple[int, str], list[Noise]] = field(default_factory=dict)
+    rows: dict[tuple[int, str], list[KeptRows]] = field(default_factory=dict)
+    from_cache: frozenset[str] = frozenset()
     seed: int = 0
     answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
     left_out: frozenset[int] = frozenset()
@@ -136,6 +148,17 @@ class ReadStep:
     def images(self, sample: int, encoder: str) -> list[Patches]:
         """Return the images of a sample for one encoder, cut into patches."""
         return [image for n, _ in self._readable(sample) for image in self.pixels[n, encoder]]
+
+    def kept_of(self, encoder: str) -> Iterator[KeptRows]:
+        """Yield what is kept of all images that this rank has read."""
+        for (_, name), images in self.rows.items():
+            if name == encoder:
+                yield from images
+
+    def kept(self, sample: int, encoder: str) -> list[KeptRows]:
+        """Return what is kept of each image; nothing if this rank keeps no rows."""
+        found = (self.rows.get((n, encoder), ()) for n, _ in self._readable(sample))
+        return [image for images in found for image in images]
 
     def noises(self, sample: int, generator: str, numbers: int) -> list[Noise]:
         """Return the noise of each image that a generator makes, drawn here unless read ahead."""
@@ -179,11 +202,13 @@ def read_step(
     *,
     pinned: bool = False,
     threads: ThreadPoolExecutor | None = None,
+    caches: Mapping[str, RowCache] = {},
 ) -> tuple[ReadStep, dict[int, str]]:
     """Read one rank's part of a step; return it with the bad records and their reasons.
 
     `beat` is called for every record. With `pinned`, patches are in pinned memory for copies to a
-    GPU. With `threads`, records are read in parallel. Raises: errors of a data set except damage.
+    GPU. With `threads`, records are read in parallel. `caches` are those of the encoders with rows
+    that this rank keeps. Raises: errors of a data set except damage.
     """
     ends = list(accumulate((len(s.records) for s in source.data.samples), initial=0))
     numbers = tuple(map(range, ends, ends[1:]))
@@ -193,7 +218,7 @@ def read_step(
     source.dataset.fetch(
         source.split, _ids(source, texts), _ids(source, chain(*reads.images.values()))
     )
-    records: Iterable[Record] = _records(source, reads, spec, made, pinned=pinned)
+    records: Iterable[Record] = _records(source, reads, spec, made, caches, pinned=pinned)
     if threads is not None:  # Start all reads before waiting for the first one.
         records = [(number, threads.submit(read).result, keep) for number, read, keep in records]
     for number, read, keep in records:
@@ -220,7 +245,13 @@ Record = tuple[int, Callable[[], Any], Callable[[Any], None]]
 
 
 def _records(
-    source: UnreadStep, reads: Reads, spec: Spec, into: ReadStep, *, pinned: bool
+    source: UnreadStep,
+    reads: Reads,
+    spec: Spec,
+    into: ReadStep,
+    caches: Mapping[str, RowCache],
+    *,
+    pinned: bool,
 ) -> Iterator[Record]:
     """Yield for each read the record's number, a function that reads, and one that stores it."""
     dataset, split = source.dataset, source.split
@@ -246,8 +277,8 @@ def _records(
         how, kind = reader(model), kind_of(model)
         cut = partial(how.cut, dtype=torch_type(spec.train.numbers.computed), pinned=pinned)
         for number, record in records(positions):
-            read = partial(_read_images, source, record, encoder, kind, cut)
-            yield number, read, partial(setitem, into.pixels, (number, encoder))
+            read = partial(_read_images, source, record, encoder, kind, cut, caches.get(encoder))
+            yield number, read, partial(_store, into, (number, encoder))
             if encoder in spec.generators:
                 draw = partial(noises_of, into.seed, into.data, record, encoder, how.row_width)
                 yield number, draw, partial(setitem, into.noise, (number, encoder))
@@ -259,8 +290,12 @@ def _read_images(
     encoder: str,
     kind: ModelKind,
     cut: Callable[[np.ndarray], Patches],
-) -> list[Patches]:
-    """Return the images of a record. Raises: BadSample if they differ from the index."""
+    cache: RowCache | None,
+) -> tuple[list[Patches], list[KeptRows]]:
+    """Return the images of a record, and what `cache` keeps of each.
+
+    Raises: BadSample if they differ from the index.
+    """
     images = source.dataset.images(source.split, record.id, encoder)
     spans = record.spans.get(encoder, ())
     if len(images) != len(spans):
@@ -269,4 +304,13 @@ def _read_images(
         if not is_array_of(kind, span, image.shape):
             shape = input_shape(kind, span)
             raise BadSample(f"an array {image.shape} for {encoder}, the index has {shape}")
-    return [cut(image) for image in images]
+    cuts = [cut(image) for image in images]
+    if cache is None:
+        return cuts, []
+    return cuts, [cache.look_up(each, span) for each, span in zip(cuts, spans, strict=True)]
+
+
+def _store(
+    into: ReadStep, key: tuple[int, str], found: tuple[list[Patches], list[KeptRows]]
+) -> None:
+    into.pixels[key], into.rows[key] = found

@@ -36,7 +36,7 @@ METRICS = "metrics.jsonl"
 # Fields that a record does not have where they are None.
 _LEFT_OUT = (
     *("aux_loss", "mfu", "losses", "eval_losses", "drawn_recognised", "code_accuracy"),
-    *("eval_set", "source_losses"),
+    *("eval_set", "source_losses", "cached"),
 )
 
 

@@ -6,7 +6,8 @@ Leaves: detecting damage to `loader` and the data sets.
 
 The agreement costs an all-reduce of a few numbers per step. Without it, the ranks that could not
 read a sample would disagree with the others on rows, routes and N, and hang. The same all-reduce
-carries the peak memory of the ranks, by module.
+carries the peak memory of the ranks, by module, and whether a rank lacks kept rows of an encoder:
+if one does, all of its ranks compute the rows of the step, since they gather weights together.
 
 A thread reads one step ahead of the running step, and starts the agreement on it; the main thread
 waits for both when it reaches that step. The agreement has its own gloo group, so that it waits for
@@ -33,13 +34,16 @@ from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.order.record_order import Sample
 from mimo_launch.data.random_draws import Split
 from mimo_launch.layout.step_views import StepViews, reads_of
+from mimo_launch.models.kept_rows import State
 from mimo_launch.runtime.progress import EndOfRun, Phase, RunState
 from mimo_launch.spec.spec import UserData
-from mimo_launch.train.events import BadSamples, Listener, Reading
+from mimo_launch.train.events import BadSamples, Listener, ListenerFailed, Reading
 from mimo_launch.train.loader import ReadStep, read_step, step_inputs
 from mimo_launch.train.rank_session import RankSession
+from mimo_launch.train.row_caches import open_caches
 
 _MOST_LISTED = 5
+_TOLD = {State.FULL: "full, or cannot be written", State.DAMAGED: "a file is damaged"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class _RankPart:
     """This rank's part of a step, and the maxima that the ranks exchange with it.
 
     `most` has the largest number of samples that any rank could not read, then for each module the
-    largest peak memory of its ranks.
+    largest peak memory of its ranks, then for each module that keeps rows the worst state of them.
     """
 
     inputs: ReadStep
@@ -80,6 +84,7 @@ class StepReader:
         self._session, self._state, self._emit = session, state, emit
         self._decodes: set[Split] = {"heldout"} if dataset.scores or answers else set()
         self._known: set[int] = set()
+        self._caches, self._told = open_caches(session), set[str]()
         timeout = group_timeout(session.spec.train.timeout, session.device)
         self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="reader")
         # One thread, so that ranks start their agreements in the same order.
@@ -139,13 +144,15 @@ class StepReader:
         if split == "train":
             progress.enter(Phase.AGREEING)
         bad = agree(read.reasons, read.most, self._group)
-        _, *memory = read.most.wait()
-        names = (module.name for module in self._session.layout.modules)
+        _, *most = read.most.wait()
+        names = [module.name for module in self._session.layout.modules]
+        memory, caches = most[: len(names)], most[len(names) :]
         waited = time.perf_counter() - begin
         inputs = replace(
             read.inputs,
             peak_memory=dict(zip(names, memory, strict=True)),
             reading=Reading(waited_s=waited, read_s=read.seconds),
+            from_cache=self._from_cache(caches),
         )
         if not bad:
             return inputs
@@ -179,7 +186,10 @@ class StepReader:
         views = StepViews(session.layout, source.data)
         reads = reads_of(views, session.rank, decode=split in self._decodes)
         inputs, reasons = read_step(
-            source, reads, session.spec, beat, pinned=pinned, threads=self._decoders
+            *(source, reads, session.spec, beat),
+            pinned=pinned,
+            threads=self._decoders,
+            caches=self._caches,
         )
         inputs = replace(inputs, views=views)
         if split == "train":
@@ -187,7 +197,7 @@ class StepReader:
             imbalance = {each.name: views.imbalance(each) for each in session.layout.moving}
             inputs = replace(inputs, imbalance=imbalance)
         seconds = time.perf_counter() - begin
-        told = MaxOverRanks((len(reasons), *self._memory()), self._group)
+        told = MaxOverRanks((len(reasons), *self._memory(), *self._missing(inputs)), self._group)
         return _RankPart(inputs, reasons, told, seconds)
 
     def _memory(self) -> list[int]:
@@ -196,6 +206,26 @@ class StepReader:
         mine = {module.name for module in session.layout.modules_of(session.rank)}
         used = peak_memory(session.device)
         return [used if module.name in mine else 0 for module in session.layout.modules]
+
+    def _missing(self, inputs: ReadStep) -> list[int]:
+        """Return what this rank says of the kept rows of a step, by module that keeps rows."""
+        return [
+            max((each.state for each in inputs.kept_of(module.name)), default=0)
+            for module in self._session.layout.modules
+            if module.keeps_rows
+        ]
+
+    def _from_cache(self, worst: list[int]) -> frozenset[str]:
+        """Return the modules for which no rank lacks kept rows; say once if a cache is in need."""
+        names = [module.name for module in self._session.layout.modules if module.keeps_rows]
+        for name, number in zip(names, worst, strict=True):
+            reason = _TOLD.get(State(number))
+            if reason and name + reason not in self._told:
+                self._told.add(name + reason)
+                effect = f"{name} makes the rows of pictures that are missing again"
+                cache = f"cache of {name}"
+                self._emit(ListenerFailed(listener=cache, reason=reason, effect=effect))
+        return frozenset(name for name, number in zip(names, worst, strict=True) if not number)
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:
         if split == "heldout":

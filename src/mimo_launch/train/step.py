@@ -72,6 +72,7 @@ class _Started:
     imbalance: dict[str, Imbalance]
     reading: Reading | None
     peak_memory: dict[str, int]
+    from_cache: frozenset[str]
     begin: Moment
     end: Moment
     metrics: PendingMetrics
@@ -134,6 +135,7 @@ class StepRunner:
                 # Generated samples are not read.
                 reading=inputs.reading if self._reads else None,
                 peak_memory=inputs.peak_memory,
+                from_cache=inputs.from_cache,
                 begin=begin,
                 end=Moment(session.device),
                 metrics=metrics,
@@ -194,6 +196,7 @@ class StepRunner:
                 imbalance=step.imbalance,
                 reading=step.reading,
                 zero_grads=metrics.zeros,
+                cached=self._cached(step),
                 aux_loss=metrics.aux_loss if has_experts else None,
                 usage=self._usage(step, seconds) if self._session.rank == 0 else None,
             )
@@ -204,12 +207,20 @@ class StepRunner:
             self._watch.good()
         return metrics
 
+    def _cached(self, step: _Started) -> dict[str, int] | None:
+        """Return the number of images with kept rows that were read, by encoder."""
+        found = {module.name: 0 for module in self._session.layout.modules if module.keeps_rows}
+        for name in step.from_cache:
+            found[name] = sum(len(each.spans.get(name, ())) for each in step.data.samples)
+        return found or None
+
     def _usage(self, step: _Started, seconds: float) -> Usage:
         """Return the usage of a step, from the work of its samples and what this rank knows."""
         session, layout = self._session, self._session.layout
         flops = dict.fromkeys((module.name for module in layout.modules), 0.0)
         if step.metrics.own is not None:  # Otherwise there was nothing to learn; no program ran.
             flops = step_flops(session.spec, layout, step.data)
+            flops |= dict.fromkeys(step.from_cache, 0.0)
         here = dict.fromkeys(session.modules, peak_memory(session.device))
         told = step.peak_memory
         return Usage(

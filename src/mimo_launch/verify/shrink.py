@@ -181,6 +181,8 @@ def _shrink_module(
         # The tests of other backends compare them with this backend.
         backend="torch",
         fp8=None,
+        # Their tests compare cached runs; a proof writes nothing outside its own folder.
+        cache=False,
         compile=(False if precision == "fp64" and module.compile == "auto" else module.compile),
     )
 

@@ -43,6 +43,7 @@ def step_line(event: StepFinished) -> str:
     extra = "  SKIPPED" if event.skipped else ""
     extra += f"  {event.bad_samples:,} bad samples" if event.bad_samples else ""
     extra += f"  {zeros:,} zero grads" if event.zero_grads is not None else ""
+    extra += f"  {sum(event.cached.values()):,} images from the cache" if event.cached else ""
     extra += f"  waited {event.reading.waited_s:.2f} s for data" if event.reading else ""
     return (
         f"step {event.step:>6}  loss {event.loss:.4f}{of}{balance}  "

@@ -1,0 +1,127 @@
+"""Opens the caches of rows that this rank keeps, each in the folder of its recipe.
+
+Decides: what the recipe of rows is: the model, the numbers in which it computes and the weights
+themselves, wherever they came from; how the room in a folder is shared out.
+Relies on: weights of a frozen encoder never change.
+Leaves: files to `models.kept_rows`, agreeing on a step to `prefetch`.
+
+The mark of the weights is a sum over all of their elements of a hash of the element and its place,
+so that ranks add up their shards, and every layout finds the same mark.
+"""
+
+import json
+from functools import reduce
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mimo_launch import __version__
+from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.data.sources.kept_files import cache_folder
+from mimo_launch.layers.parallel_context import torch_type
+from mimo_launch.layers.parameter_segments import LocalSegment, local_segments
+from mimo_launch.layout.layout import ModuleLayout
+from mimo_launch.models.build import RankModule
+from mimo_launch.models.fsdp import fsdp_modules
+from mimo_launch.models.kept_rows import RowCache
+from mimo_launch.spec.base import Axis
+from mimo_launch.spec.spec import Spec
+from mimo_launch.train.rank_session import RankSession
+
+# Odd factors of splitmix64, as signed numbers of 64 bits.
+_MIX = (-0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WHOLE = 1 << 64
+
+
+def open_caches(session: RankSession) -> dict[str, RowCache]:
+    """Return the caches of the encoders with their last stage on this rank.
+
+    Ranks: collective over the world if any module keeps rows. The weights must be loaded.
+    """
+    keeping = [module for module in session.layout.modules if module.keeps_rows]
+    if not keeping:
+        return {}
+    mine = {each.name: _part(session, each) for each in keeping}
+    ranks = gather_objects(mine)
+    found = {}
+    for module in keeping:
+        mark = sum(rank[module.name][0] for rank in ranks) % _WHOLE
+        used = max(rank[module.name][1] for rank in ranks)
+        if _has_last(session, module):
+            found[module.name] = _open(session.spec, module, mark, used)
+    return found
+
+
+def _open(spec: Spec, module: ModuleLayout, mark: int, used: int) -> RowCache:
+    written, numbers = spec.modules[module.name], spec.train.numbers
+    asked, width = written.row_cache, spec.sent_width(module.name)
+    if asked is None:
+        raise ValueError(f"{module.name} keeps no rows")
+    recipe = {
+        "release": __version__,
+        "model": written.model.model_dump(mode="json"),
+        "backend": written.backend,
+        "numbers": [str(torch_type(each)) for each in (numbers.stored, numbers.computed)],
+        "width": width,
+        "weights": mark,
+    }
+    name = sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
+    # One rank of each replica writes.
+    room = max(0, int(asked.limit_gib * 2**30) - used) // module.grid.size(Axis.DP)
+    dtype = torch_type(numbers.computed)
+    return RowCache(_folder(spec, module.name) / name, width=width, dtype=dtype, room=room)
+
+
+def _folder(spec: Spec, name: str) -> Path:
+    asked = spec.modules[name].row_cache
+    return cache_folder("rows") if asked is None or asked.folder is None else Path(asked.folder)
+
+
+def _has_last(session: RankSession, module: ModuleLayout) -> bool:
+    return session.rank in module.grid and any(
+        stage.is_last for stage in module.stages_of(session.rank)
+    )
+
+
+def _part(session: RankSession, module: ModuleLayout) -> tuple[int, int]:
+    """Return this rank's part of the mark of a module, and the bytes that its folder holds."""
+    here = session.modules.get(module.name)
+    used = 0
+    if _has_last(session, module):
+        files = _folder(session.spec, module.name).rglob("*")
+        used = sum(each.stat().st_size for each in files if each.is_file())
+    return 0 if here is None else _mark(here), used
+
+
+def _mark(module: RankModule) -> int:
+    """Return this rank's part of the mark of a module's weights."""
+    # An evaluation leaves weights gathered, so that every rank holds all of them.
+    for network in module.stages.values():
+        for unit in fsdp_modules(network):
+            unit.reshard()
+    parts = local_segments(module.declared(), lambda parameter: parameter.detach())
+    return sum(_hash(each) for each in parts if each.segment.counted) % _WHOLE
+
+
+def _hash(item: LocalSegment) -> int:
+    segment, local = item.segment, item.local
+    offsets = [0] * local.ndim
+    if segment.axis is not None:
+        offsets[segment.axis] = segment.start
+    offsets[0] += item.first_row
+    places: Any = torch.zeros((), dtype=torch.int64, device=local.device)
+    for size, offset, whole in zip(local.shape, offsets, segment.shape, strict=True):
+        along = torch.arange(offset, offset + size, device=local.device)
+        places = places.unsqueeze(-1) * whole + along
+    seed = int.from_bytes(sha256(item.name.encode()).digest()[:7], "big")
+    bits = local.contiguous().view(_BITS[local.element_size()]).long()
+    mixed = reduce(_stir, _MIX, (places + seed) * _MIX[0] ^ bits)
+    return int(mixed.sum())
+
+
+def _stir(values: torch.Tensor, factor: int) -> torch.Tensor:
+    """Spread every bit over the whole number; products wrap around."""
+    return (values ^ (values >> 29)) * factor
