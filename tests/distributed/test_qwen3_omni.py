@@ -13,6 +13,7 @@ from tests.support import omni
 from tests.support.exports import bits, exported, tensors, trained, with_sections
 from tests.support.hugging_face import ids_of, save, tokens_of, widen, widen_softmax
 from tests.support.omni import END, START
+from tests.support.proof import failures, verdicts
 from tests.support.specs import Box, box
 from torch import Tensor
 
@@ -33,6 +34,10 @@ LAYOUTS: dict[str, tuple[str, Box]] = {
     "dp2 of experts": ("colocated", box(0, dp=2, experts={"ep": 2})),
     "all apart": ("apart", box(8, tp=2)),
     "pp2 apart": ("one rank", box(1, pp=2, tp=2)),
+    "thinker over pp, talker over cp": ("pp2", box(0, tp=2, cp=2, sequence_parallel=True)),
+    "thinker over cp, talker fully sharded": ("cp2", box(0, dp=2, pp=2, sharding="full")),
+    "experts apart": ("tp2", box(2, dp=2, tp=2, experts={"ep": 2, "tp": 2})),
+    "overlapping": ("colocated", box(1, dp=2)),
 }
 OFTEN = {"one rank", "pp2 of both"}
 
@@ -106,6 +111,17 @@ def test_losses_are_those_of_transformers(
     widen_softmax(monkeypatch)
     for name, loss in losses_of(model, asked).items():
         assert found[name] == pytest.approx(float(loss.detach()), rel=1e-9), name
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_whole_graph_is_proved(layout: str, tmp_path: Path) -> None:
+    """By the oracle in float64: gradients of all modules, from initial weights."""
+    save(tiny(), tmp_path / "model")
+    thinker, speech = LAYOUTS[layout]
+    asked = omni.made(KIND, thinker, tmp_path / "model", "fp64", speech)
+    modules = {name: each.replace(init_from=None) for name, each in asked.modules.items()}
+    assert failures(verdicts(asked.replace(modules=modules))) == []
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.sweep)])
