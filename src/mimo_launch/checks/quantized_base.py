@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related
-from mimo_launch.kinds.packed_weights import packed_in_layers
+from mimo_launch.kinds.module_weights import packed_in_layers
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import Share
 from mimo_launch.spec.load import saved_spec

@@ -20,7 +20,7 @@ from mimo_launch.estimate.workload import backward_path, gathered_patches
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.block_shapes import narrow_width
 from mimo_launch.kinds.layer import Workload, even_cut
-from mimo_launch.kinds.lowest_trained import lowest_trained
+from mimo_launch.kinds.module_weights import lowest_trained
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.saved_activations import (
     DROPPED_BACKWARD,

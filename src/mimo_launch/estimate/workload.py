@@ -16,7 +16,7 @@ from operator import add
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
-from mimo_launch.kinds.lowest_trained import lowest_trained
+from mimo_launch.kinds.module_weights import lowest_trained
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layout.layout import Layout, ModuleLayout

@@ -35,7 +35,7 @@ from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.tensors import Place
 from mimo_launch.kinds.adapters import DOWN, UP
 from mimo_launch.kinds.language import is_of_loss
-from mimo_launch.kinds.packed_weights import packed_weights
+from mimo_launch.kinds.module_weights import packed_weights
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import placeholder_id, vocab_size
 from mimo_launch.layers.parallel_context import torch_type

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import kept_layers
-from mimo_launch.kinds.lowest_trained import lowest_trained
+from mimo_launch.kinds.module_weights import lowest_trained
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.vocabulary import readers_of_language

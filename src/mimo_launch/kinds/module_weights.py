@@ -1,16 +1,36 @@
-"""The weights of a module that are kept in few bits, by name.
+"""The weights of a module of a spec that train, and those that are kept in few bits.
 
-Decides: nothing; the shapes of layers do.
-Relies on: `quantize_base` of the module.
-Leaves: the bytes to `layers.packed`.
+Decides: that an adapter trains where a layer has a map that its targets name.
+Relies on: the shapes of layers; what the module freezes, adapts and keeps in few bits.
+Leaves: stages without a backward to `schedule.data_flow`, its cost to `estimate`, the bytes of
+packed weights to `layers.packed`.
 """
 
 from collections.abc import Iterator
 
+from mimo_launch.kinds.adapters import adapter_of
+from mimo_launch.kinds.block_shapes import narrow_width
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import Weight
 from mimo_launch.spec.module import ModuleSpec
 from mimo_launch.spec.quantized_base import QuantizedBase
+
+
+def lowest_trained(module: ModuleSpec) -> int:
+    """Return the first layer of which anything trains, below which no backward runs.
+
+    It is the number of layers if none trains.
+    """
+    adapter, layers = adapter_of(module), module.model.layers
+    if adapter is None:
+        return module.lowest_trained
+    kind = kind_of(module.model)
+    found = (
+        number
+        for number in range(layers)
+        if narrow_width(kind.layer(number), adapter.of_layer(number), 1)
+    )
+    return next(found, layers)
 
 
 def packed_in_layers(module: ModuleSpec) -> Iterator[Weight]:
