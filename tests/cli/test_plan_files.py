@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.timelines import parse_timeline
 
 from mimo_launch.cli.app import run
 from mimo_launch.diag.quantities import percent
-from mimo_launch.drawing.spans import parse_timeline, timeline_json
+from mimo_launch.drawing.spans import timeline_json
 from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.trace import render_trace
 

@@ -249,8 +249,10 @@ def test_under_torchrun_a_process_joins_as_its_rank(tmp_path: Path) -> None:
 )
 def test_a_profiled_run_does_what_the_plan_says_in_its_order(tmp_path: Path, file: Path) -> None:
     """The measured timeline has the actions of every rank's program, in their order."""
+    from tests.support.timelines import parse_timeline
+
     from mimo_launch.checks.load_and_check import load_and_check
-    from mimo_launch.drawing.spans import Unit, parse_timeline
+    from mimo_launch.drawing.spans import Unit
     from mimo_launch.layout.layout import build_layout
     from mimo_launch.schedule.generate import generate
 

@@ -9,12 +9,11 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from mimo_launch.drawing.rows import Ranks
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
-from mimo_launch.schedule.actions import Action, Slot, parse_action
+from mimo_launch.schedule.actions import Action, Slot
 from mimo_launch.schedule.channels import partners
 from mimo_launch.schedule.simulation_result import Simulation
 
@@ -171,30 +170,6 @@ def timeline_json(timeline: Timeline) -> str:
     lines = ",\n".join(f"  {json.dumps(each)}" for each in spans)
     head = f'"version": {VERSION}, "unit": "{timeline.unit}", "num_ranks": {timeline.num_ranks}'
     return f'{{{head}, "spans": [\n{lines}\n]}}\n'
-
-
-def parse_timeline(text: str) -> Timeline:
-    """Return the timeline that `timeline_json` wrote.
-
-    Raises: ValueError if the text is anything else.
-    """
-    data: Any = json.loads(text)
-    try:
-        if data["version"] != VERSION:
-            raise ValueError(f"version {data['version']} is not {VERSION}")
-        spans = tuple(
-            Span(
-                rank=each["rank"],
-                action=parse_action(each["action"]),
-                start=each["start"],
-                stop=each["stop"],
-                peers=tuple(each.get("peers", ())),
-            )
-            for each in data["spans"]
-        )
-        return Timeline(Unit(data["unit"]), data["num_ranks"], spans)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a timeline: {type(error).__name__}: {error}") from error
 
 
 def describe(action: Action) -> str:
