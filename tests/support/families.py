@@ -247,6 +247,7 @@ _SEEING_OFTEN = {
     "cohere2_vision": ("apart", "sgd"), "aya_vision": ("cp2", ""),
     "paddleocr_vl": ("cp2", "adamw"), "paligemma": ("apart", "sgd"),
     "vipllava": ("apart", "sgd"), "minicpm_ocr": ("cp2", "sgd"),
+    "lfm2_vl": ("cp2", "sgd"),
     "mistral3": ("apart", "sgd"), "smolvlm": ("cp2", "sgd"), "ministral3": ("cp2", "adamw"),
 }  # fmt: skip
 
@@ -276,6 +277,7 @@ def _of_sizes(kind: str) -> dict[str, dict[str, Any]]:
         "video_llama_3",
         "paddleocr_vl",
         "minicpm_ocr",
+        "lfm2_vl",
     ):
         layout = "tp2" if kind == "mistral3" else "one rank"
         found[f"{layout}; images of any size"] = {"side": None}
@@ -648,6 +650,8 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("internvl_large, seeing", "vision", {"norm_eps": 1e-2}, False),
         ("smolvlm, seeing", "vision", {"interpolation": "bicubic"}, False),
         ("minicpm_ocr, seeing", "vision", {"interpolation": "bicubic"}, False),
+        ("lfm2", "language", {"rope_theta": 400.0}, False),
+        ("lfm2_vl, seeing", "vision", {"interpolation": "bicubic"}, True),
         (
             "minicpm_ocr, seeing", "language",
             {"mrope": [1, 1, 1], "mrope_interleaved": True}, False,

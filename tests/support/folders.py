@@ -161,6 +161,18 @@ FORMS: dict[str, Config] = {
         "tie_embedding": True,
     },
     "LFM2, bare": {"model_type": "lfm2"},
+    "LFM2-VL-450M": {
+        "model_type": "lfm2_vl", "image_token_id": 396, "projector_hidden_act": "gelu",
+        "projector_hidden_size": 2560, "projector_bias": True, "downsample_factor": 2,
+        "text_config": {
+            **dense("lfm2", 16, 1024, 16, 8, 6656, 65536), "block_auto_adjust_ff_dim": True,
+            "block_ff_dim": 6656, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "tie_embedding": True,
+        },
+        "vision_config": {
+            "model_type": "siglip2_vision_model", "hidden_size": 768, "intermediate_size": 3072,
+            "num_attention_heads": 12, "num_hidden_layers": 12, "num_patches": 256,
+        },
+    },
     "Nemotron-H": _NVIDIA,
     "Nemotron-H with experts": _NVIDIA | _NANO,
     "Mixtral, small": _MIXTRAL,
@@ -645,6 +657,13 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "tied": True, "short_conv": 3, "rope_theta": 1e6,
         },
     },
+    "LFM2-VL-450M": {
+        "hybrid": {"mlp": 4608, "tied": True, "hidden": 1024},
+        "vit": {
+            "interpolation": "averaged", "image": (16, 16), "shuffle": 2, "projector_mlp": 2560,
+            "projector_norm": "layer", "final_norm": True,
+        },
+    },
     "LFM2, bare": {"hybrid": {"pattern": "*-" * 32, "mlp": 8192, "hidden": 2560, "head_dim": 80}},
     "Nemotron-H": {"hybrid": {"pattern": "M-M*"}},
     "Nemotron-H, a shared expert of 0": {"hybrid": {"moe.shared": 96}},
@@ -810,6 +829,9 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ],
     ("LFM2-1.2B", "hybrid", ""): [
         {"conv_bias": True}, _layers("sliding_attention", 16), _YARN,
+    ],
+    ("LFM2-VL-450M", "vit", ""): [
+        {"projector_hidden_act": "relu"}, {"projector_bias": False},
     ],
     ("Nemotron-H", "hybrid", ""): [
         ({"hybrid_override_pattern": "MEM*", "n_group": 4, "topk_group": 1}, "n_group: 4"),

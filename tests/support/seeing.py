@@ -308,6 +308,26 @@ KINDS = {
             ("minicpm_ocr", "MiniCPMOcr", True), ("minicpmv4_6", "MiniCPMV4_6", False)
         )
     },
+    "lfm2_vl": Kind(
+        "Lfm2Vl",
+        {
+            **_KEYS, "interpolation": "averaged", "activation": "gelu_tanh", "projector": "mlp",
+            "projector_activation": "gelu", "projector_mlp": 28, "projector_norm_eps": 1e-5,
+        },
+        {
+            "model_type": "lfm2", "layer_types": ["conv", "full_attention"], "norm_eps": 1e-3,
+            "block_auto_adjust_ff_dim": False, "pad_token_id": None, "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        {
+            "kind": "hybrid", "pattern": "C-*-", "activation": "silu", "qk_norm": True,
+            "norm_eps": 1e-3, "tied": True, "rope_theta": 500.0,
+        },
+        {
+            "model_type": "siglip2_vision_model", "num_patches": GRID**2, "vision_use_head": False,
+        },
+        {"projector_hidden_size": 28},
+    ),
     "smolvlm": Kind(
         "SmolVLM", {**_KEYS, **_IDEFICS}, {"model_type": "llama"}, {}, {}, {"scale_factor": 2}
     ),
@@ -487,6 +507,10 @@ def logits_of(model: Any, made: Spec) -> Tensor:
             shown = _in_squares(model, made, sample, tokens)
             rows.append(model(input_ids=tokens[None], **shown).logits)
             continue
+        if name.startswith("Lfm2"):
+            shown = _of_naflex(model, made, sample)
+            rows.append(model(input_ids=tokens[None], **shown).logits)
+            continue
         if name.startswith("MiniCPM"):
             shown = _in_one_line(model, made, sample)
             rows.append(model(input_ids=tokens[None], **shown).logits)
@@ -553,6 +577,25 @@ def _in_patches(model: Any, made: Spec, sample: int, tokens: Tensor) -> dict[str
             "image_merge_sizes": torch.ones(len(found), dtype=torch.long),
         }
     return more | {"pixel_values": more["pixel_values"].to(model.dtype), "image_grid_thw": grids}
+
+
+def _of_naflex(model: Any, made: Spec, sample: int) -> dict[str, Any]:
+    """Return the patches of the images of a sample, padded to the longest, colours last."""
+    found = build_dataset(made).images("train", sample, "vision")
+    if not found:
+        return {}
+    patches = [
+        torch.from_numpy(image).squeeze().unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH)
+        for image in found
+    ]
+    lines = [each.permute(1, 2, 3, 4, 0).flatten(0, 1).flatten(1) for each in patches]
+    longest = max(map(len, lines))
+    padded = [F.pad(each, (0, 0, 0, longest - len(each))) for each in lines]
+    return {
+        "pixel_values": torch.stack(padded).to(model.dtype),
+        "spatial_shapes": torch.tensor([each.shape[1:3] for each in patches]),
+        "pixel_attention_mask": torch.stack([torch.arange(longest) < len(x) for x in lines]).int(),
+    }
 
 
 def _in_one_line(model: Any, made: Spec, sample: int) -> dict[str, Any]:
@@ -631,6 +674,9 @@ def exact(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if type(model).__name__.startswith("PaliGemma"):
         monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
         hugging_face.widen_softmax(monkeypatch)
+    if type(model).__name__.startswith("Lfm2"):
+        # The table of positions.
+        monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     if type(model).__name__.startswith("Paddle"):
         theirs = import_module(type(model).__module__)
         monkeypatch.setattr(theirs, "get_vision_interpolation_indices_and_weights", _shares)

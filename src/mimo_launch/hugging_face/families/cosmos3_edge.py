@@ -4,7 +4,6 @@ Source: `transformers` 5.24, models/cosmos3_edge and the names of its conversion
 """
 
 from dataclasses import replace
-from typing import Any
 
 from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.families import siglip_clip
@@ -12,12 +11,11 @@ from mimo_launch.hugging_face.families.cosmos3_omni import ENDS, GENERATES, GENE
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import number
 from mimo_launch.hugging_face.refusals import left_out, one_of, only, refusals
-from mimo_launch.hugging_face.tensors import Dropped, Place, Tensors, in_layers, layers_at
-from mimo_launch.hugging_face.towers import ACTIVATIONS, PLAIN_PROJECTOR, square_table
+from mimo_launch.hugging_face.tensors import Dropped, Tensors, in_layers, layers_at
+from mimo_launch.hugging_face.towers import ACTIVATIONS, PLAIN_PROJECTOR
 from mimo_launch.hugging_face.wholes import TowerAndDecoder, tied_by_default
 
 _RELU2, _INSIDE = "relu2", ("projector_hidden_size", 11520)
-_IMAGE, _NO_SQUARE = square_table("num_patches", 256)
 _MAPS = {
     **{f"attention.{x}": f"self_attn.to_{y}" for x, y in zip("qkvo", ENDS, strict=True)},
     **{f"mlp.{x}": f"mlp.{x}_proj" for x in ("up", "down")},
@@ -61,12 +59,7 @@ _TEXT = Family(
 )  # fmt: skip
 
 
-def _patch(model: Any) -> Place:
-    """`embeddings.patch_embedding.weight`, in which channels alternate."""
-    return Place("embeddings.patch_embedding.weight", channels=model.channels)
-
-
-_PLAIN_TOWER = siglip_clip.TENSORS | {"patch.weight": _patch}
+_PLAIN_TOWER = siglip_clip.SIGLIP2.tensors
 _SETTINGS = siglip_clip.settings(
     is_clip=False, patch=16, activation="gelu_pytorch_tanh", norm_eps=1e-6
 )
@@ -75,7 +68,7 @@ _TOWER = Family(
     kind="vit",
     architecture="Cosmos3EdgeVisionModel",
     settings=replace(
-        _SETTINGS.but({"image": _IMAGE, "shuffle": ("spatial_merge_size", 2)}),
+        _SETTINGS.but({"image": siglip_clip.TABLE, "shuffle": ("spatial_merge_size", 2)}),
         rest={**_SETTINGS.rest, "interpolation": "averaged", "final_norm": True},
     ),
     tensors=_PLAIN_TOWER | in_layers(
@@ -83,7 +76,7 @@ _TOWER = Family(
     ),
     other_tensors=_PLAIN_TOWER,
     loaded=_loaded(_PLAIN_TOWER, "model.visual.") | _PROJECTOR,
-    refused=refusals(one_of("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"), _NO_SQUARE),
+    refused=refusals(one_of("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"), siglip_clip.NO_SQUARE),
     defaults={
         "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
         "num_attention_heads": 16,

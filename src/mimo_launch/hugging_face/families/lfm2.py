@@ -46,7 +46,7 @@ def _mlp(config: Config) -> int:
     return -(-int(factor * width) // multiple) * multiple
 
 
-def _tied(config: Config) -> bool:
+def tied(config: Config) -> bool:
     """Return whether embedding and head are one; an older key overrides."""
     return bool(config.get("tie_embedding", config.get("tie_word_embeddings", True)))
 
@@ -89,7 +89,7 @@ LFM2 = Family(
             "vocab": ("vocab_size", 65536),
             "norm_eps": ("norm_eps", 1e-5),
             "tied": Computed(
-                _tied,
+                tied,
                 lambda model: {"tie_word_embeddings": model.tied},
                 "`tie_embedding`, or `tie_word_embeddings`; true",
             ),

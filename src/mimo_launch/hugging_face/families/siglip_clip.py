@@ -1,17 +1,19 @@
 """The towers of SigLIP and CLIP, and whole models with a text encoder, which is left out.
 
-Sources: arXiv:2303.15343, arXiv:2103.00020; `transformers` 5.23, models/siglip and models/clip.
+Sources: arXiv:2303.15343, arXiv:2502.14786, arXiv:2103.00020; `transformers` 5.23,
+models/siglip and models/clip; 5.24, models/siglip2.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from mimo_launch.hugging_face.family import Family, Prefixes
 from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.refusals import Refusals, left_out, one_of, refusals
 from mimo_launch.hugging_face.settings import Computed, Fixed, Named, Settings
-from mimo_launch.hugging_face.tensors import Beyond, Dropped, Tensors, in_layers, patches
-from mimo_launch.hugging_face.towers import ACTIVATIONS, REST
+from mimo_launch.hugging_face.tensors import Beyond, Dropped, Place, Tensors, in_layers, patches
+from mimo_launch.hugging_face.towers import ACTIVATIONS, REST, square_table
 from mimo_launch.hugging_face.wholes import Models, Tokens
 
 IMAGE = 224
@@ -110,6 +112,27 @@ CLIP = Family(
     "but becomes no row. Images of another size than `image` interpolate the table of positions, "
     "as `interpolate_pos_encoding` does; a remainder of pixels at the lower and right edge is cut "
     "off.",
+)
+
+
+def alternating(model: Any) -> Place:
+    """`embeddings.patch_embedding.weight`, in which channels alternate."""
+    return Place("embeddings.patch_embedding.weight", channels=model.channels)
+
+
+TABLE, NO_SQUARE = square_table("num_patches", 256)
+SIGLIP2 = replace(
+    SIGLIP,
+    model_type="siglip2_vision_model",
+    architecture="Siglip2VisionModel",
+    settings=replace(
+        _OF_SIGLIP.but({"image": TABLE}, {"vision_use_head": False}),
+        rest={**_OF_SIGLIP.rest, "interpolation": "averaged", "final_norm": True},
+    ),
+    tensors=TENSORS | {"patch.weight": alternating},
+    refused=refusals(one_of("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"), NO_SQUARE),
+    may_end_early=False,
+    notes="The SigLIP 2 that keeps the sides of images (NaFlex).",
 )
 TOWERS = {family.model_type: family for family in (SIGLIP, CLIP)}
 
