@@ -112,6 +112,38 @@ def test_weights_small_tensors_and_what_all_layers_share_stay() -> None:
     assert sorted(link.sent) == [SIZE] * (3 * 3 + 1) + [2 * SIZE] * 3
 
 
+class Scaled(torch.autograd.Function):
+    """Saves its weight as compiled passes do: another tensor of the same storage."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight.detach())
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad * weight, (grad * x).sum(0)
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, 2 * LEAST, dtype=torch.float64)[:, 0])
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        out: Tensor = Scaled.apply(x, self.weight)
+        return out
+
+
+def test_weights_stay_that_are_saved_as_another_tensor() -> None:
+    """Full sharding frees them at the end of their layer, while copies may still run."""
+    layers, link = nn.ModuleList([Scale()]), NotedLink()
+    offload_layers(layers, link)
+    forward(layers)
+    assert link.sent == [SIZE]
+
+
 def test_evaluations_copy_nothing() -> None:
     layers, link = made(), NotedLink()
     offload_layers(layers, link)

@@ -13,6 +13,7 @@ as before, in the same strides.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from mimo_launch.comm.host_link import HostLink, Mark
+from mimo_launch.layers.parameter_segments import local_tensor
 
 # Smaller storages stay, in bytes: a copy would take longer to start than to run.
 LEAST = 1024
@@ -30,7 +32,7 @@ def offload_layers(layers: Iterable[nn.Module], link: HostLink) -> None:
     """Let the layers of a stage, in the order of its forward, keep what they save on the host."""
     stage = _Stage(link)
     for number, layer in enumerate(layers):
-        layer.forward = partial(stage.run, layer.forward, number == 0)
+        layer.forward = partial(stage.run, layer, layer.forward, number == 0)
 
 
 class _Kept:
@@ -78,10 +80,11 @@ class _Layer:
 
     `kept` has the storages that it saved, by address, as long as the graph needs them; `shared` has
     those that a layer before it saved, too, such as angles of rotations, which stay on the device.
+    `weights` are the addresses of weights.
     """
 
-    def __init__(self, before: "_Layer | None") -> None:
-        self.before, self.is_here = before, True
+    def __init__(self, before: "_Layer | None", weights: frozenset[int]) -> None:
+        self.before, self.weights, self.is_here = before, weights, True
         self.kept: WeakValueDictionary[int, _Kept] = WeakValueDictionary()
         shared = () if before is None else before.shared
         self.shared: WeakValueDictionary[int, _Kept] = WeakValueDictionary(shared)
@@ -120,11 +123,14 @@ class _Stage:
         self._here: list[_Layer] = []
         self._reached: _Layer | None = None  # By the present backward.
 
-    def run(self, forward: Any, is_first: bool, *args: Any) -> Any:
+    def run(self, module: nn.Module, forward: Any, is_first: bool, *args: Any) -> Any:
         """Return what a layer makes of its arguments."""
         if not torch.is_grad_enabled():
             return forward(*args)
-        layer = _Layer(None if is_first else self._last)
+        # FSDP has gathered them for this forward, and frees them at its end, before copies end.
+        held = chain(module.parameters(), module.buffers())
+        weights = frozenset(local_tensor(each).untyped_storage().data_ptr() for each in held)
+        layer = _Layer(None if is_first else self._last, weights)
         self._reached = None
         with saved_tensors_hooks(partial(self._pack, layer), self._unpack):
             out = forward(*args)
@@ -150,7 +156,7 @@ class _Stage:
         if earlier is not None and earlier.here is not None:
             # The layer before is still here, so this is its storage and no later one.
             earlier.stays, layer.shared[place] = True, earlier
-        if place in layer.shared:
+        if place in layer.shared or place in layer.weights:
             return stays
         kept = layer.kept.get(place)
         if kept is None:
@@ -162,11 +168,13 @@ class _Stage:
     def _moves(self, tensor: Tensor) -> bool:
         """Return whether a tensor is an activation on the device.
 
-        Weights stay, with their views, and so do inputs of a stage, which the runtime holds.
+        Weights stay, with their views, and so do inputs of a stage, which the runtime holds. This
+        alone tells weights of experts, which are gathered inside their layer.
         """
         base = tensor if tensor._base is None else tensor._base
         is_held = isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
-        return type(tensor) is Tensor and not is_held and tensor.device == self._link.device
+        is_here = tensor.device.type == self._link.device.type
+        return type(tensor) is Tensor and not is_held and is_here
 
     def _unpack(self, packed: Tensor | _View) -> Tensor:
         """Return a saved tensor."""
