@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from mimo_launch.comm.host_link import HostLink
 from mimo_launch.layers.offload import offload_layers
+from mimo_launch.layers.recompute import recomputed
 
 pytestmark = pytest.mark.gpu
 
-LAYERS, WIDTH, TOKENS = 12, 4096, 8192
+LAYERS, WIDTH, TOKENS = 12, 8192, 4096
 
 
 class Layer(nn.Module):
-    """Saves 7 tensors like its input, and computes 3 times as long as they travel at 25 GB/s."""
+    """Saves its input, which travels in 2.7 ms at 25 GB/s; a forward takes about 5 ms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,6 +26,11 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = recomputed(self.compute, x)
+        return out
+
+    def compute(self, x: Tensor) -> Tensor:
+        """Return the layer's output."""
         gate, up = self.up(self.norm(x)).chunk(2, dim=1)
         out: Tensor = x + self.down(torch.sin(gate) * up)
         return out
@@ -47,7 +53,7 @@ def one_step(moves: bool, forwards: int) -> tuple[list[Tensor], float, float]:
             out = x
             for layer in layers:
                 out = layer(out)
-            losses.append(out.float().square().mean())
+            losses.append(out.mean(dtype=torch.float32))
         kept = (torch.cuda.memory_allocated() - before) / 1e9
         while losses:
             losses.pop(0).backward()
@@ -73,5 +79,5 @@ def test_activations_travel_beside_the_layers(
     assert equal
     # One layer of all forwards together is still on its way when the last forward ends.
     assert there < here * (1 / LAYERS / forwards + 0.1)
-    # Copies alone would take longer than this share: they overlap with the layers.
-    assert moving < 1.25 * plain
+    # Copies there and back, one after the other with the layers, would take a quarter more.
+    assert moving < 1.1 * plain

@@ -407,8 +407,9 @@ def lighter(spec: Spec, point: Point) -> Iterator[Point]:
         other = _with(_with(other, full, sharding="full"), again, recompute="full")
         yield settled(spec, other)
     for split, full in product(splits, ([], cutting)):
-        other = _with(_with(split, full, sharding="full"), every, offload=ACTIVATIONS)
-        yield settled(spec, other)
+        # What a whole layer saves takes longer to copy than the layer; its input does not.
+        other = _with(_with(split, full, sharding="full"), every, recompute="full")
+        yield settled(spec, _with(other, every, offload=ACTIVATIONS))
 
 
 def _experts_per_host(spec: Spec, point: Point) -> Iterator[Point]:
