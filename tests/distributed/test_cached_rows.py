@@ -11,12 +11,16 @@ from tests.support.proof import failures, verdicts_as_it_is
 from tests.support.running_ranks import running_ranks
 from tests.support.specs import box, spec
 
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.order.sample_order import global_order, steps_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import RunState
 from mimo_launch.spec.base import Grid
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import Event, ListenerFailed, StepFinished
 from mimo_launch.train.loop import train
+from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.verify.proof import verify_training_on
 from mimo_launch.verify.shrink import short_run, shrink
@@ -139,6 +143,25 @@ def test_other_layouts_read_the_same_files_and_other_weights_do_not(tmp_path: Pa
     assert files(tmp_path) == kept
     told(first.replace(train=first.train.replace(seed=5)))
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def read_without(made: Spec) -> bool:
+    """Read a step as a bench does; return whether its rows are read."""
+    dataset = build_dataset(made)
+    with (
+        RankSession(Plan.of(made), randomise=True) as session,
+        StepReader(session, dataset, RunState(), lambda event: None, caches=False) as reader,
+    ):
+        (ids, *_) = steps_of(global_order(made, dataset), 1)
+        inputs = reader.read("train", ids, 0)
+        session.step(inputs)
+        return bool(inputs.from_cache)
+
+
+def test_a_bench_neither_reads_nor_keeps_rows(tmp_path: Path) -> None:
+    small = keeping(shrink(made()), tmp_path)
+    assert not any(running_ranks(world_size(small)).run(read_without, small))
+    assert files(tmp_path) == []
 
 
 def test_a_run_that_resumes_equals_the_one_rank_run(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def measure(
     state, dataset = RunState(), build_dataset(session.spec)
     order = global_order(session.spec, dataset)
     with ExitStack() as stack:
-        reader = stack.enter_context(StepReader(session, dataset, state, emit))
+        reader = stack.enter_context(StepReader(session, dataset, state, emit, caches=False))
         samples: Samples = Loader(reader)
         if not options.with_loader:
             samples = Rotation(reader, order, session.progress)

@@ -75,8 +75,11 @@ class StepReader:
         emit: Listener,
         *,
         answers: bool | None = None,
+        caches: bool = True,
     ) -> None:
         """Create the group of the agreements; `answers`: read true ones, by default if scored.
+
+        Without `caches`, every step computes its rows, and none is kept.
 
         Ranks: collective over the world.
         """
@@ -84,7 +87,8 @@ class StepReader:
         self._session, self._state, self._emit = session, state, emit
         self._decodes: set[Split] = {"heldout"} if dataset.scores or answers else set()
         self._known: set[int] = set()
-        self._caches, self._told = open_caches(session), set[str]()
+        self._caches = open_caches(session) if caches else {}
+        self._least, self._told = State.KEPT if caches else State.MISSING, set[str]()
         timeout = group_timeout(session.spec.train.timeout, session.device)
         self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="reader")
         # One thread, so that ranks start their agreements in the same order.
@@ -210,7 +214,7 @@ class StepReader:
     def _missing(self, inputs: ReadStep) -> list[int]:
         """Return what this rank says of the kept rows of a step, by module that keeps rows."""
         return [
-            max((each.state for each in inputs.kept_of(module.name)), default=0)
+            max((each.state for each in inputs.kept_of(module.name)), default=self._least)
             for module in self._session.layout.modules
             if module.keeps_rows
         ]
