@@ -687,6 +687,8 @@ def common_parts(
         made["frozen"] = "except_projector"
     if draw(seldom):
         made["recompute"] = draw(st.sampled_from(["full", "full", ["norms"], ["attention", "mlp"]]))
+    if draw(seldom):
+        made["offload"] = ["activations"]
     # One or two layers a stage, or a cut that is not even.
     heads, layers = tp * draw(st.integers(1, 2)), draw(st.integers(pp, 2 * pp + (pp > 1)))
     return made, {"heads": heads, "layers": layers}
