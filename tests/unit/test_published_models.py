@@ -83,6 +83,30 @@ def test_published_models_plan_at_full_size(name: str, tmp_path: Path) -> None:
             assert found | {"vocab": 0} == wanted | {"vocab": 0}
 
 
+# They need more memory than eight GPUs have.
+TOO_LARGE = {
+    "GLM-4.5-Air", "GLM-4.5V", "GLM-4.6V", "Hy3-preview", "Kimi-K2-Instruct", "Llama-3.1-70B",
+    "MiniMax-M2", "Qwen2.5-72B", "Qwen2.5-VL-72B", "Qwen3-Next-80B-A3B", "Qwen3-VL-235B-A22B",
+    "gpt-oss-120b",
+}  # fmt: skip
+
+
+def test_forty_published_models_fit_eight_gpus() -> None:
+    assert MODELS.keys() >= TOO_LARGE
+    assert len(MODELS.keys() - TOO_LARGE) >= 40
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", [each for each in MODELS if each not in TOO_LARGE])
+def test_published_models_plan_on_8_and_on_64_gpus(name: str, tmp_path: Path) -> None:
+    """What `inspect` reads, `init` drafts for either number, and the draft has a plan."""
+    folder = written(tmp_path / name, MODELS[name][0])
+    assert read_contents(folder).modules
+    for gpus in (8, 64):
+        answers = Answers(name=name, model=folder, gpus=gpus, gpu_memory="141GB")
+        assert planned(answers).layout.world_size == gpus
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ENCODERS)
 def test_published_encoders_plan_at_full_size(name: str, tmp_path: Path) -> None:
