@@ -21,9 +21,7 @@ _SETTINGS = siglip_clip.settings(
 )
 
 
-def _whole(
-    model_type: str, name: str, usual: str, published: str, notes: str, *, tied: bool, rank: int
-) -> TowerAndDecoder:
+def _whole(model_type: str, name: str, usual: str, *, tied: bool) -> TowerAndDecoder:
     """Return a family; `usual` is the `downsample_mode` of its class."""
     tower = replace(
         siglip_clip.SIGLIP,
@@ -44,7 +42,6 @@ def _whole(
     return TowerAndDecoder(
         model_type=model_type,
         architecture=f"{name}ForConditionalGeneration",
-        published=(published,),
         towers=(tower,),
         text=(replace(QWEN3_5.text, settings=ON_ONE_AXIS),),
         tower_names=((_TOWER, ""), (_MERGER, _MERGER)),
@@ -74,29 +71,20 @@ def _whole(
         tied=tied_by_default(tied),
         token="image_token_id",
         settings={_MODE: _FINE, _SQUARE: list(_SIDES), "merger_times": 1},
-        rank=rank,
-        notes=notes,
     )  # fmt: skip
 
 
-MINICPM_OCR = _whole(
-    "minicpm_ocr",
-    "MiniCPMOcr",
-    _FINE,
-    "openbmb/MiniCPM-OCR-1.0",
-    "Images keep their sides. Language counts tokens on one axis. The attention that joins "
+MINICPM_OCR = replace(
+    _whole("minicpm_ocr", "MiniCPMOcr", _FINE, tied=True),
+    published=("openbmb/MiniCPM-OCR-1.0",),
+    notes="Images keep their sides. Language counts tokens on one axis. The attention that joins "
     "patches inside the tower (`vit_merger`) is left out, as by `downsample_mode: 4x`. Videos "
     "are not read.",
-    tied=True,
-    rank=0,
 )
-MINICPMV4_6 = _whole(
-    "minicpmv4_6",
-    "MiniCPMV4_6",
-    "16x",
-    "openbmb/MiniCPM-V-4.6",
-    "The same model as a MiniCPM-OCR where its folder says `downsample_mode: 4x`. Of other "
+MINICPMV4_6 = replace(
+    _whole("minicpmv4_6", "MiniCPMV4_6", "16x", tied=False),
+    published=("openbmb/MiniCPM-V-4.6",),
+    notes="The same model as a MiniCPM-OCR where its folder says `downsample_mode: 4x`. Of other "
     "folders only language is read.",
-    tied=False,
     rank=1,
 )
