@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.support.poor_specs import POOR
+from tests.support.poor_specs import B7, POOR, TEXT, job, module
 from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.checks.all_checks import is_legal, is_legal_layout
@@ -52,6 +52,19 @@ def test_a_frozen_stage_on_ranks_without_language_runs_ahead() -> None:
     # One that shares all ranks waits for language.
     alone = spec({"vision": tower, "language": box(0, pp=2)}, **phases)
     assert 0.9 < shares(alone)[0] <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("virtual", [1, 2, 3])
+def test_bounds_count_the_idle_time_of_every_order_of_a_pipeline(virtual: int) -> None:
+    kind = "interleaved" if virtual > 1 else "1f1b"
+    language = module(B7, 0, 31, pp=4, dp=8)
+    made = job({"language": language}, 64, 8, data=TEXT, kind=kind, virtual_stages=virtual)
+    assert 0.93 < shares(made)[0] <= 1 + 1e-9
+
+
+def test_bounds_of_memory_count_gradients_and_what_is_outside_of_layers() -> None:
+    made = job({"language": module(B7, 0, 15, dp=16, sharding="full")}, 16, 1, data=TEXT)
+    assert 0.93 < shares(made)[1] <= 1
 
 
 @pytest.mark.parametrize("poor", POOR)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.support.blind_search import BlindSearch
-from tests.support.poor_specs import POOR
+from tests.support.poor_specs import B70, POOR, TEXT, job, module
 from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
@@ -130,6 +130,15 @@ def test_estimates_over_the_run_are_a_part_of_the_budget(monkeypatch: pytest.Mon
     monkeypatch.setattr(Judge, "whole", counted_whole)
     assert found_for(OF_8, 8, plans=40).found
     assert sum(spent) <= 1.1 * 40
+
+
+def test_a_short_search_makes_layouts_lighter_where_plain_ones_do_not_fit() -> None:
+    """Of a 70B model on 64 GPUs no layout without full sharding or recomputing fits."""
+    made = job({"language": module(B70, 0, 63, tp=8, pp=8)}, 64, 8, data=TEXT)
+    assert made.nodes is not None
+    best = found_for(made, 64, plans=160).found[0][1].spec.language
+    assert best.sharding == "full"
+    assert best.grid.tp * best.grid.pp < 8
 
 
 class _Doubler:

@@ -87,7 +87,7 @@ class TuneCommand:
     ] = None
     seconds: Annotated[
         float, typer.Option(min=1, help="How long to search, about, on two cores.")
-    ] = 60
+    ] = 30
     explain: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Say why layout A is faster than B: numbers, or specs."),

@@ -10,11 +10,12 @@ from collections.abc import Hashable
 from functools import lru_cache
 
 from mimo_launch.estimate.workload import backward_path
-from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.registry import kind_of, layer_of
 from mimo_launch.layout.balance import replicas_that_share
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.data_flow import needs_backward
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Model, Spec
 
 
@@ -23,13 +24,28 @@ def key_of_module(spec: Spec, layout: Layout, module: ModuleLayout) -> Hashable:
 
     Of its ranks only the place of the first on its host matters.
     """
-    own, samples = spec.modules[module.name], layout.samples
+    own = spec.modules[module.name]
     per_host = spec.nodes.gpus if spec.nodes else layout.world_size
     return (
         own.replace(ranks=str(own.rank_range.start % per_host)),
-        (samples, module.group_size, module.in_phases, replicas_that_share(layout, module)),
+        key_of_work(layout, module),
         spec.train.precision,
     )
+
+
+def key_of_work(layout: Layout, module: ModuleLayout) -> Hashable:
+    """Return what the forwards of a module depend on, in a given step."""
+    return (
+        module.name,
+        tuple(module.grid.size(axis) for axis in (Axis.DP, Axis.CP)),
+        (layout.samples, module.group_size, module.in_phases, replicas_that_share(layout, module)),
+    )
+
+
+def key_of_weights(spec: Spec, module: ModuleLayout) -> Hashable:
+    """Return what the memory of the weights of all stages of a module depends on."""
+    own = spec.modules[module.name]
+    return own.replace(ranks="0", recompute="none"), spec.train.precision
 
 
 def key_of_stage(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage) -> Hashable:
@@ -51,7 +67,5 @@ def key_of_stage(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage)
 def alike_layers(model: Model) -> tuple[int, ...]:
     """Return a number for each layer of a model, the same for layers of the same sizes."""
     kind, numbers = kind_of(model), dict[Hashable, int]()
-    return tuple(
-        numbers.setdefault((kind.layer(n), kind.layer_kind(n), kind.attending.in_windows(n)), n)
-        for n in range(model.layers)
-    )
+    layers = ((n, kind.layer_kind(n), kind.attending.in_windows(n)) for n in range(model.layers))
+    return tuple(numbers.setdefault((layer_of(model, n), *rest), n) for n, *rest in layers)

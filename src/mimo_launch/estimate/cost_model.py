@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
-from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage
+from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage, key_of_work
 from mimo_launch.estimate.communication_times import GIGA, MICRO, MILLI, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.host_costs import (
@@ -33,7 +33,7 @@ from mimo_launch.estimate.workload import (
 )
 from mimo_launch.kinds.block_shapes import parts_of
 from mimo_launch.kinds.layer import Flops, LayerKind, Widths, Workload
-from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.registry import kind_of, layer_of
 from mimo_launch.kinds.weights import widths_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.samples import Bridge
@@ -106,7 +106,8 @@ class StageTimes:
 class CostModel:
     """The times of the work of a layout in one step; `known` are those of steps with equal work.
 
-    `kept` are the costs of stages in the same step, by what they depend on in any layout.
+    `kept` are the costs of stages in the same step, by what they depend on in any layout; `works`
+    the forwards of modules, and all work of their replicas as one forward.
     """
 
     spec: Spec
@@ -115,6 +116,7 @@ class CostModel:
     constants: Calibration
     known: dict[Hashable, StageTimes] = field(default_factory=dict)
     kept: dict[Hashable, StageCost] = field(default_factory=dict)
+    works: dict[Hashable, tuple[Forwards, Workload, int]] = field(default_factory=dict)
     _products: dict[tuple[str, int], dict[tuple[int, int], Seconds]] = field(
         default_factory=dict, init=False
     )
@@ -122,7 +124,14 @@ class CostModel:
     @cached_property
     def work(self) -> dict[str, Forwards]:
         """The forwards of each module for which its replicas wait, by name."""
-        return {each.name: self.step.slowest(each) for each in self.layout.modules}
+        return {each.name: self._works_of(each)[0] for each in self.layout.modules}
+
+    def _works_of(self, module: ModuleLayout) -> tuple[Forwards, Workload, int]:
+        """Return the forwards of a module, all of its work, and of how many replicas that is."""
+        key = key_of_work(self.layout, module)
+        if key not in self.works:
+            self.works[key] = self.step.slowest(module), *self.step.total(module)
+        return self.works[key]
 
     @property
     def links(self) -> LinkTimes:
@@ -274,7 +283,7 @@ class CostModel:
 
     def _flops(self, module: ModuleLayout, stage: Stage) -> tuple[float, bool]:
         """Return the model FLOPs of a replica's stage in the step, and whether it trains."""
-        total, replicas = self.step.total(module)
+        _, total, replicas = self._works_of(module)
         ahead, back = self._operations(module, stage, total)
         behind = sum(each.total for each in back.values())
         return (sum(each.total for each in ahead.values()) + behind) / replicas, bool(behind)
@@ -333,10 +342,9 @@ class CostModel:
         parts, travel = own.recomputed_parts, self._travel(module, stage, work)
         if own.recomputes:
             return self._layers(module, stage, work) + travel, travel
-        kind = kind_of(own.model)
         path, found = backward_path(self.spec, self.layout, module, stage), list[Widths]()
         for part, _, shape in chain.from_iterable(
-            parts_of(kind.layer(number)) for number in path.layers
+            parts_of(layer_of(own.model, number)) for number in path.layers
         ):
             if part in parts:
                 found.append(widths_of(shape))

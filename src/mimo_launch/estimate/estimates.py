@@ -21,7 +21,7 @@ from mimo_launch.estimate.memory_of_run import MemoryOfRun, MemoryPeak
 from mimo_launch.estimate.rank_classes import RankClass, rank_classes
 from mimo_launch.estimate.rows import Estimates, MemoryRow
 from mimo_launch.estimate.simulated_step import SimulatedStep
-from mimo_launch.estimate.step_work import FOR_MEMORY, StepWork
+from mimo_launch.estimate.step_work import FOR_MEMORY, Forwards, StepWork
 from mimo_launch.kinds.layer import Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.bridge_routing import components
@@ -42,7 +42,7 @@ class Estimator:
 
     `expected` are the steps of the run. If `only` is there, its steps stand for them: those that
     are simulated, and those of which the memory is estimated. `kept` are costs of stages in these,
-    which all layouts share.
+    and `works` the work of modules, which all layouts share.
     """
 
     plan: Plan
@@ -52,6 +52,7 @@ class Estimator:
     worst: bool = False
     only: tuple[tuple[StepData, ...], tuple[StepData, ...]] | None = None
     kept: dict[Hashable, StageCost] = field(default_factory=dict)
+    works: dict[Hashable, tuple[Forwards, Workload, int]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -162,8 +163,8 @@ class Estimator:
         return self._model(self._work_of(first))
 
     def _model(self, step: StepWork) -> CostModel:
-        kept = self.kept if self.only else {}
-        return CostModel(self.spec, self.layout, step, self.constants, self._known, kept)
+        shared = (self.kept, self.works) if self.only else ({}, {})
+        return CostModel(self.spec, self.layout, step, self.constants, self._known, *shared)
 
     @cached_property
     def _known(self) -> dict[Hashable, StageTimes]:
@@ -183,7 +184,7 @@ class Estimator:
         """The estimates of the typical step, with the memory of the steps that have a peak."""
         peaks = {self.peak(alike).step for alike in self.classes}
         fullest = tuple(step for step in self.expected.heaviest if step.step in peaks)
-        return replace(self, only=((self.typical.model.step.data,), fullest), kept={})
+        return replace(self, only=((self.typical.model.step.data,), fullest), kept={}, works={})
 
     @property
     def simulation_of_all(self) -> Simulation:

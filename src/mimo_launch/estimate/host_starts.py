@@ -19,7 +19,7 @@ from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.block_shapes import num_updates
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import LayerKind
-from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.registry import kind_of, layer_of
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.layout.stages import Stage
@@ -75,17 +75,18 @@ class HostStarts:
         found -= sum(_MIXER for each in parts if not each.scored and not each.between)
         found -= sum(1 - _MIXER for each in parts if each.scored and not each.inner)
         if adapter := adapter_of(own):
-            layers = (kind.layer(each) for each in self._numbers() if not kind.is_depth(each))
-            found += rates.adapter_starts * sum(num_updates(each, adapter) for each in layers)
+            layers = (each for each in self._numbers() if not kind.is_depth(each))
+            updates = (num_updates(layer_of(own.model, each), adapter) for each in layers)
+            found += rates.adapter_starts * sum(updates)
         if own.backend == "torch":
             return found + rates.norm_starts * sum(self._norms())
         return found * rates.engine_starts * (rates.fp8_starts if self.module.fp8 else 1.0)
 
     def _norms(self) -> Iterator[int]:
         """Yield how many norms each layer has beyond the two of a plain block."""
-        kind = self._kind
-        if not kind.is_custom:
-            yield from (max(0, _num_norms(kind.layer(each)) - 2) for each in self._numbers())
+        model = self.spec.modules[self.module.name].model
+        if not self._kind.is_custom:
+            yield from (max(0, _num_norms(layer_of(model, each)) - 2) for each in self._numbers())
 
     def _exchanges(self) -> float:
         """Return how often the layers exchange data over tp or cp in one direction."""

@@ -25,7 +25,7 @@ from mimo_launch.kinds.block_shapes import parts_of
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.language import CausalKind
 from mimo_launch.kinds.layer import LayerKind, Workload, even_cut
-from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.registry import kind_of, layer_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.kinds.weights import Parameter, Share, parameters
 from mimo_launch.layout.layout import Layout, ModuleLayout
@@ -90,11 +90,11 @@ class StageKernels:
             return 0.0
         if self._written.recomputes:
             return self.layers(self._path.layers).forward
-        kind, parts, total = self._kind, self._written.recomputed_parts, Seconds()
+        parts, total = self._written.recomputed_parts, Seconds()
         adapter = adapter_of(self._written)
         alike = _alike(self._written, self._path.layers, self._share)
         for number, times, _ in alike:
-            for part, name, shape in parts_of(kind.layer(number)):
+            for part, name, shape in parts_of(layer_of(self._written.model, number)):
                 if part in parts:
                     own = None if adapter is None else adapter.of_layer(number)
                     base = self._written.quantize_base
@@ -372,7 +372,8 @@ def _alike(
 ) -> tuple[tuple[int, int, tuple[Parameter, ...]], ...]:
     """Return the first of equal layers, how many there are, and what a rank holds of one."""
     kind, bare = kind_of(module.model), module.frozen_layers
-    found = {n: (kind.layer(n), kind.attending.in_windows(n), n in bare) for n in numbers}
+    layers = ((n, layer_of(module.model, n), kind.attending.in_windows(n)) for n in numbers)
+    found = {n: (*each, n in bare) for n, *each in layers}
     times, first = Counter(found.values()), {each: n for n, each in reversed(found.items())}
     return tuple(
         (number, times[each], layer_parameters(module, number, share))

@@ -13,7 +13,7 @@ from itertools import chain
 
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.layer import Ends
-from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.registry import kind_of, layer_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.kinds.weights import Parameter, Share, parameters
 from mimo_launch.layout.stages import Stage
@@ -128,9 +128,9 @@ def layer_parameters(module: ModuleSpec, number: int, share: Share) -> tuple[Par
     """Return the parameters of a layer; a depth of `mtp` is neither adapted nor packed."""
     kind, adapter = kind_of(module.model), adapter_of(module)
     if kind.is_depth(number):
-        return parameters(kind.layer(number), share)
+        return parameters(layer_of(module.model, number), share)
     own = adapter and adapter.of_layer(number)
-    return parameters(kind.layer(number), share, own, module.quantize_base)
+    return parameters(layer_of(module.model, number), share, own, module.quantize_base)
 
 
 def _trained(held: tuple[Parameter, ...], *, trains: bool) -> tuple[Parameter, ...]:

@@ -6,7 +6,7 @@ Leaves: everything about a kind to its file.
 """
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from inspect import isabstract
 from pkgutil import iter_modules
@@ -14,6 +14,7 @@ from typing import get_type_hints
 
 from mimo_launch import kinds
 from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.language_models import CausalModel
 
@@ -21,6 +22,12 @@ from mimo_launch.spec.language_models import CausalModel
 def kind_of(model: EncoderModel | CausalModel) -> ModelKind:
     """Return a model with the facts of its kind."""
     return _kinds()[type(model)](model)
+
+
+@lru_cache(maxsize=1024)
+def layer_of(model: EncoderModel | CausalModel, number: int) -> LayerShape:
+    """Return the shape of a layer of a model."""
+    return kind_of(model).layer(number)
 
 
 @cache

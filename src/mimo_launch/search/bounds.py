@@ -13,10 +13,11 @@ leave out are transfers, reductions and ranks that wait for others in the middle
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage
+from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage, key_of_weights
 from mimo_launch.estimate.cost_model import StageCost
 from mimo_launch.estimate.estimates import Estimator
-from mimo_launch.estimate.memory import StageMemory, stage_memory
+from mimo_launch.estimate.memory import StageMemory, weight_memory, with_activations
+from mimo_launch.estimate.memory_peak import GB
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
@@ -26,8 +27,9 @@ def least_seconds(estimator: Estimator) -> float:
     """Return the least seconds that a step of a legal spec takes."""
     layout, model = estimator.layout, estimator.model
     costs, busiest, update = _spent(layout, model.stages), 0.0, 0.0
-    for role in set(layout.roles):
-        busiest = max(busiest, sum(costs[each].whole for each in role))
+    for role in filter(None, set(layout.roles)):
+        last = min((costs[each].last for each in role if costs[each].trains), default=0.0)
+        busiest = max(busiest, sum(costs[each].whole for each in role) + last)
         update = max(update, sum(model.stages[each].update for each in role))
     present = max(busiest, _chain(layout, costs)) + update + model.after
     return max(present, model.reading)
@@ -35,10 +37,16 @@ def least_seconds(estimator: Estimator) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """Seconds of all forwards and backwards of a stage; of the shortest forward and backward."""
+    """Seconds of all forwards and backwards of a stage; of the shortest forward and backward.
+
+    `first` is in the first forward alone, and in `whole`; `last` follows the last backward.
+    """
 
     whole: float
     least: float
+    first: float
+    last: float
+    trains: bool
 
 
 def _spent(
@@ -48,8 +56,15 @@ def _spent(
     found = {}
     for (name, stage), cost in costs.items():
         ways = [cost.forwards, cost.backwards]
-        ran = ways[: 1 + needs_backward(layout, layout[name], stage)]
-        found[name, stage] = _Spent(sum(map(sum, ran)), sum(map(min, ran)))
+        trains = needs_backward(layout, layout[name], stage)
+        ran = ways[: 1 + trains]
+        found[name, stage] = _Spent(
+            whole=cost.first + sum(map(sum, ran)),
+            least=sum(map(min, ran)),
+            first=cost.first,
+            last=cost.reduction if trains else 0.0,
+            trains=trains,
+        )
     return found
 
 
@@ -64,15 +79,19 @@ def _chain(layout: Layout, costs: Mapping[tuple[str, int], _Spent]) -> float:
     # A pipeline drains between two groups of encoders that share its ranks.
     drains = bool(shared) and layout.is_star and layout.schedule != "bubble_filling"
     phases = layout.num_groups(shared[0]) if drains else 1
-    if len(language.stages) == language.grid.size(Axis.PP):
-        ahead = 0.0
-        for cost in of(language):
-            found, ahead = max(found, phases * ahead + cost.whole), ahead + cost.least
-    before = (
-        sum(cost.whole if drains and _waits(layout, each) else cost.least for cost in of(each))
-        for each in layout.encoders
-    )
-    return found + max(before, default=0.0)
+    ahead, first, depth, stages = 0.0, 0.0, language.grid.size(Axis.PP), of(language)
+    for number, cost in enumerate(stages[:depth]):
+        # A rank with several stages begins with the first of them, and ends with it.
+        whole = sum(each.whole for each in stages[number::depth])
+        found = max(found, phases * ahead + first + whole)
+        ahead, first = ahead + cost.least, first + cost.first
+    # The reduction after the last backward delays no other module.
+    ends = [stages[0].last]
+    for each in layout.encoders:
+        waits = drains and _waits(layout, each)
+        own = (cost.whole if waits else cost.first + cost.least for cost in of(each))
+        ends.append(sum(own) + of(each)[0].last)
+    return found + max(ends)
 
 
 def _waits(layout: Layout, encoder: ModuleLayout) -> bool:
@@ -88,38 +107,54 @@ def _waits(layout: Layout, encoder: ModuleLayout) -> bool:
 def least_bytes(estimator: Estimator, kept: dict[Hashable, StageMemory]) -> int:
     """Return what the fullest rank of a legal spec holds at least.
 
-    `kept` is the memory of stages in the same step, by what they depend on in any layout.
+    `kept` is the memory of stages in the same step, and of their weights alone, by what they depend
+    on in any layout.
     """
     spec, layout = estimator.spec, estimator.layout
     held = {}
     for module in layout.modules:
         of_module = key_of_module(spec, layout, module)
+        of_weights = None
         for stage in module.stages:
-            key = of_module, key_of_stage(spec, layout, module, stage)
+            of_stage = key_of_stage(spec, layout, module, stage)
+            key = of_module, of_stage
             if key not in kept:
                 work = min(estimator.model.work[module.name], key=lambda each: each.held)
-                kept[key] = stage_memory(spec, layout, module, stage, work, 0)
+                several = work.forwards > 1
+                of_weights = of_weights or key_of_weights(spec, module)
+                alone = of_weights, several, of_stage
+                if alone not in kept:
+                    kept[alone] = weight_memory(spec, module, stage, 0, several=several)
+                kept[key] = with_activations(kept[alone], spec, layout, module, stage, work, 0)
             held[module.name, stage.index] = kept[key]
-    return _first_backward(layout, held)
+    return _first_backward(estimator, held)
 
 
-def _first_backward(layout: Layout, held: Mapping[tuple[str, int], StageMemory]) -> int:
+def _first_backward(estimator: Estimator, held: Mapping[tuple[str, int], StageMemory]) -> int:
     """Return what the fullest rank holds at least in the first backward of language."""
-    found = 0
+    found, layout = 0, estimator.layout
     depth, language = layout.language.grid.size(Axis.PP), layout.language
-    for role in dict.fromkeys(layout.roles):
-        total = extra = 0
+    # Language begins its backwards after each group of encoders that share its ranks.
+    phases = max((layout.num_groups(each) for each in layout.encoders if each.in_phases), default=1)
+    together = layout.samples.microbatches // phases
+    for role in filter(None, dict.fromkeys(layout.roles)):
+        total = extra = last = 0
         for name, stage in role:
             own = held[name, stage]
             total += own.weights + own.moments
             if name != language.name:
-                extra = max(extra, own.kept)
+                # Encoders that share ranks with language ran before it, and wait for it.
+                extra += (own.gathered + own.kept) if layout[name].in_phases else 0
                 continue
-            number = layout.samples.microbatches
+            number = together
             if len(language.stages) == depth and layout.schedule != "gpipe":
                 number = min(number, depth - stage)
             elif len(language.stages) > depth:
                 number = 1
-            extra += own.gathered + own.in_flight + number * own.kept + own.backward_extra
-        found = max(found, total + extra)
-    return found
+            extra += own.gathered + own.in_flight + number * own.kept
+            # The first backward of a rank is that of its last stage.
+            last = own.accumulated + own.backward_gradients + own.backward_extra
+        found = max(found, total + extra + last)
+    rates = estimator.constants
+    found += round(rates.workspace_memory * GB)
+    return found + round(rates.allocator_slack * found + rates.context_memory * GB)

@@ -8,16 +8,19 @@ Leaves: which layouts are judged, and in which order, to `search`.
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from mimo_launch.checks.all_checks import is_legal_layout
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.memory import StageMemory
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.layout.layout import Layout, build_layout
+from mimo_launch.layout.space import Point
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.orders import ORDERS
 from mimo_launch.search.bounds import least_bytes, least_seconds
 from mimo_launch.search.changes import Change, Settings, changed, kind_between
+from mimo_launch.search.moves import ladders
 from mimo_launch.search.pins import Pins
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
@@ -26,6 +29,8 @@ from mimo_launch.spec.spec import Spec
 _STAGES_PER_PLAN, _COMPUTES_PER_PLAN, _RANKS_PER_PLAN = 8, 256, 1024
 # What of a plan is spent if memory alone is estimated, for each further step, and for a bound.
 _OF_MEMORY, _OF_STEP, _OF_BOUND = 0.5, 0.35, 0.05
+# Ways to cut the samples and the weights by which a layout is made lighter.
+_MOST_LADDERS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,29 @@ class Judge:
         if least_bytes(job, self._held) > self.limit:
             return None
         return self._bound_of(change, job)
+
+    def lighter(self, point: Point, more: Settings, share: float) -> list[tuple[Point, Bound]]:
+        """Return lighter layouts with bounds of at most a share of the limit.
+
+        They are those of each ladder that cost least time: its first, or two others.
+        """
+        found, most = list[tuple[Point, Bound]](), share * self.limit
+
+        def fitting(rung: Point) -> Change | None:
+            kept = None if rung == point else self.pins.kept_by(rung)
+            change = None if kept is None else self.legal({**kept.settings(), **more})
+            if change is None or least_bytes(self._job(change.spec), self._held) > most:
+                return None
+            return change
+
+        some = (each for each in ladders(self.base.spec, point) if fitting(each[-1]))
+        for ladder in islice(some, _MOST_LADDERS):
+            first = fitting(ladder[0])
+            fit = [first] if first else islice(filter(None, map(fitting, ladder[1:])), 2)
+            for change in fit:
+                bound = self._bound_of(change, self._job(change.spec))
+                found.append((Point.of(change.spec), bound))
+        return found
 
     def _bound_of(self, change: Change, job: Estimator) -> Bound:
         kind = kind_between(self.base.spec, change.spec)

@@ -9,7 +9,7 @@ points are fast to `bounds` and `advice`.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Any
 
 from mimo_launch.kinds.registry import kind_of
@@ -390,26 +390,33 @@ def plain(point: Point) -> Point:
 
 def lighter(spec: Spec, point: Point) -> Iterator[Point]:
     """Yield the same layout with every mix of settings that need less memory."""
+    return chain.from_iterable(ladders(spec, point))
+
+
+def ladders(spec: Spec, point: Point) -> Iterator[list[Point]]:
+    """Yield these mixes in lists, each from what costs least time to what needs least memory."""
     every, encoders = list(point.places), list(spec.encoders)
     cutting = [name for name, place in point.places.items() if place.grid.dp * place.grid.cp > 1]
     for name, place in point.places.items():
         if place.grid.tp > 1:
             point = point.moved(name, sequence_parallel=True)
     pp, legal = point.language.grid.pp, microbatch_numbers(spec, point.language.grid)
-    least = [min(legal[-1], factor * point.microbatches) for factor in (1, 2, 4)]
+    least = [min(legal[-1], factor * point.microbatches) for factor in (1, 2, 4, 8, 16)]
     numbers = dict.fromkeys(next(n for n in legal if n >= each) for each in least)
     recomputed = dict.fromkeys(map(tuple, ((), encoders, [LANGUAGE], every)))
     splits = [point, *_experts_per_host(spec, point)]
-    for split, number, full, again in product(splits, numbers, ([], cutting), recomputed):
-        other = replace(split, microbatches=number)
+    cuts = dict.fromkeys(((), tuple(cutting)))
+    for number, full, split in product(numbers, cuts, splits):
+        other = _with(replace(split, microbatches=number), full, sharding="full")
         if _sharing(spec, point) and number % pp == 0:
             other = replace(other, at_once=pp)
-        other = _with(_with(other, full, sharding="full"), again, recompute="full")
-        yield settled(spec, other)
-    for split, full in product(splits, ([], cutting)):
+        mixes = [_with(other, again, recompute="full") for again in recomputed]
+        mixes.insert(1 + bool(encoders), other.moved(LANGUAGE, recompute=LESS_AGAIN[-1]))
+        yield [settled(spec, each) for each in mixes]
+    for split, full in product(splits, cuts):
         # What a whole layer saves takes longer to copy than the layer; its input does not.
         other = _with(_with(split, full, sharding="full"), every, recompute="full")
-        yield settled(spec, _with(other, every, offload=ACTIVATIONS))
+        yield [settled(spec, _with(other, every, offload=ACTIVATIONS))]
 
 
 def _experts_per_host(spec: Spec, point: Point) -> Iterator[Point]:

@@ -18,12 +18,16 @@ from itertools import count, islice
 
 from mimo_launch.layout.space import Point
 from mimo_launch.search.changes import Change, Settings, changed, kind_between
-from mimo_launch.search.judge import Judge, Judgement, Planned, text_of
-from mimo_launch.search.moves import lighter, neighbours
+from mimo_launch.search.judge import Bound, Judge, Judgement, Planned, text_of
+from mimo_launch.search.moves import neighbours
 from mimo_launch.search.team import Team
 
 # How many layouts are judged before the rest is counted.
 _AT_ONCE = 32
+# A lighter layout leaves a part of the memory free: bounds leave out what only a plan knows.
+_ROOM = 0.97
+# What lighter layouts take to find, in bounds.
+_LADDERS = 4
 # No plan may take a larger part of what is left.
 _MOST_AT_ONCE = 0.25
 INFINITE = float("inf")
@@ -105,13 +109,31 @@ class Search:
             method = "bound_if_fits" if are_lighter else "bound"
             bounds = self.team.map(method, [(each.settings,) for each in some])
             for each, found in zip(some, bounds, strict=True):
-                if found is None or found.text in self._in_sight or found.text in self.seen:
-                    continue
-                self._in_sight.add(found.text)
-                self.left -= self.bound
-                if found.seconds < self.most(each.point.num_ranks):
-                    seen = replace(each, kind=found.kind)
-                    heappush(self._queue, (found.seconds, next(self._numbers), seen))
+                if found is not None:
+                    self._see(each, found)
+
+    def _see(self, each: _Seen, found: Bound, *, is_next: bool = False) -> None:
+        """Queue a layout that is new and perhaps of use, before all others if it `is_next`."""
+        if found.text in self._in_sight or found.text in self.seen:
+            return
+        self._in_sight.add(found.text)
+        self.left -= self.bound
+        if found.seconds < self.most(each.point.num_ranks):
+            seen = replace(each, kind=found.kind)
+            order = 0.0 if is_next else found.seconds
+            heappush(self._queue, (order, next(self._numbers), seen))
+
+    def _lighten(self, heavy: Iterable[_Seen]) -> None:
+        """Queue lighter layouts than some that do not fit."""
+        todo = list(heavy)
+        asked = [(each.point, each.more, _ROOM) for each in todo]
+        for each, found in zip(todo, self.team.map("lighter", asked), strict=True):
+            self.left -= _LADDERS * self.bound
+            least = min((bound.seconds for _, bound in found), default=0.0)
+            for point, bound in found:
+                # While none fits, a layout that does is worth more than a faster one that may.
+                is_next = not self.found and bound.seconds == least
+                self._see(_Seen(point, each.more, is_lighter=True), bound, is_next=is_next)
 
     def _new(
         self, points: Iterable[Point], more: Settings, *, are_lighter: bool
@@ -140,12 +162,11 @@ class Search:
             some = list(islice(self._next(least), self._at_once(reserve)))
             if not some:
                 break
-            for each, planned in zip(some, self._planned(some), strict=True):
-                if planned is None:
-                    if not each.is_lighter:
-                        others = lighter(self.judge.base.spec, each.point)
-                        self.look(others, each.more, reserve, are_lighter=True)
-                elif planned.seconds < (1 - self.step) * least:
+            plans = self._planned(some)
+            pairs = list(zip(some, plans, strict=True))
+            self._lighten(each for each, planned in pairs if not (planned or each.is_lighter))
+            for each, planned in pairs:
+                if planned is not None and planned.seconds < (1 - self.step) * least:
                     least = planned.seconds
                     if not alone:
                         self.grow(each.point, each.more)

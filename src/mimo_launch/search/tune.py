@@ -10,7 +10,7 @@ change of the best layouts, then jumps from them and draws points at random, by 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from random import Random
 from typing import Any
 
@@ -24,7 +24,7 @@ from mimo_launch.layout.space import Placement, Point, legal_grids, microbatch_n
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import Change, with_settings
 from mimo_launch.search.judge import Judge, Planned, text_of
-from mimo_launch.search.moves import MICROBATCHES_PER_STAGE, placements, with_others
+from mimo_launch.search.moves import MICROBATCHES_PER_STAGE, neighbours, placements, with_others
 from mimo_launch.search.pins import Pins
 from mimo_launch.search.search import Search
 from mimo_launch.search.team import Team
@@ -36,16 +36,18 @@ from mimo_launch.spec.spec import Grid, Spec
 from mimo_launch.spec.values import GPUS, MEASURED
 
 # Small plans that a search makes in a second: on two cores it takes about that long.
-PLANS_PER_SECOND = 30
+PLANS_PER_SECOND = 80
 # Layouts that are planned together, and the best ones from which a search climbs and jumps.
 _WIDTH, _BEAM = 8, 12
 # Jumps and random points that are looked at together, and how often without a better layout.
 _JUMPS, _MOST_FRUITLESS = 60, 12
+# Changes of a layout that are looked at together.
+_AT_ONCE = 32
 # Parts of all plans: what starting points may take, what is kept to fill the list, and at least and
 # at most to estimate the best layouts over the whole run.
-_FOR_STARTS, _FOR_OTHERS, _FOR_WHOLE = 0.5, 0.1, (0.1, 0.5)
+_FOR_STARTS, _FOR_OTHERS, _FOR_WHOLE = 0.4, 0.05, (0.1, 0.25)
 # What a bound costs; this number of layers, which can be cut in many ways, doubles it.
-_BOUND, _LAYERS_PER_BOUND = 0.05, 32
+_BOUND, _LAYERS_PER_BOUND = 0.4, 64
 # The layouts that are estimated over the run if the plans suffice: a multiple of those that are
 # listed, and a least number. One step says less about uneven layouts, so slightly worse ones, by a
 # share of `_SLACK`, are planned, too.
@@ -69,7 +71,7 @@ class Wish:
     gpus: int
     pins: Pins = field(default_factory=Pins)
     top: int = 10
-    plans: float = 60 * PLANS_PER_SECOND
+    plans: float = 30 * PLANS_PER_SECOND
     processes: int = 1
 
 
@@ -136,33 +138,39 @@ class _Climb:
     work: Mapping[str, float]
     say: Say
     _random: Random = field(default_factory=lambda: Random(0))
-    _grown: set[str] = field(default_factory=set)
+    _near: dict[str, Iterator[Point]] = field(default_factory=dict)
 
     def run(self, reserve: float) -> None:
         """Search until `reserve` plans are left, or nothing better is in sight."""
         search, spec, gpus = self.search, self.search.judge.base.spec, self.wish.gpus
         last = reserve + _FOR_OTHERS * self.wish.plans
         for_starts = last + (1 - _FOR_STARTS) * (search.left - last)
-        search.grow(self.start)
         search.look(placements(spec, self.start, self.work, gpus), {}, for_starts)
-        search.drain(for_starts)
+        search.drain(for_starts, alone=True)
         fruitless = 0
         while search.left > last and fruitless < _MOST_FRUITLESS:
             self.say(1 - search.left / self.wish.plans, search.least)
             least = search.least
             beam = search.best[:_BEAM]
-            new = next((each for each in beam if text_of(each.change) not in self._grown), None)
-            if new is not None:
-                self._grown.add(text_of(new.change))
-                search.look(changes(spec, Point.of(new.change.spec), gpus), until=last)
-            else:
-                search.look(self._far([Point.of(each.change.spec) for each in beam]), until=last)
-            search.drain(last)
+            near = next(filter(None, (self._next_near(each) for each in beam)), None)
+            points = self._far([Point.of(each.change.spec) for each in beam])
+            search.look(points if near is None else near, until=last)
+            search.drain(last, alone=True)
             if search.least < least:
                 fruitless = 0
-            elif new is None:
+            elif near is None:
                 fruitless += 1
         search.fill(self._has_enough, reserve)
+
+    def _next_near(self, planned: Planned) -> list[Point]:
+        """Return some changes of a layout that were not looked at: near ones, then at random."""
+        text = text_of(planned.change)
+        if text not in self._near:
+            spec, point = self.search.judge.base.spec, Point.of(planned.change.spec)
+            found = [*changes(spec, point, self.wish.gpus)]
+            far = self._random.sample(found, len(found))
+            self._near[text] = chain(neighbours(spec, point), far)
+        return list(islice(self._near[text], _AT_ONCE))
 
     def _has_enough(self) -> bool:
         shapes = {_shape(each.change.spec) for each in self.search.found}

@@ -56,7 +56,8 @@ def _of_step(spec: Spec, point: Point) -> Iterator[Point]:
 
 def _of_module(spec: Spec, point: Point, name: str) -> Iterator[Point]:
     place = point.places[name]
-    for recompute in (*LESS_AGAIN, ("attention", "norms"), "full"):
+    # Settings that only save memory are for layouts that do not fit.
+    for recompute in (*LESS_AGAIN, ("attention", "norms")) if place.recompute != "none" else ():
         yield point.moved(name, recompute=recompute)
     for offload in ((), ACTIVATIONS):
         yield point.moved(name, offload=offload)
