@@ -147,6 +147,8 @@ class _Climb:
         for_starts = last + (1 - _FOR_STARTS) * (search.left - last)
         search.look(placements(spec, self.start, self.work, gpus), {}, for_starts)
         search.drain(for_starts, alone=True)
+        if not search.found:
+            search.drain(last, alone=True)
         fruitless = 0
         while search.left > last and fruitless < _MOST_FRUITLESS:
             self.say(1 - search.left / self.wish.plans, search.least)
