@@ -81,6 +81,9 @@ WHOLE_IMAGES: Layouts = {
     "dp 2, recompute": {"dp": 2, "recompute": "full"},
     "cp 2, packed": {"cp": 2, "data": {"packing": True}},
     "sinks, cp 2": {"cp": 2, "model": {"attention_sinks": True}},
+    "prompts seen whole instead, cp 2": {
+        "cp": 2, "model": {"sliding_window": None, "bidirectional_prompts": True},
+    },
     "three axes, one window": {
         "cp": 2,
         "model": {"sliding_window": None, "head_dim": 12, "mrope": [2, 2, 2]},
@@ -246,7 +249,12 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
     # Scores of so few queries at once that every chunk of a sequence has several blocks.
     "caps in blocks": (capped, CAPS, {"cp 4, packed"}, in_small_blocks),
     "windows": (sliding, SLIDING, {DOCUMENTS, "experts"}, None),
-    "images seen whole": (seen_whole, WHOLE_IMAGES, {"cp 2, pp 2, documents"}, None),
+    "images seen whole": (
+        seen_whole,
+        WHOLE_IMAGES,
+        {"cp 2, pp 2, documents", "prompts seen whole instead, cp 2"},
+        None,
+    ),
     "neighbours": (paired, PAIRS, {"capped scores, cp 2"}, None),
     "sinks": (sunk, SINKS, {DOCUMENTS, "experts split, tp 2"}, None),
     # With a loop for the kernel, from which the backward makes the weights anew.

@@ -14,7 +14,7 @@ SIZES: dict[str, Any] = {
 STRANGE = {"rope_type": "strange"}
 # By a part of the words: a configuration that asks for what they refuse.
 ASKING: dict[str, dict[str, Any]] = {
-    "`layer_types`": {"layer_types": ["strange"]},
+    "`layer_types`": {"layer_types": ["strange"] * 2},
     "`rope_type`": {"rope_parameters": {"rope_type": "strange", "full_attention": STRANGE}},
     "`mlp_layer_types`": {"mlp_layer_types": ["sparse", "dense"]},
     "other than `qk_rope_head_dim`": {"rope_parameters": {"partial_rotary_factor": 0.3}},
@@ -44,6 +44,10 @@ ASKING: dict[str, dict[str, Any]] = {
     "`out_hidden_size`": {"vision_config": {"out_hidden_size": 3}},
     "`n_window` that is odd": {"n_window": 51},
     "`n_window_infer` of less": {"n_window_infer": 3},
+    "other than that of the talker": {
+        "code_predictor_config": {"hidden_size": 3, "num_code_groups": 3},
+    },
+    "`num_code_groups` of one": {"num_code_groups": 1},
     "`text_config.model_type`": {"text_config": {"model_type": "strange"}},
     "`vision_config.model_type`": {"vision_config": {"model_type": "strange"}},
 }
@@ -53,8 +57,13 @@ ALL = {**FAMILIES, **WHOLES}
 def asking(words: str) -> dict[str, Any]:
     """Return a configuration that asks for what some words refuse."""
     found = (config for said, config in ASKING.items() if said in words)
-    named = re.match(r"`(\w+)` other than", words)
-    return next(found, {} if named is None else {named[1]: "strange"})
+    named = re.match(r"`(?:(\w+)\.)?(\w+)` other than", words)
+    if named is None:
+        return next(found, {})
+    part, key = named.groups()
+    if part is None:
+        return next(found, {key: "strange"})
+    return next(found, {part: SIZES | asking(words.replace(f"{part}.", ""))})
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -27,6 +27,14 @@ class Refusal:
         """Return the rule for configurations that are prepared first."""
         return replace(self, found=lambda config: self.found(prepared(config)))
 
+    def inside(self, part: str) -> "Refusal":
+        """Return the rule for a section of a configuration, whose name its words begin with."""
+
+        def found(config: Config) -> Iterator[str]:
+            yield from (f"{part}.{each}" for each in self.found(section(config, part)))
+
+        return Refusal(self.words.replace("`", f"`{part}.", 1), found, f"{part}.{self.key}")
+
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
@@ -53,6 +61,10 @@ class Refusals:
         Use `without` for rules about a setting that `prepared` removes: they can find nothing.
         """
         return Refusals(tuple(rule.after(prepared) for rule in self.rules))
+
+    def inside(self, part: str) -> "Refusals":
+        """Return the rules for a section of a configuration, which they name."""
+        return Refusals(tuple(rule.inside(part) for rule in self.rules))
 
 
 NOTHING = Refusals()

@@ -78,7 +78,7 @@ class DecoderAttending(Attending):
     @property
     def whole_images(self) -> bool:
         """Whether the tokens of an image attend to each other in both directions."""
-        return self.model.bidirectional_images
+        return self.model.bidirectional_images and not self.whole_prompts
 
     @property
     def whole_prompts(self) -> bool:

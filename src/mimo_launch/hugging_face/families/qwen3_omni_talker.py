@@ -55,10 +55,6 @@ def _flat(config: Config) -> Config:
     return {**text, **config, _INSIDE: _USUAL | section(config, _INSIDE)}
 
 
-def _inside(config: Config) -> Config:
-    return {**section(config, _INSIDE), "around": config}
-
-
 def _written(model: TalkerModel) -> Config:
     if (blocks := model.inside_frames) is None:
         return {}
@@ -145,7 +141,7 @@ TALKER = Family(
         },
     },
     refused=decoders.not_computed()
-    + decoders.not_computed().after(_inside)
+    + decoders.not_computed().inside(_INSIDE)
     + refusals(
         where(
             f"{_INSIDE}.hidden_size",
