@@ -100,7 +100,7 @@ for path in sorted((SOURCES / "data").rglob("*.py")):
 @pytest.mark.parametrize("missing", [None, "braceexpand"])
 def test_the_declared_extras_are_enough_to_import_every_file_of_data(missing: str | None) -> None:
     """Also what a function imports when it is called; without one of them they are not."""
-    kept = with_their_own(declared("data", "audio", "tables", "video") - {missing})
+    kept = with_their_own(declared("data", "audio", "processors", "tables", "video") - {missing})
     kept |= with_their_own({"pytest", "packaging"})  # What this test itself imports.
     hidden = [
         package

@@ -62,7 +62,7 @@ class Number:
     """A number, or a boolean if its default is one.
 
     Without a default it is required. A default may be a function of the configuration; the last one
-    is for a setting that is null.
+    is for a setting that is null, and may be None.
     """
 
     key: str
@@ -72,6 +72,8 @@ class Number:
         """Return our value. Raises: ConfigError."""
         if self.defaults and isinstance(self.defaults[0], bool):
             return bool(config.get(self.key, self.defaults[0]))
+        if config.get(self.key) is None and self.defaults[-1:] == (None,):
+            return None
         usual = (each(config) if callable(each) else each for each in self.defaults)
         return number(config, self.key, *usual)
 
