@@ -9,6 +9,7 @@ from tests.unit.test_checks_model import codes
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.models.kept_rows import RowCache, State
 from mimo_launch.models.patches import Patches
+from mimo_launch.train.row_caches import bytes_in
 
 SPAN = ImageSpan(position=3, height=2, width=1)
 IMAGE = Patches(torch.arange(6.0).view(2, 3), torch.tensor([[0, 0], [1, 0]]))
@@ -82,3 +83,20 @@ def test_a_full_or_unwritable_folder_keeps_nothing_more(tmp_path: Path) -> None:
 def test_only_what_makes_the_same_rows_again_is_kept(overrides: list[str], wrong: bool) -> None:
     found = codes(*(f"modules.{each}" for each in ("vision.cache=true", *overrides)))
     assert ("cache-cannot" in found) is wrong, found
+
+
+def test_a_file_that_another_run_renames_meanwhile_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").write_bytes(b"12")
+    (tmp_path / "new.part").write_bytes(b"345")
+    is_file = Path.is_file
+
+    def renamed(path: Path) -> bool:
+        found = is_file(path)
+        if path.suffix == ".part":
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "is_file", renamed)
+    assert bytes_in(tmp_path) == 2

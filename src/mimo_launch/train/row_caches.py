@@ -10,6 +10,7 @@ so that ranks add up their shards, and every layout finds the same mark.
 """
 
 import json
+from contextlib import suppress
 from functools import reduce
 from hashlib import sha256
 from pathlib import Path
@@ -91,9 +92,17 @@ def _part(session: RankSession, module: ModuleLayout) -> tuple[int, int]:
     here = session.modules.get(module.name)
     used = 0
     if _has_last(session, module):
-        files = _folder(session.spec, module.name).rglob("*")
-        used = sum(each.stat().st_size for each in files if each.is_file())
+        used = bytes_in(_folder(session.spec, module.name))
     return 0 if here is None else _mark(here), used
+
+
+def bytes_in(folder: Path) -> int:
+    """Return the bytes of the files in a folder, where other runs may rename and remove files."""
+    found = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            found += path.stat().st_size if path.is_file() else 0
+    return found
 
 
 def _mark(module: RankModule) -> int:
@@ -107,13 +116,9 @@ def _mark(module: RankModule) -> int:
 
 
 def _hash(item: LocalSegment) -> int:
-    segment, local = item.segment, item.local
-    offsets = [0] * local.ndim
-    if segment.axis is not None:
-        offsets[segment.axis] = segment.start
-    offsets[0] += item.first_row
+    local = item.local
     places: Any = torch.zeros((), dtype=torch.int64, device=local.device)
-    for size, offset, whole in zip(local.shape, offsets, segment.shape, strict=True):
+    for size, offset, whole in zip(local.shape, item.offsets, item.segment.shape, strict=True):
         along = torch.arange(offset, offset + size, device=local.device)
         places = places.unsqueeze(-1) * whole + along
     seed = int.from_bytes(sha256(item.name.encode()).digest()[:7], "big")
