@@ -49,7 +49,7 @@ def codes(model: dict[str, Any], **module: Any) -> list[str]:
         ({"layers": 3, "features": [1, 0]}, ["features-not-layers"]),
         ({"layers": 3, "features": [2, 3]}, ["features-not-layers"]),
         ({"layers": 3, "features": [2, 0, 2]}, ["features-not-layers"]),
-        ({"layers": 3, "features": [2, 0], "deepstack": [0]}, ["features-not-layers"]),
+        ({"layers": 3, "features": [2, 0], "deepstack": [0]}, ["features-with-deepstack"]),
         ({"head_qk_norm": True}, ["setting-without-effect"]),
         ({"hidden": 16, "heads": 4, "kv_heads": 2}, []),
         ({"hidden": 16, "heads": 4, "kv_heads": 3}, ["heads-over-kv-heads"]),

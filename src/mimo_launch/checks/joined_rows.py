@@ -119,7 +119,7 @@ def features_are_layers(spec: Spec, name: str, model: VitModel) -> Findings:
     path = ("modules", name, "model", "features")
     if model.features and model.deepstack:
         yield Diagnostic(
-            code="features-not-layers",
+            code="features-with-deepstack",
             headline=f"`{name}` has both `features` and `deepstack`",
             path=path,
             why="rows of further layers are those of one state each",
