@@ -42,6 +42,10 @@ def test_settings_without_silence_and_of_single_tokens_do_nothing() -> None:
     assert codes({"chunk": 8, "unpadded": True}) == ["setting-without-effect"]
     assert codes({"chunk": 8, "fixed_length": True}) == ["setting-without-effect"]
     assert codes({"pooling": "mean", "stack": 1}) == ["setting-without-effect"]
+    # A Qwen3-Omni is always without silence.
+    aut = box(0, model={"kind": "aut", "mels": 16, "channels": 2, "frames": 200})
+    made = spec({"audio": aut, "language": box(0)}, seq=64, data={"kind": "synthetic"})
+    assert not check(made)
 
 
 def test_limits_of_clips_in_order() -> None:

@@ -66,7 +66,7 @@ def clip_settings_used(spec: Spec, name: str, model: AudioModel) -> Findings:
     why = "`chunk` leaves out the silence after a clip"
     if model.chunk is None:
         why = "`unpadded` leaves out the tokens of silence"
-    elif model.unpadded:
+    elif model.unpadded != type(model).model_fields["unpadded"].default:
         yield idle_key(name, "unpadded", why)
     if model.fixed_length and model.drops_silence:
         yield idle_key(name, "fixed_length", why)
