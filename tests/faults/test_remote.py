@@ -1,4 +1,7 @@
-"""Three minutes of training from a server that is slow, fails, and is gone for a while."""
+"""Minutes of training from a server that is slow, fails, and is gone for a while.
+
+`FAULTS_MINUTES=30` trains from a bucket for about so long, with an outage of a minute.
+"""
 
 import json
 import os
@@ -7,17 +10,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.file_server import served_folder
+from tests.support.file_server import Faults, served_bucket, served_folder
 from tests.support.shards import image_bytes, tokenizer_folder, write_shard
 
 pytestmark = pytest.mark.faults
 
 ROOT = Path(__file__).parents[2]
-STEPS, OUTAGE = 220, 20.0
+MINUTES = int(os.environ.get("FAULTS_MINUTES", "3"))
+# Steps and shards of a minute: a step waits for requests of 0.2 s each.
+STEPS, SHARDS = 73, 4
 SPEC = """
 version: 1
 name: {name}
@@ -38,14 +45,14 @@ data:
   template: chat
   max_rows: 24
   index: {folder}/{index}
-  fetch: {{folder: {folder}/cache, gib: {gib}, patience: 60}}
+  fetch: {{folder: {folder}/cache, gib: {gib}, patience: 240}}
 train: {{steps: {steps}, log_every: 20}}
 """
 
 
 def run(folder: Path, command: str, name: str, *options: str, **values: Any) -> Path:
     path = folder / f"{name}.yaml"
-    path.write_text(SPEC.format(name=name, folder=folder, steps=STEPS, **values))
+    path.write_text(SPEC.format(name=name, folder=folder, **values))
     subprocess.run(
         [sys.executable, "-m", "mimo_launch", command, str(path), *options],
         cwd=folder,
@@ -69,39 +76,92 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
     return [each for each in lines if "loss" in each and "reading" in each]
 
 
-def test_a_run_over_a_bad_network_is_bit_equal_to_one_over_files(tmp_path: Path) -> None:
+@contextmanager
+def served_http(there: Path) -> Iterator[tuple[Faults, str]]:
+    """Serve a folder; yield the faults of the server and the address of the folder."""
+    with served_folder(there) as server:
+        yield server, server.url
+
+
+@contextmanager
+def served_s3(there: Path) -> Iterator[tuple[Faults, str]]:
+    """Serve the files of a folder from a bucket."""
+    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("s3fs")
+    keys = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
+    with pytest.MonkeyPatch.context() as patch, served_bucket() as server:
+        for name, value in {**keys, "ENDPOINT_URL": server.url}.items():
+            patch.setenv(f"AWS_{name}", value)
+        store = boto3.client("s3")
+        store.create_bucket(Bucket="bucket")
+        for each in there.iterdir():
+            store.upload_file(str(each), "bucket", each.name)
+        store.close()
+        yield server, "s3://bucket"
+
+
+def bounds(ranged: str) -> tuple[int, int]:
+    """Return the first byte and the last one of `bytes=FIRST-LAST`."""
+    first, last = ranged.removeprefix("bytes=").split("-")
+    return int(first), int(last)
+
+
+def asks_again(server: Faults, place: int) -> bool:
+    """Return whether the bytes of a request were asked for once more, by any rank."""
+    _, path, ranged = server.asked[place]
+    wanted, _ = bounds(ranged)
+    return any(
+        path == other and bounds(more)[0] <= wanted <= bounds(more)[1]
+        for method, other, more in server.asked[place + 1 :]
+        if method == "GET" and more
+    )
+
+
+@pytest.mark.parametrize(
+    ("serve", "minutes", "outage"),
+    [(served_http, 3, 20.0), (served_s3, MINUTES, 20.0 if MINUTES < 10 else 60.0)],
+)
+def test_a_run_over_a_bad_network_is_bit_equal_to_one_over_files(
+    serve: Any, minutes: int, outage: float, tmp_path: Path
+) -> None:
     """With a cache of 40 % of the data, so that most samples are fetched during the run."""
     (there := tmp_path / "there").mkdir()
     tokenizer_folder(tmp_path / "tokenizer")
-    for shard in range(12):
-        write_shard(there / f"{shard:02d}.tar", [photo(32 * shard + n) for n in range(32)])
+    for shard in range(SHARDS * minutes):
+        write_shard(there / f"{shard:03d}.tar", [photo(32 * shard + n) for n in range(32)])
     size = sum(each.stat().st_size for each in there.iterdir())
-    near = {"shards": f"{there}/*.tar", "index": "near", "gib": 1}
+    steps = STEPS * minutes
+    near = {"shards": f"{there}/*.tar", "index": "near", "gib": 1, "steps": steps}
     local = steps_of(run(tmp_path, "train", "near", **near))
-    with served_folder(there) as server:
+    with serve(there) as (server, url):
         names = sorted(each.name for each in there.iterdir())
         far = {
-            "shards": f"{server.url}/{{{','.join(names)}}}",
+            "shards": f"{url}/{{{','.join(names)}}}",
             "index": "far",
             "gib": 0.4 * size / 2**30,
+            "steps": steps,
         }
         run(tmp_path, "data", "far", "--index-to", "shipped", "--show", "0", "--steps", "1", **far)
         shutil.rmtree(tmp_path / "cache")
         far["index"] = "shipped"
-        server.delay, server.failing, server.cut = 0.2, 0.03, 0.02
+        server.delay, server.failing, server.cut = 0.2, 0.05, 0.02
         server.wrong = 0.02
-        server.asked.clear()
-        threading.Timer(60, lambda: setattr(server, "is_down", True)).start()
-        threading.Timer(60 + OUTAGE, lambda: setattr(server, "is_down", False)).start()
+        server.asked.clear(), server.poisoned.clear()
+        down = 20 * minutes
+        threading.Timer(down, lambda: setattr(server, "is_down", True)).start()
+        threading.Timer(down + outage, lambda: setattr(server, "is_down", False)).start()
         begin = time.monotonic()
         remote = steps_of(run(tmp_path, "train", "far", **far))
         seconds = time.monotonic() - begin
-        asked = len(server.fetched())
+        asked, poisoned = len(server.fetched()), list(server.poisoned)
     waited = [each["reading"]["waited_s"] for each in remote]
     print(
-        f"{seconds:.0f} s, {asked:,} requests, {len(waited)} steps, waited {sum(waited):.0f} s, "
-        f"at most {max(waited):.1f} s, median {sorted(waited)[len(waited) // 2]:.2f} s"
+        f"{seconds:.0f} s, {asked:,} requests, {len(poisoned)} with a wrong byte, {len(waited)} "
+        f"steps, waited {sum(waited):.0f} s, at most {max(waited):.1f} s, median "
+        f"{sorted(waited)[len(waited) // 2]:.2f} s"
     )
-    assert len(remote) == STEPS
+    assert len(remote) == steps
     assert [each["loss"] for each in remote] == [each["loss"] for each in local]
-    assert max(waited) > OUTAGE / 2
+    assert max(waited) > outage / 2
+    assert poisoned
+    assert all(asks_again(server, place) for place in poisoned)

@@ -21,7 +21,7 @@ class Faults:
     """What goes wrong: a delay in seconds; shares of requests that fail, end early, or are wrong.
 
     `poison` is the number of further answers with a wrong byte, `is_down` fails all; `asked` are
-    the requests.
+    the requests, and `poisoned` the places in it of those that got a wrong byte.
     """
 
     delay: float = 0.0
@@ -33,6 +33,7 @@ class Faults:
     at_once: int = 0
     most_at_once: int = 0
     asked: list[tuple[str, str, str]] = field(default_factory=list)
+    poisoned: list[int] = field(default_factory=list)
     url: str = ""
     _random: random.Random = field(default_factory=lambda: random.Random(0))
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -43,6 +44,7 @@ class Faults:
                 fails, cuts, errs = (self._random.random() for _ in range(3))
                 ranged = environ.get("HTTP_RANGE", "")
                 self.asked.append((environ["REQUEST_METHOD"], environ["PATH_INFO"], ranged))
+                place = len(self.asked) - 1
                 self.at_once += 1
                 self.most_at_once = max(self.most_at_once, self.at_once)
             time.sleep(self.delay)
@@ -59,6 +61,7 @@ class Faults:
                     return [found[: len(found) // 2]]
                 if self.poison or errs < self.wrong:
                     self.poison = max(0, self.poison - 1)
+                    self.poisoned.append(place)
                     middle = len(found) // 2
                     found = found[:middle] + bytes([found[middle] ^ 1]) + found[middle + 1 :]
             return [found]
