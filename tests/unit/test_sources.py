@@ -20,6 +20,7 @@ from tests.support.shards import clip_bytes, image_bytes, tokenizer_folder, writ
 from tests.support.specs import box, spec
 from tests.unit.test_shard_samples import VIT, opened, with_vocab
 
+from mimo_launch.checks import sources
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.sources import sources_are_there
 from mimo_launch.data.dataset import BadSample
@@ -31,6 +32,7 @@ from mimo_launch.data.known_shards import records_of_shards
 from mimo_launch.data.order.known_order import known_order
 from mimo_launch.data.order.sample_order import global_order, steps_of
 from mimo_launch.data.samples.decode_media import decode_clip
+from mimo_launch.data.samples.text_tokens import TextTokens
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.data.sources import json_files, tables
 from mimo_launch.data.sources.file_formats import split_files
@@ -328,10 +330,38 @@ def test_clips_are_read_as_images_are(tmp_path: Path) -> None:
 
 
 def test_a_template_that_every_source_replaces_is_not_needed(tmp_path: Path) -> None:
+    own = {"path": "x", "template": "caption"}
     for others, kinds in ([], ["caption"]), (["x"], ["chat", "caption"]):
-        made = files_spec(tmp_path, *others, {"path": "x", "template": "caption"})
+        made = files_spec(tmp_path, *others, own)
         assert isinstance(made.data, FilesData)
         assert [each.kind for each in made.data.templates] == kinds
+        bare = files_spec(tmp_path, *others, own, template=None)
+        assert isinstance(bare.data, FilesData)
+        assert [each.kind for each in bare.data.templates] == ["caption"]
+        faults = list(sources.every_source_has_a_template(bare, bare.data))
+        assert [each.code for each in faults] == ["missing-key"] * len(others)
+        assert all("`data.sources.0` has no template" in str(each.why) for each in faults)
+
+
+def test_data_without_a_shared_template_are_read_and_load_each_template_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a set of held-out samples; with the samples that a shared template gives."""
+    path = str(as_lines(tmp_path, chats(4)))
+    loaded = list[str]()
+    right = TextTokens.__init__
+
+    def counted(self: TextTokens, folder: Path, end: str, most: int) -> None:
+        loaded.append(folder.name)
+        right(self, folder, end, most)
+
+    monkeypatch.setattr(TextTokens, "__init__", counted)
+    own = [{"path": path, "template": each} for each in ("chat", LAST, "chat", LAST, "chat")]
+    made = files_spec(tmp_path, *own, eval_sources=own[:2], template=None)
+    found = opened(made.replace(eval=EvalSpec(every=1)))
+    assert len(loaded) == 2
+    again = files_spec(tmp_path, *own, eval_sources=own[:2])
+    assert everything(found) == everything(opened(again.replace(eval=EvalSpec(every=1))))
 
 
 def test_long_clips_need_an_encoder_that_reads_clips(tmp_path: Path) -> None:

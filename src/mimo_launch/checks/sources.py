@@ -20,7 +20,7 @@ from mimo_launch.data.sources.file_formats import (
     source_files,
     splits_in,
 )
-from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.diag.installed import PYARROW, is_installed
 from mimo_launch.spec.files_data import Source
 from mimo_launch.spec.spec import CustomData, FilesData, Spec
@@ -33,6 +33,25 @@ def sources_are_there(spec: Spec, data: FilesData) -> Findings:
         yield from _source(path, source)
     if spec.eval is not None and not data.heldout_sets:
         yield evaluates_nothing("files", "eval_sources: [PATH]")
+
+
+def every_source_has_a_template(spec: Spec, data: FilesData) -> Findings:
+    """A source without a template of its own needs that of the data."""
+    del spec
+    if data.template is not None:
+        return
+    bare = next((path for path, source in _sources(data) if source.template is None), None)
+    if bare is not None:
+        yield Diagnostic(
+            code="missing-key",
+            headline="`data` lacks `template`",
+            path=("data",),
+            at_key=True,
+            why=f"`{'.'.join(map(str, bare))}` has no template of its own, so nothing says how its "
+            "records become text",
+            help="add `template: chat` or `template: caption`",
+            related=(Related(bare, "a source without a template"),),
+        )
 
 
 def heldout_is_there(spec: Spec, data: CustomData) -> Findings:

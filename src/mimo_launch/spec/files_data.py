@@ -11,7 +11,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from mimo_launch.spec.base import ClassPath, Count, LocalPath, Strict
-from mimo_launch.spec.user_data import Paths, SetName, Template, UserData, patterns_of, unlike
+from mimo_launch.spec.user_data import (
+    HOW,
+    Paths,
+    SetName,
+    Template,
+    UserData,
+    patterns_of,
+    unlike,
+)
 
 Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
@@ -157,8 +165,9 @@ class FilesData(UserData):
     def templates(self) -> tuple[Template, ...]:
         """The different templates of records, first the one for sources that name none, if any."""
         every = (*self.sources, *chain.from_iterable(self.heldout_sets.values()))
-        shared = [self.template for each in every if each.template is None]
-        return unlike([*shared, *(each.template for each in every if each.template is not None)])
+        shared = [self.template] if any(each.template is None for each in every) else []
+        own = (each.template for each in every)
+        return unlike(each for each in (*shared, *own) if each is not None)
 
 
 class CustomData(UserData):
@@ -167,6 +176,7 @@ class CustomData(UserData):
     kind: ClassPath = Field(
         description="`package.module:Name` of the class, or function.", **_CLASS
     )
+    template: Template = Field(description=HOW, examples=["chat"])
     options: Options = Field({}, description="Keyword arguments that it is called with.")
     eval_options: Options | None = Field(
         None,

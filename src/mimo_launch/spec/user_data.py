@@ -101,6 +101,9 @@ Template = Annotated[
 ]
 
 
+HOW = "How a sample becomes text: `caption`, `chat`, or either with its settings."
+
+
 def unlike(templates: Iterable[Template]) -> tuple[Template, ...]:
     """Return templates, each once, in order."""
     return tuple({each.model_dump_json(): each for each in templates}.values())
@@ -162,9 +165,8 @@ class UserData(Samples):
     tokenizer: LocalPath = Field(
         description="Local Hugging Face folder with tokenizer.json.", examples=["models/qwen"]
     )
-    template: Template = Field(
-        description="How a sample becomes text: `caption`, `chat`, or either with its settings.",
-        examples=["chat"],
+    template: Template | None = Field(
+        None, description=f"{HOW} Sources that name none have it.", examples=["chat"]
     )
     image_marker: str = Field(
         "<image>", description="The text that marks an image in the texts of records."
@@ -250,7 +252,7 @@ class UserData(Samples):
     @property
     def templates(self) -> tuple[Template, ...]:
         """The different templates of records, first the one for sources that name none."""
-        return (self.template,)
+        return () if self.template is None else (self.template,)
 
     @property
     def heldout_names(self) -> tuple[str, ...]:
@@ -267,6 +269,7 @@ class WebdatasetData(UserData):
     """Your shards: tar files of images, clips, JSON and text, as webdataset writes them."""
 
     kind: Literal["webdataset"]
+    template: Template = Field(description=HOW, examples=["chat"])
     shards: LocalPath | Paths = Field(
         description="Tar files to train on: a pattern with `*` or `{000..009}`, or a list of them. "
         "A file counts as often as it is written.",

@@ -141,7 +141,7 @@ def _identity(
         "settings": {
             # An index of files from elsewhere may come from another host.
             **({"tokenizer": str(folder.absolute())} if is_here else {}),
-            "template": data.template.model_dump(mode="json"),
+            "template": data.template and data.template.model_dump(mode="json"),
             "said": [data.image_marker, data.audio_marker, data.video_marker],
             "placeholders": [placeholder_id(spec, name) for name in inputs.in_text],
             "target": data.target_marker if inputs.makes else None,

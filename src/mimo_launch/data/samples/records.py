@@ -64,6 +64,8 @@ def read_record(
         markers[data.video_marker] = "video"
     if isinstance(template, CaptionTemplate):
         return _caption(template, member, markers)
+    if template is None:
+        raise TypeError("a record needs a template")
     record = _json_of(member)
     if is_prose := _is_prose(record):
         markers = {}
