@@ -57,10 +57,35 @@ def encoded(given: Frames, rate: int, kind: str = "mp4", codec: str = "mpeg4") -
     return out.getvalue()
 
 
+def with_sound(
+    given: Frames, rate: int, sound: np.ndarray, hertz: int = 16_000, kind: str = "mov"
+) -> bytes:
+    """Frames as a file of a video, whose sound [channels, samples] is stored exactly in a MOV."""
+    import av
+
+    out = io.BytesIO()
+    with av.open(out, "w", format=kind) as container:
+        shown = container.add_stream("mpeg4", rate=rate)
+        shown.height, shown.width = given.shape[1:3]
+        shown.pix_fmt = "yuv420p"
+        layout = {1: "mono", 2: "stereo"}[len(sound)]
+        codec = "pcm_s16le" if kind == "mov" else "aac"
+        heard = container.add_stream(codec, rate=hertz, layout=layout)
+        for pixels in given:
+            container.mux(shown.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(shown.encode())
+        whole = np.round(sound.T * 32767).astype(np.int16).reshape(1, -1)
+        frame = av.AudioFrame.from_ndarray(whole, format="s16", layout=layout)
+        frame.sample_rate = hertz
+        container.mux(heard.encode(frame))
+        container.mux(heard.encode())
+    return out.getvalue()
+
+
 def asked(*parts: str, said: str = "It is red.") -> dict[str, Any]:
-    """The JSON of a conversation about images and videos: `image`, `video`, or text."""
+    """The JSON of a conversation about media: `image`, `video`, `audio`, or text."""
     content = [
-        {"type": part} if part in ("image", "video") else {"type": "text", "text": part}
+        {"type": part} if part in ("image", "video", "audio") else {"type": "text", "text": part}
         for part in parts
     ]
     answer = {"role": "assistant", "content": said}

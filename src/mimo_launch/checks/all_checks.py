@@ -238,6 +238,7 @@ RULES: tuple[Rule, ...] = (
     SpecRule(evaluations.stop_is_possible),
     SpecRule(training_settings.target_settings_used),
     SpecRule(tiles_and_videos.video_settings_used),
+    SpecRule(tiles_and_videos.sound_can_be_heard, needs=_READS),
     ModelRule(TalkerModel, unused_model_settings.text_is_read, needs=_READS),
     ModelRule(TalkerModel, widths.predictor_over_tp),
     ModelRule(TalkerModel, positions.read_layer_exists),

@@ -189,6 +189,53 @@ def _video_faults(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[str,
             )
 
 
+def sound_can_be_heard(spec: Spec) -> Findings:
+    """One encoder hears the sound of videos, and its rows have places among those of the frames."""
+    data = spec.data
+    if not isinstance(data, UserData) or not data.video.sound or not video_readers(spec):
+        return
+    for why, help_ in _sound_faults(spec, data):
+        yield Diagnostic(
+            code="videos-not-read",
+            headline="`sound: true` in `data.video`: the sound of videos cannot be heard here",
+            path=("data", "video", "sound"),
+            why=why,
+            help=f"{help_}, or write `sound: false`",
+        )
+
+
+def _sound_faults(spec: Spec, data: UserData) -> Iterator[tuple[str, str]]:
+    """Yield why the sound of videos cannot be heard, and what to write instead."""
+    read = spec.sources_of(LANGUAGE)
+    for name in video_readers(spec):
+        video = getattr(kind_of(spec.modules[name].model).images, "videos", None)
+        if video is not None and not video.holds_text:
+            yield (
+                f"with `time: {video.time}` of `{name}` no processor says where it belongs among "
+                "the frames",
+                f"write `video: {{time: nominal_seconds, per_second: 25}}` in `model` of `{name}`",
+            )
+        readers = [each for each in spec.encoders if name in spec.sources_of(each)]
+        if name not in read or readers:
+            other = next(iter(readers), LANGUAGE)
+            yield (
+                f"its rows come between those of `{name}`, but `{other}` makes others of these",
+                f"let `{LANGUAGE}` alone read `{name}`",
+            )
+    heard = [each for each in read if kind_of(spec.modules[each].model).clips is not None]
+    if len(heard) != 1:
+        several = f"{' and '.join(f'`{each}`' for each in heard)} would all hear it"
+        yield (
+            several if heard else f"`{LANGUAGE}` reads no encoder of clips",
+            f"let `{LANGUAGE}` read one encoder of clips, such as `kind: audio`",
+        )
+    if any(isinstance(each, CaptionTemplate) for each in data.templates):
+        yield (
+            "tokens surround a video with its sound, and captions have no place for them",
+            "write `template: chat` in `data`",
+        )
+
+
 def _line_break(spec: Spec) -> tuple[str, str] | None:
     """Return the folder of the tokenizer and its token between lines of images, if it has one."""
     data = spec.data

@@ -7,18 +7,19 @@ Leaves: who writes it to `mimo-launch data`, steps made from it to `expected_ste
 """
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mimo_launch.data.dataset import Dataset
-from mimo_launch.data.index.columns import numbers_of, placed_from
+from mimo_launch.data.index.columns import SpanFields, numbers_of, placed_from
 from mimo_launch.data.samples.media_rows import PlacedMedium
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.spec import Spec
 
-VERSION = 1
+VERSION = 2
 _MOST = 4096
 
 
@@ -39,6 +40,8 @@ def statistics_text(spec: Spec, dataset: Dataset) -> str:
         "modules": names,
         "gaps": [max((span.gap for span in spans), default=0) for spans in of_module],
         "holds_text": [any(span.holds_text for span in spans) for spans in of_module],
+        "hears": [any(span.parts for span in spans) for spans in of_module],
+        "shares_bounds": [any(span.shares_bounds for span in spans) for spans in of_module],
     }
     lines = ",\n".join(json.dumps(_numbers(names, each)) for each in samples)
     return f'{json.dumps(head)[:-1]}, "sizes": [\n{lines}\n]}}\n'
@@ -71,9 +74,10 @@ def read_statistics(spec: Spec, path: Path) -> tuple[list[SampleData], int]:
 
 def _numbers(names: list[str], sample: SampleData) -> list[Any]:
     spans = [
-        numbers_of(PlacedMedium(number, 0, span))
+        numbers
         for number, name in enumerate(names)
         for span in sample.spans.get(name, ())
+        for numbers in numbers_of(PlacedMedium(number, 0, span))
     ]
     return [sample.num_tokens, sample.num_labels, sample.labels_ahead, spans]
 
@@ -81,8 +85,8 @@ def _numbers(names: list[str], sample: SampleData) -> list[Any]:
 def _sample(found: dict[str, Any], sizes: list[Any]) -> SampleData:
     num_tokens, num_labels, ahead, numbers = sizes
     spans: dict[str, tuple[ImageSpan, ...]] = {}
-    for each in numbers:
-        placed = placed_from(each, found["gaps"], found["holds_text"])
+    of_module = (found[each.name] for each in fields(SpanFields))
+    for placed in placed_from(numbers, SpanFields(*of_module)):
         name = found["modules"][placed.module]
         spans[name] = (*spans.get(name, ()), placed.span)
     return SampleData(0, num_tokens, num_labels, spans, labels_ahead=tuple(ahead))

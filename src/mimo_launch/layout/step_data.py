@@ -8,10 +8,11 @@ A *row* is one embedding vector after the projector; a sample has one placeholde
 of an encoder, in the same order.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
+from math import inf
 from typing import Any
 
 from mimo_launch.kinds.kind import ModelKind
@@ -34,6 +35,11 @@ class ImageSpan:
 
     After the tokens of its rows a clip may have `loose` tokens, which make no row. The rows of an
     image in tiles are one line; `shown` says what they are made of.
+
+    The sound of a video is a clip in `parts`, each with the place and the number of its rows; the
+    images of the video come between them. On position axes its first row is where the first image
+    begins, and a row takes one place. With `shares_bounds` the two tokens before such a video share
+    a place, and so do the two after it (Qwen2.5-Omni).
     """
 
     position: int
@@ -45,6 +51,8 @@ class ImageSpan:
     holds_text: bool = False
     loose: int = 0
     shown: Shown = None
+    parts: tuple[tuple[int, int], ...] = ()
+    shares_bounds: bool = False
 
     @property
     def rows(self) -> int:
@@ -57,6 +65,8 @@ class ImageSpan:
             self.position + by,
             *(self.height, self.width, self.reads, self.gap, self.later),
             *(self.holds_text, self.loose, self.shown),
+            tuple((place + by, rows) for place, rows in self.parts),
+            self.shares_bounds,
         )
 
     @property
@@ -72,7 +82,11 @@ class ImageSpan:
 
     @property
     def lines(self) -> tuple["ImageSpan", ...]:
-        """Images without gaps in the text: this one, or one for each line of rows."""
+        """Images without gaps in the text: this one, or one for each line of rows or part."""
+        if self.parts:
+            before = accumulate((rows for _, rows in self.parts), initial=0)
+            parts = zip(self.parts, before, strict=False)
+            return tuple(ImageSpan(at, 1, rows, later=late) for (at, rows), late in parts)
         if not self.gap:
             return (self,)
         step = self.width + self.gap
@@ -84,6 +98,22 @@ class ImageSpan:
         """The place after its last token."""
         last = self.lines[-1]
         return last.position + last.num_positions
+
+    @property
+    def covered(self) -> tuple[range, ...]:
+        """The places of its rows and of the tokens between its lines."""
+        if not self.parts:
+            return (range(self.position, self.end),)
+        return tuple(range(place, place + rows) for place, rows in self.parts)
+
+
+def whole_video(sound: ImageSpan, spans: Iterable[ImageSpan]) -> range:
+    """Return the places of a video with this sound, among all spans that language reads."""
+    spans = list(spans)
+    begins = [each.position for each in spans if each.later is None]
+    first = max(place for place in begins if place < sound.position)
+    after = min((place for place in begins if place > sound.position), default=inf)
+    return range(first, max(each.end for each in spans if first <= each.position < after))
 
 
 NO_RECORD = -1

@@ -211,13 +211,15 @@ def read_positions(
 ) -> Tensor:
     """Return time, height and width of the tokens of one microbatch, [3, B, S] over all positions.
 
-    Rows of `encoders` are places in images, all other tokens are text. Each document counts from 0.
+    Rows of `encoders` are places in images, the sound of a video has the time of the video, all
+    other tokens are text. Each document counts from 0.
     """
     found, seq = [], view.layout.seq
     for sample in view.samples:
         spans = view.data.samples[sample].spans
-        images = [image for name in encoders for image in spans.get(name, ())]
-        ids = axis_positions(images, seq)
+        shown = [image for name in encoders for image in spans.get(name, ())]
+        sounds = [clip for name in view.layout.language.reads for clip in spans.get(name, ())]
+        ids = axis_positions([*shown, *(clip for clip in sounds if clip.parts)], seq)
         documents = inputs.documents(sample)
         starts = np.where(np.diff(documents, prepend=documents[:1]), np.arange(seq), 0)
         # A document starts with text or with the corner of an image: its axes agree there.

@@ -7,7 +7,9 @@ Leaves: packed documents to `language_input`, angles to `layers.rotary_angles`.
 Text counts by one on every axis. The rows of an image share one time, and count height and width
 from there; the next position follows the image's longer side. Each temporal patch of a video has
 its own time; the next position follows the longer side or the last of these times (Qwen2.5-Omni).
-Source: Qwen2-VL (arXiv:2409.12191), section 2.1.
+The sound of a video counts by one on every axis from where the video begins; the next position
+follows what comes last, sound or image, as in transformers.
+Source: Qwen2-VL (arXiv:2409.12191), section 2.1; Qwen2.5-Omni (arXiv:2503.20215), section 2.2.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mimo_launch.layout.step_data import ImageSpan
+from mimo_launch.layout.step_data import ImageSpan, whole_video
 
 NUM_AXES = 3
 
@@ -30,28 +32,54 @@ class PositionRun:
     image: ImageSpan | None = None
 
 
-def position_runs(images: Iterable[ImageSpan], seq: int) -> Iterator[PositionRun]:
-    """Yield, in order, the runs that cover the `seq` tokens of a sample with these images.
+def position_runs(spans: Iterable[ImageSpan], seq: int) -> Iterator[PositionRun]:
+    """Yield, in order, the runs that cover the `seq` tokens of a sample with these spans.
 
-    Lines of an image with text between them count as separate images.
+    They are of images and of the sound of videos. Lines of an image with text between them count as
+    separate images.
     """
+    spans = list(spans)
+    shared = sorted(at for span in spans if span.shares_bounds for at in _shared(span, spans))
+    lines = ((line, not span.parts) for span in spans for line in span.lines)
     token = position = corner = 0
-    lines = (line for image in images for line in image.lines)
-    for image in sorted(lines, key=lambda image: image.position):
-        if image.later is None:
-            length = image.position - token
-            yield PositionRun(token, length, position)
-            corner = position + length
-        yield PositionRun(image.position, image.rows, corner, image)
-        position = corner + image.length
-        token = image.position + image.rows
-    yield PositionRun(token, seq - token, position)
+    for line, is_image in sorted(lines, key=lambda line: line[0].position):
+        if line.later is None:
+            *before, last = _text(token, line.position, position, shared)
+            yield from (*before, last)
+            corner = last.position + last.num_tokens
+        if is_image:
+            yield PositionRun(line.position, line.rows, corner, line)
+            position = corner + line.length
+        else:
+            first = corner + (line.later or 0)
+            yield PositionRun(line.position, line.rows, first)
+            position = first + line.rows
+        token = line.position + line.rows
+    yield from _text(token, seq, position, shared)
 
 
-def axis_positions(images: Iterable[ImageSpan], seq: int) -> np.ndarray:
-    """Return time, height and width of the tokens of a sample, int64 [3, seq]."""
+def _shared(sound: ImageSpan, spans: Iterable[ImageSpan]) -> tuple[int, int]:
+    """Return the tokens around a video with this sound that have the position before them."""
+    video = whole_video(sound, spans)
+    return video.start - 1, video.stop + 1
+
+
+def _text(token: int, stop: int, position: int, shared: Iterable[int]) -> Iterator[PositionRun]:
+    """Yield the runs of text from a token on; tokens `shared` have the position before them."""
+    for place in shared:
+        if token < place < stop:
+            yield PositionRun(token, place - token, position)
+            token, position = place, position + place - token - 1
+    yield PositionRun(token, stop - token, position)
+
+
+def axis_positions(spans: Iterable[ImageSpan], seq: int) -> np.ndarray:
+    """Return time, height and width of the tokens of a sample, int64 [3, seq].
+
+    See `position_runs`.
+    """
     ids = np.empty((NUM_AXES, seq), dtype=np.int64)
-    for run in position_runs(images, seq):
+    for run in position_runs(spans, seq):
         here = ids[:, run.first_token : run.first_token + run.num_tokens]
         if run.image is None:
             here[:] = np.arange(run.num_tokens)

@@ -6,6 +6,7 @@ Leaves: settings of folders to `videos`; frames themselves to `decode_video`.
 """
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import ceil
 
 from mimo_launch.processors.files import ProcessorError
@@ -19,6 +20,7 @@ from mimo_launch.processors.frame_sampling import (
 from mimo_launch.processors.frame_sizes import ExactFrames, FrameSize
 from mimo_launch.processors.images import BICUBIC, HALF
 from mimo_launch.processors.resize_rules import Size
+from mimo_launch.processors.sound_of_videos import CHUNK
 from mimo_launch.processors.video_words import told_of
 from mimo_launch.spec.spec import Videos
 from mimo_launch.spec.user_data import VideoSettings
@@ -62,6 +64,12 @@ class VideoRecipe:
     def group(self) -> int:
         """Number of frames of a temporal patch."""
         return self.frame_size.group
+
+    @property
+    def places_of_chunk(self) -> int | None:
+        """Places of a chunk of frames and sound; None if they alternate (Qwen3-Omni)."""
+        exact = self.videos.time == "exact_seconds"
+        return None if exact else max(1, int(CHUNK * (self.videos.per_second or 1)))
 
     @property
     def most_groups(self) -> int | None:
@@ -127,11 +135,29 @@ def as_asked(recipe: VideoRecipe, asked: VideoSettings) -> VideoRecipe:
                 "and `fps`, in `data.video`"
             )
     nominal = recipe.nominal_fps if fps is None else fps
-    each = recipe.group * (recipe.videos.per_second or 1)
-    if recipe.videos.time == "exact_seconds" and each % nominal:
-        fits = max((n for n in range(1, int(nominal) + 1) if each % n == 0), default=1)
-        raise ProcessorError(
-            f"at {nominal:g} frames per second a temporal patch takes {each / nominal:g} places of "
-            f"language, which are no whole ones: write `fps: {fits}` in `data.video`"
-        )
+    _refuse_times(recipe, nominal, hears=asked.sound)
     return replace(recipe, sampling=sampling, nominal_fps=nominal)
+
+
+def _refuse_times(recipe: VideoRecipe, nominal: float, *, hears: bool) -> None:
+    """Raise ProcessorError for a rate at which frames have no whole places, or none among sound."""
+    group, seconds = recipe.group, recipe.group / nominal
+    each = group * (recipe.videos.per_second or 1)
+    at = f"at {nominal:g} frames per second a temporal patch"
+
+    def is_exact(rate: float) -> bool:
+        # Sound beside a frame comes before it if `transformers` rounds its time up.
+        return not hears or Fraction(group / rate) * Fraction(rate) == group
+
+    if recipe.videos.time == "exact_seconds" and not (each % nominal == 0 and is_exact(nominal)):
+        rates = range(1, int(nominal) + 1)
+        fits = max((n for n in rates if each % n == 0 and is_exact(n)), default=1)
+        takes = f"takes {each / nominal:g} places of language, which are no whole ones"
+        if each % nominal == 0:
+            takes = f"lasts {seconds:g} s, which `transformers` rounds"
+        raise ProcessorError(f"{at} {takes}: write `fps: {fits}` in `data.video`")
+    if hears and recipe.places_of_chunk is not None and seconds > CHUNK:
+        raise ProcessorError(
+            f"{at} lasts {seconds:g} s, longer than a chunk of {CHUNK} s of frames and sound: "
+            f"write `fps: {group / CHUNK:g}` in `data.video`"
+        )

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from mimo_launch.processors.files import TokenizerError
 from mimo_launch.spec.spec import Videos
 
 # The default tokens around the rows of each temporal patch of a video.
@@ -85,6 +86,18 @@ def in_words(number: int) -> str:
     return f"{in_words(thousands)} thousand" + (f"{between}{in_words(rest)}" if rest else "")
 
 
+@dataclass(frozen=True, slots=True)
+class SoundWords:
+    """The tokens around a video with its sound; a video that is not heard has none."""
+
+    begin: str
+    end: str
+
+    def written(self, marker: str, told: Sequence[int]) -> str:
+        """Return the text of a video; `told` is 1 for each patch of a video with sound."""
+        return f"{self.begin}{marker}{self.end}" if any(told) else marker
+
+
 # By `time` of `video`.
 _WORDS = {
     "text": VideoWords("<{{seconds:.1f}} seconds>{start}", "{end}"),
@@ -116,6 +129,20 @@ def words_of(
     # Braces of a special token do not mark a field.
     safe = {name: text.replace("{", "{{").replace("}", "}}") for name, text in around.items()}
     return replace(found, before=found.before.format(**safe), behind=found.behind.format(**safe))
+
+
+def sound_words(specials: Mapping[str, str]) -> SoundWords:
+    """Return the tokens around a video with its sound.
+
+    Raises: TokenizerError if the tokenizer, with these special tokens, does not name them.
+    """
+    names = ("audio_bos_token", "audio_eos_token")
+    if missing := [name for name in names if name not in specials]:
+        raise TokenizerError(
+            f"the sound of a video begins and ends with tokens, but its tokenizer names no "
+            f"{missing[0]}: take the tokenizer of a Qwen-Omni, or delete `sound` in `data.video`"
+        )
+    return SoundWords(*(specials[name] for name in names))
 
 
 def told_of(videos: Videos, times: Sequence[float], group: int, lasts: float) -> tuple[int, ...]:

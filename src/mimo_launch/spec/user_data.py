@@ -133,6 +133,12 @@ class VideoSettings(Strict):
         description="Most frames that are taken of a video; default: what the processor says.",
         examples=[128],
     )
+    sound: bool = Field(
+        False,
+        description="Whether the sound of a video is heard, by the encoder of clips that language "
+        "reads: its rows come between those of the frames, as in a Qwen2.5-Omni or Qwen3-Omni. A "
+        "file without sound is a video as before.",
+    )
     rate: Rate = Field(
         24.0,
         description="Frames per second of the videos that are `.frames.zip`: those files do not "

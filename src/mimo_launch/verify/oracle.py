@@ -26,7 +26,7 @@ from mimo_launch.data.random_draws import Split, noise_of
 from mimo_launch.kinds.layer import ReadState
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_size
-from mimo_launch.layout.step_data import ImageSpan
+from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.encoders import ConnectorModel
 from mimo_launch.spec.spec import DecoderModel, HybridModel, LanguageModel, RopeScaling, Spec
@@ -342,7 +342,8 @@ class Oracle:
                 placeholder_id(self.spec, name): [s.later for s in described.spans.get(name, ())]
                 for name in self.spec.sources_of(LANGUAGE)
             }
-            ids = axis_ids(given, documents, sizes, later, holding=self._holding)
+            sounds = self._sounds(given, described)
+            ids = axis_ids(given, documents, sizes, later, sounds, holding=self._holding)
             return axis_angles(ids, model.mrope, turns, interleaved=model.mrope_interleaved)
 
         window, local = kind.attending.sliding, None
@@ -351,6 +352,26 @@ class Oracle:
         scaling = model.rope_scaling if isinstance(model, DecoderModel) else None
         everywhere = angles(model.rope_theta, scaling)
         return replace(text, angles=everywhere, local_angles=local)
+
+    def _sounds(self, given: Tensor, described: SampleData) -> dict[int, int]:
+        """Return the numbers of the rows of each video's sound, by their places in the text.
+
+        -1 is for text that has the position of the token before it.
+        """
+        names, tokens = self.spec.sources_of(LANGUAGE), given.tolist()
+        rows = {placeholder_id(self.spec, each) for each in names}
+        found: dict[int, int] = {}
+        for span in (span for name in names for span in described.spans.get(name, ())):
+            places = [place + i for place, number in span.parts for i in range(number)]
+            found |= {place: row for row, place in enumerate(places)}
+            if span.shares_bounds:
+                first, last = places[0], places[-1]
+                while tokens[first - 1] in rows:
+                    first -= 1
+                while tokens[last + 1] in rows:
+                    last += 1
+                found |= {first - 1: -1, last + 2: -1}
+        return found
 
     @property
     def _holding(self) -> list[int]:

@@ -150,6 +150,7 @@ def axis_ids(
     documents: Tensor,
     images: Mapping[int, Sequence[Size]],
     later: Mapping[int, Sequence[int | None]],
+    sounds: Mapping[int, int],
     *,
     holding: Collection[int] = (),
 ) -> list[tuple[int, int, int]]:
@@ -157,7 +158,8 @@ def axis_ids(
 
     `images` holds, for each placeholder token, the heights and widths of its images in rows;
     `later` is how much later each image is than the first of its video, None for the first. After
-    images of tokens in `holding`, text continues after the time of the image as well.
+    images of tokens in `holding`, text continues after the time of the image as well. `sounds`
+    numbers the rows of the sound of a video, by place; -1 is for text with the position before it.
     """
     times = {token: list(each) for token, each in later.items()}
     corner = 0
@@ -168,7 +170,12 @@ def axis_ids(
         place = len(ids)
         if place and documents[place] != documents[place - 1]:
             now = 0
+        if (row := sounds.get(place, -1)) >= 0:
+            ids.append((corner + row,) * 3)
+            now = corner + row + 1
+            continue
         if int(tokens[place]) not in left:
+            now -= place in sounds
             ids.append((now, now, now))
             now += 1
             continue

@@ -13,7 +13,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -31,7 +32,7 @@ from mimo_launch.layout.step_data import ImageSpan
 Column = npt.NDArray[Any]
 
 META, BAD, BLOCKS = "index.json", "bad.jsonl", "blocks.npy"
-VERSION = 13
+VERSION = 14
 
 # The fields of `Tiling` for an image in tiles; for a frame only a height, 2 for the last frame.
 TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
@@ -40,7 +41,8 @@ SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4", "content": "u4", "coun
 # Per member that training reads; per span of rows of one image or per target; per run of learned
 # tokens; per byte of a key. Of a span, `reads` is the number of tokens from which a target is made,
 # `later` is, for a video, 1 plus the places by which it is later, and `told` is the number from
-# which its text is written.
+# which its text is written. The sound of a video has a span for each part of its rows in the text:
+# `before` is the number of its rows before this part, 0 for the first part and for all else.
 LISTS = {
     "member": {"member_offset": "u8", "member_size": "u8", "member_suffix": "u4"},
     "span": {
@@ -54,6 +56,7 @@ LISTS = {
         "span_told": "u8",
         "span_loose": "u4",
         **dict.fromkeys(TILING, "u4"),
+        "span_before": "u4",
     },
     "run": {"run_first": "u4", "run_last": "u4"},
     "key": {"key_byte": "u1"},
@@ -66,35 +69,61 @@ TYPES = {
 }
 
 
-def numbers_of(placed: PlacedMedium) -> tuple[int, ...]:
-    """Return the rows of a medium as the numbers of `LISTS["span"]`."""
+def numbers_of(placed: PlacedMedium) -> Iterator[tuple[int, ...]]:
+    """Yield the rows of a medium as the numbers of `LISTS["span"]`, part by part."""
     span, shown = placed.span, placed.span.shown
     tiling: tuple[int, ...] = (0, 0, 0, 0)
     if shown is not None:
         tiling = astuple(shown) if isinstance(shown, Tiling) else (0, 0, 1 + shown.is_last, 0)
-    size = span.position, span.height, span.width, span.reads or 0
-    later = 0 if span.later is None else span.later + 1
-    return (placed.module, placed.member, *size, later, placed.told, span.loose, *tiling)
+    later, before = 0 if span.later is None else span.later + 1, 0
+    for position, width in span.parts or ((span.position, span.width),):
+        size = position, span.height, width, span.reads or 0
+        about = later, placed.told, span.loose
+        yield (placed.module, placed.member, *size, *about, *tiling, before)
+        before += width
 
 
-def placed_from(
-    numbers: Sequence[int], gaps: Sequence[int], holds_text: Sequence[bool]
-) -> PlacedMedium:
-    """Return the inverse of `numbers_of`, given two fields of the spans of each module."""
-    module, member, position, height, width, reads, later, told, loose, *tiling = numbers
-    shown: Shown = Frame(tiling[2] > 1) if tiling[2] else None
-    span = ImageSpan(
-        position,
-        height,
-        width,
-        reads or None,
-        gap=gaps[module],
-        later=later - 1 if later else None,
-        holds_text=holds_text[module],
-        loose=loose,
-        shown=Tiling(*tiling) if tiling[0] else shown,
-    )
-    return PlacedMedium(module, member, span, told)
+@dataclass(frozen=True, slots=True)
+class SpanFields:
+    """The fields of spans that are the same for all of a module, by the number of the module.
+
+    `hears` says which modules hear the sound of videos.
+    """
+
+    gaps: Sequence[int]
+    holds_text: Sequence[bool]
+    hears: Sequence[bool]
+    shares_bounds: Sequence[bool]
+
+
+def placed_from(numbers: Iterable[Sequence[int]], fields: SpanFields) -> tuple[PlacedMedium, ...]:
+    """Return the inverse of `numbers_of` for the media of a sample."""
+    found: list[PlacedMedium] = []
+    for each in numbers:
+        module, member, position, height, width, reads, later, told, loose, *tiling, before = each
+        is_sound = bool(later) and fields.hears[module]
+        if before:
+            first = found[-1].span
+            parts = (*first.parts, (position, width))
+            whole = replace(first, width=first.width + width, parts=parts)
+            found[-1] = replace(found[-1], span=whole)
+            continue
+        shown: Shown = Frame(tiling[2] > 1) if tiling[2] else None
+        span = ImageSpan(
+            position,
+            height,
+            width,
+            reads or None,
+            gap=fields.gaps[module],
+            later=later - 1 if later else None,
+            holds_text=fields.holds_text[module],
+            loose=loose,
+            shown=Tiling(*tiling) if tiling[0] else shown,
+            parts=((position, width),) if is_sound else (),
+            shares_bounds=is_sound and fields.shares_bounds[module],
+        )
+        found.append(PlacedMedium(module, member, span, told))
+    return tuple(found)
 
 
 class DamagedIndex(Exception):
@@ -298,7 +327,7 @@ class ShardRows:
         self._append(SAMPLES, [(seen.num_tokens, num_labels, self.number, content, seen.counted)])
         found: dict[str, Iterable[Sequence[int]]] = {
             "member": ((at.offset, at.size, n) for at, n in zip(places, numbers, strict=True)),
-            "span": map(numbers_of, seen.placed),
+            "span": chain.from_iterable(map(numbers_of, seen.placed)),
             "run": runs.tolist(),
             "key": zip(member.key.encode("utf-8", "surrogateescape")),
         }

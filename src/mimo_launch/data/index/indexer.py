@@ -33,7 +33,7 @@ from mimo_launch.data.samples.decode_media import (
     marker_of,
     medium_of,
 )
-from mimo_launch.data.samples.decode_video import video_size
+from mimo_launch.data.samples.decode_video import sound_length, video_size
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.member_readers import MediumSize, ShownVideo
 from mimo_launch.data.samples.records import TEXT_SUFFIXES
@@ -152,9 +152,11 @@ class SampleIndexer:
         return size
 
     def _video(self, suffix: str, read: Callable[[int | None], bytes]) -> ShownVideo:
-        size = video_size(suffix, read(None), self.data.video.rate)
+        data = read(None)
+        size = video_size(suffix, data, self.data.video.rate)
         self._refuse_large(suffix, size.height, size.width)
-        return self.inputs.shown_video(size)
+        heard = self.inputs.hears_videos
+        return self.inputs.shown_video(size, sound_length(suffix, data) if heard else None)
 
     def _refuse_large(self, suffix: str, height: int, width: int) -> None:
         pixels, most = height * width, self.data.max_image_pixels

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Contents, FileContents, SourceSamples
-from mimo_launch.data.index.columns import BAD, LISTS, Columns, placed_from
+from mimo_launch.data.index.columns import BAD, LISTS, Columns, SpanFields, placed_from
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import marker_of
 from mimo_launch.data.samples.media_rows import PlacedMedium, ShardInputs
@@ -29,7 +29,7 @@ from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import MemberPlace, OpenFiles, Places
 from mimo_launch.data.sources.tables import copied_bytes
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.layout.step_data import ImageSpan, SampleData
+from mimo_launch.layout.step_data import ImageSpan, SampleData, whole_video
 from mimo_launch.spec.spec import FilesData, Spec, UserData
 
 _MOST_LISTED = 5
@@ -68,8 +68,12 @@ class OpenSplit:
         self._counts = loss is not None and loss.counts is not None
         self._depths = kind_of(spec.language.model).depths
         self._inputs = inputs
-        self._gaps = [inputs.gap(name) for name in inputs.names]
-        self._holds_text = [inputs.holds_text(name) for name in inputs.names]
+        self._fields = SpanFields(
+            gaps=[inputs.gap(name) for name in inputs.names],
+            holds_text=[inputs.holds_text(name) for name in inputs.names],
+            hears=[inputs.hears(name) for name in inputs.names],
+            shares_bounds=[inputs.shares_bounds(name) for name in inputs.names],
+        )
         self._shards = split_files(self._data, split, fetches=fetches)
         for shard, checksums in zip(self._shards, index.block_checksums(), strict=False):
             if fetches and isinstance(shard.path, RemotePath):
@@ -219,7 +223,7 @@ class OpenSplit:
         # The spans of all samples, one after another.
         last = number.cumsum()
         spans = np.repeat(begins - (last - number), number) + np.arange(last[-1])
-        placed = self._placed_at(spans)
+        numbers = list(self._numbers_at(spans))
         is_plain = (tokens <= self._seq) & (number == 0) & (self._depths == 0) & (not self._counts)
         found = zip(
             *(samples, rows.tolist(), last.tolist(), number.tolist(), tokens.tolist()),
@@ -229,7 +233,7 @@ class OpenSplit:
         return [
             SampleData(sample, length, num_labels, {}, source=self.source_of(sample))
             if plain
-            else self._described(sample, row, placed[end - count : end])
+            else self._described(sample, row, placed_from(numbers[end - count : end], self._fields))
             for sample, row, end, count, length, num_labels, plain in found
         ]
 
@@ -296,7 +300,11 @@ class OpenSplit:
             for each in self.placed(row)
             if self._inputs.names[each.module] in self._inputs.in_text
         ]
-        end = next((s.position for _, s in shown if s.position < self._seq < s.end), self._seq)
+        spans = [span for _, span in shown]
+        # A cut separates no video from its sound, either.
+        videos = [whole_video(each, spans) for each in spans if each.parts]
+        whole = [*videos, *(range(each.position, each.end) for each in spans)]
+        end = next((each.start for each in whole if each.start < self._seq < each.stop), self._seq)
         if self._inputs.cuts_images:
             # A cut does not separate the tiles of an image, either.
             split = {member for member, span in shown if span.end > end}
@@ -329,13 +337,12 @@ class OpenSplit:
 
     def placed(self, row: int) -> tuple[PlacedMedium, ...]:
         """Return the rows of images, clips and targets, in the order of the sample."""
-        return self._placed_at(self.index.range("span", row))
+        return placed_from(self._numbers_at(self.index.range("span", row)), self._fields)
 
-    def _placed_at(self, places: slice | npt.NDArray[np.int64]) -> tuple[PlacedMedium, ...]:
-        numbers = zip(
+    def _numbers_at(self, places: slice | npt.NDArray[np.int64]) -> Iterator[tuple[int, ...]]:
+        return zip(
             *(self.index.columns[name][places].tolist() for name in LISTS["span"]), strict=True
         )
-        return tuple(placed_from(each, self._gaps, self._holds_text) for each in numbers)
 
     def told(self, row: int, module: int) -> list[list[int]]:
         """Return `told` of each span, for each image and video of a module."""

@@ -109,11 +109,16 @@ def clip_length(suffix: str, data: bytes) -> tuple[int, int]:
     with decoder_errors(suffix, "a clip"):
         found = soundfile.info(io.BytesIO(data))
         frames, rate = int(found.frames), int(found.samplerate)
-        if not _LEAST_HERTZ <= rate <= _MOST_HERTZ:
-            raise ValueError(
-                f"its header says {rate:,} Hz; the limits are {_LEAST_HERTZ:,} and {_MOST_HERTZ:,}"
-            )
+        check_rate(rate)
         return frames, rate
+
+
+def check_rate(rate: int) -> None:
+    """Raise ValueError for a rate in Hz that no recording has."""
+    if not _LEAST_HERTZ <= rate <= _MOST_HERTZ:
+        raise ValueError(
+            f"its header says {rate:,} Hz; the limits are {_LEAST_HERTZ:,} and {_MOST_HERTZ:,}"
+        )
 
 
 def decode_clip(suffix: str, data: bytes, *, seconds: float) -> tuple[npt.NDArray[np.float32], int]:

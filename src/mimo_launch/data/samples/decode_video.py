@@ -12,12 +12,19 @@ import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
+from itertools import chain
+from math import ceil
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.samples.decode_media import decode_image, decoder_errors, image_size
+from mimo_launch.data.samples.decode_media import (
+    check_rate,
+    decode_image,
+    decoder_errors,
+    image_size,
+)
 from mimo_launch.data.sources.media_suffixes import FRAMES_SUFFIX, IMAGE_FORMATS
 from mimo_launch.processors.frame_sampling import VideoSize
 from mimo_launch.processors.resize_rules import MOST_PIXELS
@@ -89,6 +96,36 @@ def video_groups(
                 now = []
         if now:
             yield group(now)
+
+
+def sound_length(suffix: str, data: bytes) -> tuple[int, int] | None:
+    """Return the samples per channel of a video's sound and its rate in Hz, None without sound.
+
+    All of it is decoded, because headers do not count the samples. Raises: BadSample.
+    """
+    if suffix.endswith(FRAMES_SUFFIX):
+        return None
+    with decoder_errors(suffix, "the sound of a video"), closing(_Film(data)) as file:
+        if (rate := file.sound_rate()) is None:
+            return None
+        samples = sum(each.shape[1] for each in file.sound())
+        return (samples, rate) if samples else None
+
+
+def decode_sound(
+    suffix: str, data: bytes, *, seconds: float
+) -> tuple[npt.NDArray[np.float32], int]:
+    """Return the sound of a video, as `decode_clip` does. Raises: BadSample."""
+    with decoder_errors(suffix, "the sound of a video"), closing(_Film(data)) as file:
+        if (rate := file.sound_rate()) is None:
+            raise ValueError("it has no sound")
+        wanted, found, number = ceil(seconds * rate), list[npt.NDArray[np.float32]](), 0
+        for each in file.sound():
+            found.append(each.mean(axis=0, dtype=np.float32))
+            number += each.shape[1]
+            if number >= wanted:
+                break
+        return np.concatenate([np.empty(0, np.float32), *found])[:wanted], rate
 
 
 def _open_video(suffix: str, data: bytes) -> AbstractContextManager["_Zip | _Film"]:
@@ -189,6 +226,24 @@ class _Film:
         if not frames:
             raise ValueError("it has no frame")
         return VideoSize(frames, height, width, float(stream.average_rate))
+
+    def sound_rate(self) -> int | None:
+        """Return the rate of its sound in Hz, None without sound. Raises: ValueError."""
+        if (stream := self._container.streams.best("audio")) is None:
+            return None
+        rate = int(stream.rate or 0)
+        check_rate(rate)
+        return rate
+
+    def sound(self) -> Iterator[npt.NDArray[np.float32]]:
+        """Yield its sound in pieces, float32 [channels, samples] in -1 to 1."""
+        import av
+
+        as_floats = av.AudioResampler(format="fltp")
+        stream = self._container.streams.best("audio")
+        for frame in chain(self._container.decode(stream), [None]):
+            for each in as_floats.resample(frame):
+                yield each.to_ndarray()
 
     def frames(self, indices: tuple[int, ...], channels: int) -> Iterator[Frame]:
         """Yield the frames with these numbers, in order, [channels, height, width]."""

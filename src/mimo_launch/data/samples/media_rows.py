@@ -19,6 +19,7 @@ import numpy.typing as npt
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.decode_media import Marker, Medium
 from mimo_launch.data.samples.member_readers import (
+    ClipReader,
     ImageReader,
     MediumSize,
     ShownVideo,
@@ -30,6 +31,7 @@ from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.files import TokenizerError
 from mimo_launch.processors.frame_sampling import VideoSize
 from mimo_launch.processors.image_texts import line_break
+from mimo_launch.processors.sound_of_videos import interleaved
 from mimo_launch.processors.tokenizer import token_id
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ChatTemplate, Spec, UserData, Videos
@@ -44,7 +46,7 @@ class PlacedMedium:
     """Rows of one module in a sample; `member` is the index of their image, clip or video.
 
     The text around them is written from `told`: for a temporal patch its time in tenths of a
-    second, for a tile the columns of its grid.
+    second or, if videos are heard, 1 if this one is; for a tile the columns of its grid.
     """
 
     module: int
@@ -69,6 +71,8 @@ class ShardInputs:
         images = [r for r in self.readers.values() if isinstance(r, ImageReader)]
         self._video_reader = next((each for each in images if each.videos), None)
         self._videos = None if self._video_reader is None else self._video_reader.videos
+        clips = [r for r in self.readers.values() if isinstance(r, ClipReader)]
+        self._hearer = next((each for each in clips if each.of_videos), None)
         self._cutter = next((each for each in images if isinstance(each, CutReader)), None)
         self.in_text = {name: self._media(name) for name in spec.sources_of(LANGUAGE)}
         folder = Path(data.tokenizer)
@@ -138,17 +142,26 @@ class ShardInputs:
         videos = self._videos
         return videos.videos if videos is not None and videos.videos.in_text else None
 
+    @property
+    def hears_videos(self) -> bool:
+        """Whether an encoder hears the sound of videos."""
+        return self._hearer is not None
+
     def takes(self, marker: Marker, suffix: str) -> bool:
         """Return whether a module takes a member: a video, or a target that it learns to make."""
         if marker == "target":
             return any(each.members({"target": [suffix]}) for each in self._generators)
         return marker != "video" or self.reads_videos
 
-    def shown_video(self, size: VideoSize) -> ShownVideo:
-        """Return the part of a video that is shown. Raises: BadSample."""
+    def shown_video(self, size: VideoSize, sound: MediumSize | None = None) -> ShownVideo:
+        """Return what is shown of a video, and the rows of its sound. Raises: BadSample."""
         if self._video_reader is None:
             raise TypeError("no module reads videos")
-        return self._video_reader.shown(size)
+        shown = self._video_reader.shown(size)
+        if self._hearer is None or sound is None:
+            return shown
+        heard = self._hearer.sized(sound, alone=False)
+        return replace(shown, sound=heard, told=(1,) * len(shown.told))
 
     def place(
         self,
@@ -188,6 +201,12 @@ class ShardInputs:
                 targets, after_target = targets + 1, at
                 continue
             number, images = next(parts[marker])
+            video = videos[number - len(members.get("image", ()))] if marker == "video" else None
+            if video is not None and video.sound is not None:
+                whole = self._with_sound(video, number, at, members)
+                placed += whole
+                rows_so_far += sum(each.span.rows for each in whole)
+                continue
             for name, media in self.in_text.items():
                 for size_of, later, told in images if marker in media else ():
                     here = self._made(name, size_of, at, later)
@@ -195,6 +214,30 @@ class ShardInputs:
                     end = here[0][1].end
                     at, rows_so_far = end, rows_so_far + end - at
         return placed
+
+    def _with_sound(
+        self, video: ShownVideo, number: int, at: int, members: Mapping[Marker, Sequence[str]]
+    ) -> list[PlacedMedium]:
+        """Return the places of the temporal patches of a video, and of its sound among them."""
+        seeing, hearing, sound = self._video_reader, self._hearer, video.sound
+        if seeing is None or seeing.videos is None or hearing is None or sound is None:
+            raise TypeError("a video that is not heard")
+        placed, parts = list[PlacedMedium](), list[tuple[int, int]]()
+        module = self.names.index(seeing.module)
+        times = [later or 0 for later in video.later]
+        for patches, heard in interleaved(times, sound.rows, seeing.videos.places_of_chunk):
+            for patch in patches:
+                size = video.rows[patch]
+                span = ImageSpan(at, size.height, size.width, later=video.later[patch])
+                placed.append(PlacedMedium(module, number, span, video.told[patch]))
+                at += span.rows
+            if heard:
+                parts.append((at, len(heard)))
+                at += len(heard)
+        clip = ImageSpan(parts[0][0], 1, sound.rows, later=0, loose=sound.loose, parts=(*parts,))
+        # Clips come before the sound of videos.
+        member = number - len(members.get("image", ())) + len(members.get("audio", ()))
+        return [*placed, PlacedMedium(self.names.index(hearing.module), member, clip)]
 
     def _pieces(
         self, suffixes: Sequence[str], sizes: Mapping[str, MediumSize], *, is_cut: bool
@@ -229,10 +272,10 @@ class ShardInputs:
         `spans` are of all modules, with their numbers.
         """
         in_text = [span for number, span in spans if self.names[number] in self.in_text]
-        inside = sum(span.end - span.position for span in in_text)
-        found = np.zeros(num_text + inside, dtype=np.bool_)
-        for span in in_text:
-            found[span.position : span.end] = True
+        inside = [part for span in in_text for part in span.covered]
+        found = np.zeros(num_text + sum(map(len, inside)), dtype=np.bool_)
+        for part in inside:
+            found[part.start : part.stop] = True
         return found
 
     def gap(self, name: str) -> int:
@@ -243,6 +286,15 @@ class ShardInputs:
         """Return whether the text of a module's video continues after its last time."""
         reader, videos = self.readers.get(name), self._videos
         return reader is self._video_reader and videos is not None and videos.videos.holds_text
+
+    def hears(self, name: str) -> bool:
+        """Return whether a module hears the sound of videos."""
+        return self._hearer is not None and name == self._hearer.module
+
+    def shares_bounds(self, name: str) -> bool:
+        """Return whether the tokens around a video share positions if a module hears its sound."""
+        videos = self._videos
+        return self.hears(name) and videos is not None and videos.places_of_chunk is not None
 
     def _media(self, name: str) -> tuple[Medium, ...]:
         if (reader := self.readers.get(name)) is None:

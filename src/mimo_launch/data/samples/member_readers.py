@@ -25,7 +25,7 @@ from mimo_launch.data.samples.decode_media import (
     medium_of,
     process,
 )
-from mimo_launch.data.samples.decode_video import video_groups, video_size
+from mimo_launch.data.samples.decode_video import decode_sound, video_groups, video_size
 from mimo_launch.data.shared_images import ImageSize
 from mimo_launch.data.sources.media_suffixes import CODES_SUFFIX, target_of
 from mimo_launch.layout.step_data import ImageSpan
@@ -97,12 +97,14 @@ class ShownVideo:
     """The images of a video that an encoder sees, with the rows of each.
 
     For each image, `later` is how much later than the first language counts it (None for a separate
-    image), and `told` is the number from which its text is written.
+    image), and `told` is the number from which its text is written. `sound` are the rows of its
+    sound, None if it is not heard.
     """
 
     rows: tuple[ImageSize, ...]
     later: tuple[int | None, ...]
     told: tuple[int, ...]
+    sound: ImageSize | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +217,19 @@ class ClipReader(MemberReader):
     """The clips of one encoder: the rows that it makes of each, and their spectrograms.
 
     With `cuts_long`, of a clip that is longer than the encoder's window it hears the beginning.
+    With `of_videos` it also hears the sound of videos.
     """
 
     medium: ClassVar[Medium] = "audio"
     clips: Clips
     cuts_long: bool = False
+    of_videos: bool = False
+
+    def members(self, found: Mapping[Marker, Sequence[str]]) -> Sequence[str]:
+        """Return the suffixes that the module reads, clips before videos."""
+        # `super()` without arguments fails in a dataclass with slots.
+        clips = MemberReader.members(self, found)
+        return (*clips, *found.get("video", ())) if self.of_videos else clips
 
     @property
     def sizing(self) -> list[object]:
@@ -228,6 +238,7 @@ class ClipReader(MemberReader):
         drops = ["drops silence"] if clips.drops_silence else []
         chunk = [] if clips.chunk_frames is None else [clips.chunk_frames]
         cuts = ["cuts long clips"] if self.cuts_long else []
+        cuts += ["hears videos"] if self.of_videos else []
         sizes = [clips.frames, clips.fixed_length, clips.frames_per_row]
         return [self.module, *sizes, *drops, *chunk, *cuts]
 
@@ -264,7 +275,8 @@ class ClipReader(MemberReader):
 
         mels, frames = self.clips.input_shape(span.height, span.width, span.loose)
         # One second more than needed: resampling looks a little ahead.
-        clip = decode_clip(suffix, data, seconds=1 + frames * HOP / RATE)
+        decode = decode_sound if medium_of(suffix) == "video" else decode_clip
+        clip = decode(suffix, data, seconds=1 + frames * HOP / RATE)
         if self.clips.chunk_frames is not None:
             # The windows of the last frames reach into silence.
             frames = min(frames, self._num_frames((len(clip[0]), clip[1])))

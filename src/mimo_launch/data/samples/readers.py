@@ -41,6 +41,7 @@ from mimo_launch.processors.images import ImageRecipe
 from mimo_launch.processors.recipes import recipe_of, video_recipe_of
 from mimo_launch.processors.resize_rules import ImageTooThin
 from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe
+from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Images, Spec, UserData
 
 
@@ -50,8 +51,10 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
         model, makes = spec.modules[name].model, name in spec.generators
         kind = kind_of(model)
         if (clips := kind.clips) is not None:
-            cuts = isinstance(spec.data, UserData) and spec.data.long_clips == "cut"
-            yield ClipReader(name, makes, clips, cuts)
+            own = spec.data if isinstance(spec.data, UserData) else None
+            cuts = own is not None and own.long_clips == "cut"
+            hears = own is not None and own.video.sound and name in spec.sources_of(LANGUAGE)
+            yield ClipReader(name, makes, clips, cuts, hears)
         elif (images := kind.images) is not None:
             recipe, videos, data = recipe_of(spec, name), video_recipe_of(spec, name), spec.data
             rate = data.video.rate if isinstance(data, UserData) else 1.0

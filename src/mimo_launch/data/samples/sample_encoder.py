@@ -28,7 +28,7 @@ from mimo_launch.data.samples.template_program import Spans, TemplateRefused, To
 from mimo_launch.data.samples.text_tokens import EncodedSample, TextTokens
 from mimo_launch.processors.image_texts import image_text
 from mimo_launch.processors.tokenizer import DEFAULT, chat_sources, special_texts
-from mimo_launch.processors.video_words import words_of
+from mimo_launch.processors.video_words import sound_words, words_of
 from mimo_launch.spec.spec import CaptionTemplate, ChatTemplate, Spec, UserData
 from mimo_launch.spec.user_data import Template
 
@@ -69,6 +69,7 @@ class SampleEncoder:
         around = image_text(folder)
         says = inputs.says_time
         self._words = None if says is None else words_of(says, specials, around)
+        self._sound = sound_words(specials) if inputs.hears_videos else None
         self._chat: ChatFormats | None = None
         self._chosen = ChosenParts()
         if isinstance(data.template, ChatTemplate):
@@ -85,6 +86,8 @@ class SampleEncoder:
                 raise TemplateRefused(f"it {error} for one short conversation") from error
         if self._words and self._chat is None:
             raise TemplateRefused("the time of videos is part of the text, which needs `chat`")
+        if self._sound and self._chat is None:
+            raise TemplateRefused("tokens surround a video with its sound, which needs `chat`")
         tokenizer = self._tokens.tokenizer
         self._markers = find_markers(spec, data, inputs, tokenizer, self._chat)
         self._tiles = tile_text(folder, self._markers["image"]) if inputs.cuts_images else None
@@ -237,7 +240,9 @@ class SampleEncoder:
         parts: dict[Marker, Iterator[int]] = {}
         for shown, whole, written in self._part_texts(told):
             text, learn = with_parts(text, learn, whole, written, shown)
-            parts[shown] = map(len, told[shown])
+            # A video with its sound has one marker.
+            is_one = shown == "video" and self._words is None
+            parts[shown] = repeat(1) if is_one else map(len, told[shown])
         wanted = tuple(m for m in record.media() for _ in range(next(parts.get(m, repeat(1)))))
         encoded = self._tokens.encode(text, learn)
         found = tuple(marker for _, marker in encoded.markers if marker != "target")
@@ -273,9 +278,10 @@ class SampleEncoder:
                 self._tiles.whole,
                 [self._tiles.written(each, number) for number, each in enumerate(told["image"])],
             )
-        if self._words and told.get("video"):
+        words = self._words or self._sound
+        if words and told.get("video"):
             marker = self._markers["video"]
-            yield "video", marker, [self._words.written(marker, x) for x in told["video"]]
+            yield "video", marker, [words.written(marker, x) for x in told["video"]]
 
     def _render(self, record: Record) -> tuple[str, Spans, tuple[str, ...]]:
         """Return the text of a conversation, the spans of its answers, and its ignored keys."""

@@ -1,8 +1,7 @@
 """Qwen2.5-Omni: a thinker, which is a Qwen2.5-VL with audio, followed by a talker.
 
-The vocoder is left out, as none of our modules computes it. The sound of a video is not used. The
-text that a talker reads has equal positions on all three axes, which rotate like positions on one
-axis.
+The vocoder is left out, as none of our modules computes it. The text that a talker reads has equal
+positions on all three axes, which rotate like positions on one axis.
 
 Sources: arXiv:2503.20215; `transformers` 5.24, models/qwen2_5_omni.
 """
@@ -18,10 +17,11 @@ from mimo_launch.hugging_face.families.whisper import QWEN2_AUDIO_ENCODER
 from mimo_launch.hugging_face.family import Family, Video
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.nested import Nested, NestedWhole
-from mimo_launch.hugging_face.refusals import left_out, refusals, where
+from mimo_launch.hugging_face.refusals import left_out, one_of, refusals, where
 from mimo_launch.hugging_face.settings import Computed, Settings
 from mimo_launch.hugging_face.tensors import QKV, Dropped, Place, in_layers
 from mimo_launch.hugging_face.wholes import Tokens
+from mimo_launch.processors.sound_of_videos import CHUNK
 from mimo_launch.spec.spec import TalkerModel
 
 _TYPE, _THINKER = "qwen2_5_omni", "thinker_config"
@@ -62,6 +62,8 @@ AUDIO = replace(
     notes="`frames` is the longest clip; the processor of published folders cuts clips at 300 s.",
 )
 _THINKS = (AUDIO, VISION, TEXT)
+# Frames and sound of a video take turns by chunks of this length.
+_CHUNKS = refusals(one_of("seconds_per_chunk", (CHUNK,), CHUNK))
 
 
 def _head(_model: TalkerModel, book: int) -> Place:
@@ -202,19 +204,19 @@ QWEN2_5_OMNI = NestedWhole(
         *thinker("thinker.", (_THINKER,), _THINKS, _SECONDS),
         Nested(family=TALKER, where=("talker_config",), prefixes=(("talker.", ""),)),
     ),
-    refusals=refusals(left_out("vocoder")),
+    refusals=refusals(left_out("vocoder")) + _CHUNKS.inside(_THINKER),
     left_out=("token2wav.",),
     config_of=_config_of,
     needs=frozenset({"decoder", "talker"}),
     notes="`export` copies the vocoder, and parts that are no module of the spec, from the folder "
-    "that `language` came from, with the settings around them. Sound of a video is not used. "
+    "that `language` came from, with the settings around them. "
     "`audio_bos_eos_token` of the audio tower is left out: nothing reads it.",
 )
 QWEN2_5_OMNI_THINKER = NestedWhole(
     model_type=f"{_TYPE}_thinker",
     architecture="Qwen2_5OmniThinkerForConditionalGeneration",
     parts=thinker("", (), _THINKS, _SECONDS),
-    refusals=refusals(),
+    refusals=_CHUNKS,
     config_of=_thinker_of,
     needs=frozenset({"decoder", "vit", "audio"}),
     rank=1,

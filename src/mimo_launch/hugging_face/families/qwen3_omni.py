@@ -151,7 +151,7 @@ QWEN3_OMNI = NestedWhole(
     notes="`export` copies the vocoder, and parts that are no module of the spec, from the folder "
     "that `language` came from, with the settings around them; a thinker from elsewhere is written "
     "alone. Videos are read at rates that give their times whole positions, such as one and two "
-    "frames per second; their sound is not used.",
+    "frames per second.",
 )  # fmt: skip
 QWEN3_OMNI_THINKER = NestedWhole(
     model_type=f"{_TYPE}_thinker",
