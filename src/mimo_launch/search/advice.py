@@ -18,7 +18,8 @@ from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import Point
 from mimo_launch.search.changes import FEWER, Change, Settings, changed, kind_between
 from mimo_launch.search.judge import Judge, Planned
-from mimo_launch.search.moves import lighter, placements, smaller_worlds
+from mimo_launch.search.ladders import lighter
+from mimo_launch.search.moves import placements, smaller_worlds
 from mimo_launch.search.search import INFINITE, Search
 from mimo_launch.search.team import Team, processes_here
 from mimo_launch.search.wastes import Waste, wastes, work_of

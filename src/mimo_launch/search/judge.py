@@ -20,7 +20,7 @@ from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.orders import ORDERS
 from mimo_launch.search.bounds import least_bytes, least_seconds
 from mimo_launch.search.changes import Change, Settings, changed, kind_between
-from mimo_launch.search.moves import ladders
+from mimo_launch.search.ladders import ladders
 from mimo_launch.search.pins import Pins
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec

@@ -1,16 +1,15 @@
 """Moves from a point of the space of layouts to others.
 
-Decides: which points are near a point, which placements are worth a look at all, and in which order
-a layout that does not fit gets lighter: the settings that cost least time first.
+Decides: which points are near a point, and which placements are worth a look at all.
 Relies on: `layout.space` for what divides evenly.
-Leaves: which grids suit hosts and batch to `layout.space`, the rules of models to `checks`, which
-points are fast to `bounds` and `advice`.
+Leaves: which grids suit hosts and batch to `layout.space`, the rules of models to `checks`, lighter
+points to `ladders`, which points are fast to `bounds` and `advice`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice, product
-from typing import Any
+from itertools import islice
+from typing import get_args
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
@@ -42,7 +41,7 @@ _SHIFTS = ((0, -1), (0, 1), (-1, 0), (1, 0), (-1, -1), (0, -2))
 _SHIFTS_OF_TWO = ((1, -1), (-1, 1), (2, -2))
 # What may be recomputed instead of whole layers, from the least time to the least memory.
 LESS_AGAIN: tuple[Recompute, ...] = ("none", ("norms",), ("mlp", "norms"))
-ACTIVATIONS: tuple[Offloaded, ...] = ("activations",)
+_OFFLOADED: tuple[Offloaded, ...] = get_args(Offloaded)
 
 
 def neighbours(spec: Spec, point: Point) -> Iterator[Point]:
@@ -51,7 +50,7 @@ def neighbours(spec: Spec, point: Point) -> Iterator[Point]:
     yield from _orders(spec, point)
     yield from _stages(spec, point)
     for name, place in point.places.items():
-        yield from _keeping_more(point, name)
+        yield from _keeping_more(spec, point, name)
         yield from _experts(spec, point, name)
         if place.grid.dp * place.grid.cp > 1:
             other = "optimizer" if place.sharding == "full" else "full"
@@ -61,7 +60,7 @@ def neighbours(spec: Spec, point: Point) -> Iterator[Point]:
         for grid in _nearest(spec, name, place.grid, len(place.ranks))[:_NEAR_GRIDS]:
             moved = point.moved(name, grid=grid)
             if name == LANGUAGE:
-                for number in _numbers(spec, point, grid, ahead=not _sharing(spec, point)):
+                for number in _numbers(spec, point, grid, ahead=not sharing(spec, point)):
                     yield settled(spec, plain(replace(moved, microbatches=number, at_once=None)))
             else:
                 yield settled(spec, moved)
@@ -70,17 +69,43 @@ def neighbours(spec: Spec, point: Point) -> Iterator[Point]:
             yield from _other_ranks(spec, point, name)
 
 
-def _keeping_more(point: Point, name: str) -> Iterator[Point]:
-    """Yield a module that recomputes less, keeps activations on the host instead, or none there."""
+def _keeping_more(spec: Spec, point: Point, name: str) -> Iterator[Point]:
+    """Yield a module that recomputes less, keeps a part on the host instead, or one part less."""
     place = point.places[name]
+    own = place.offload or ()
     if place.recompute != "none":
         for less in LESS_AGAIN:
             if less != place.recompute:
                 yield point.moved(name, recompute=less)
-        if not place.offload:
-            yield point.moved(name, recompute="none", offload=ACTIVATIONS)
-    if place.offload:
-        yield point.moved(name, offload=place.offload[:-1])
+        for part in may_offload(spec, name):
+            if part not in own:
+                yield point.moved(name, recompute="none", offload=with_part(own, part))
+    for part in own:
+        yield point.moved(name, offload=without_part(own, part))
+
+
+def may_offload(spec: Spec, name: str) -> list[Offloaded]:
+    """Return the parts of a module that its own setting can put on the host.
+
+    FP8 products keep activations on the GPU. Moments on the host need weights that train, and an
+    optimizer that can; `offload` of `optimizer` moves them already.
+    """
+    module = spec.modules[name]
+    trains = module.trains_besides_projector or module.projector_trains
+    rules = spec.optimizer.rules(module.optimizer)
+    moments = trains and not spec.optimizer.offload and any(rule.may_offload for rule in rules)
+    can = {"activations": module.fp8 is None, "optimizer": moments}
+    return [part for part in _OFFLOADED if can[part]]
+
+
+def with_part(own: Collection[Offloaded], part: Offloaded) -> tuple[Offloaded, ...]:
+    """Return the parts that are on the host, and one more."""
+    return tuple(each for each in _OFFLOADED if each in own or each == part)
+
+
+def without_part(own: Iterable[Offloaded], part: Offloaded) -> tuple[Offloaded, ...]:
+    """Return the parts that are on the host, in their order, but for one."""
+    return tuple(each for each in own if each != part)
 
 
 def _microbatches(spec: Spec, point: Point) -> Iterator[Point]:
@@ -92,10 +117,10 @@ def _microbatches(spec: Spec, point: Point) -> Iterator[Point]:
     near = (min(legal, key=lambda each: (abs(each - number), each)) for number in wanted)
     for number in dict.fromkeys(near):
         if number != own:
-            at_once = point.at_once if _sharing(spec, point) else None
+            at_once = point.at_once if sharing(spec, point) else None
             yield settled(spec, replace(point, microbatches=number, at_once=at_once))
     groups = divisors(own)
-    if _sharing(spec, point):
+    if sharing(spec, point):
         for size in dict.fromkeys((own, pp, 2 * pp, groups[len(groups) // 2])):
             if own % size == 0:
                 yield replace(point, at_once=None if size == own else size)
@@ -118,7 +143,7 @@ def _orders(spec: Spec, point: Point) -> Iterator[Point]:
     yield replace(point, kind="1f1b", virtual_stages=1)
     for virtual in stages:
         yield replace(point, kind="interleaved", virtual_stages=virtual)
-    if _sharing(spec, point):
+    if sharing(spec, point):
         yield replace(point, kind="bubble_filling", virtual_stages=1)
 
 
@@ -352,17 +377,17 @@ def settled(spec: Spec, point: Point) -> Point:
 
 def _grouped(spec: Spec, point: Point) -> Point:
     """Return a point whose groups of microbatches divide evenly over the replicas of encoders."""
-    sharing = _sharing(spec, point)
+    shared = sharing(spec, point)
     number, size = point.microbatches, spec.batch.global_ // point.microbatches
-    own = min(number, point.at_once or (number if sharing else 1))
-    replicas = [point.places[name].grid.dp for name in sharing or spec.encoders]
+    own = min(number, point.at_once or (number if shared else 1))
+    replicas = [point.places[name].grid.dp for name in shared or spec.encoders]
     legal = [k for k in divisors(number) if not any(size * k % dp for dp in replicas)]
     least = next((k for k in legal if k >= own), legal[-1] if legal else None)
-    is_default = least is None or least == (number if sharing else 1)
+    is_default = least is None or least == (number if shared else 1)
     return replace(point, at_once=None if is_default else least)
 
 
-def _sharing(spec: Spec, point: Point) -> list[str]:
+def sharing(spec: Spec, point: Point) -> list[str]:
     """Return the encoders that share ranks with language."""
     return [name for name in spec.encoders if _overlap(point, name)]
 
@@ -376,62 +401,13 @@ def _meet(one: range, other: range) -> bool:
 
 
 def plain(point: Point) -> Point:
-    """Return the same layout without settings that save memory and cost time."""
+    """Return the same layout without settings that save memory and cost time in each microbatch."""
     for name, place in point.places.items():
         point = point.moved(
             name,
             recompute="none",
-            offload=(),
+            offload=without_part(place.offload or (), "activations"),
             sharding="optimizer",
             sequence_parallel=place.grid.tp > 1,
         )
-    return point
-
-
-def lighter(spec: Spec, point: Point) -> Iterator[Point]:
-    """Yield the same layout with every mix of settings that need less memory."""
-    return chain.from_iterable(ladders(spec, point))
-
-
-def ladders(spec: Spec, point: Point) -> Iterator[list[Point]]:
-    """Yield these mixes in lists, each from what costs least time to what needs least memory."""
-    every, encoders = list(point.places), list(spec.encoders)
-    cutting = [name for name, place in point.places.items() if place.grid.dp * place.grid.cp > 1]
-    for name, place in point.places.items():
-        if place.grid.tp > 1:
-            point = point.moved(name, sequence_parallel=True)
-    pp, legal = point.language.grid.pp, microbatch_numbers(spec, point.language.grid)
-    least = [min(legal[-1], factor * point.microbatches) for factor in (1, 2, 4, 8, 16)]
-    numbers = dict.fromkeys(next(n for n in legal if n >= each) for each in least)
-    recomputed = dict.fromkeys(map(tuple, ((), encoders, [LANGUAGE], every)))
-    splits = [point, *_experts_per_host(spec, point)]
-    cuts = dict.fromkeys(((), tuple(cutting)))
-    for number, full, split in product(numbers, cuts, splits):
-        other = _with(replace(split, microbatches=number), full, sharding="full")
-        if _sharing(spec, point) and number % pp == 0:
-            other = replace(other, at_once=pp)
-        mixes = [_with(other, again, recompute="full") for again in recomputed]
-        mixes.insert(1 + bool(encoders), other.moved(LANGUAGE, recompute=LESS_AGAIN[-1]))
-        yield [settled(spec, each) for each in mixes]
-    for split, full in product(splits, cuts):
-        # What a whole layer saves takes longer to copy than the layer; its input does not.
-        other = _with(_with(split, full, sharding="full"), every, recompute="full")
-        yield [settled(spec, _with(other, every, offload=ACTIVATIONS))]
-
-
-def _experts_per_host(spec: Spec, point: Point) -> Iterator[Point]:
-    """Yield a point with the experts of each module split over a host, if they are not."""
-    per_host = spec.nodes.gpus if spec.nodes else len(point.language.ranks)
-    other = point
-    for name, module in spec.modules.items():
-        moe, own = kind_of(module.model).moe, point.places[name].experts or ExpertGrid()
-        if moe is not None and moe.experts % per_host == 0 and own.ep < per_host:
-            other = other.moved(name, experts=own.replace(ep=per_host))
-    if other is not point:
-        yield other
-
-
-def _with(point: Point, names: Iterable[str], **values: Any) -> Point:
-    for name in names:
-        point = point.moved(name, **values)
     return point

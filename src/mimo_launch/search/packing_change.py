@@ -20,7 +20,7 @@ from mimo_launch.layout.space import Point
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import Change, changed
 from mimo_launch.search.judge import Planned
-from mimo_launch.search.moves import lighter
+from mimo_launch.search.ladders import lighter
 from mimo_launch.search.wastes import LEAST, SHARES, Waste, gpus_text, language_share
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec, UserData

@@ -229,17 +229,26 @@ def _candidates(best: Sequence[Planned], top: int) -> list[Planned]:
 
 
 def _plainer(search: Search, found: Planned) -> Planned:
-    """Return a layout without orders of axes and parts of dp if they hardly make it faster."""
-    judge, point = search.judge, Point.of(found.change.spec)
-    for name in point.places:
-        point = point.moved(name, order=AXES, shard_over=None)
-    kept = judge.pins.kept_by(point)
-    change = None if kept is None else judge.legal(kept.settings())
-    if change is None or change.spec == found.change.spec:
-        return found
-    plain = search.same(change)
-    most = (1 + _FOR_PLAIN) * found.seconds
-    return found if plain is None or plain.seconds > most else plain
+    """Return a layout without settings that hardly make it faster.
+
+    These are orders of axes, parts of dp, and parts of modules on the host.
+    """
+    judge, own = search.judge, Point.of(found.change.spec)
+    simple = own
+    for name in own.places:
+        simple = simple.moved(name, order=AXES, shard_over=None)
+    simplest = simple
+    for name in own.places:
+        simplest = simplest.moved(name, offload=())
+    for point in (simplest, simple):
+        kept = judge.pins.kept_by(point)
+        change = None if kept is None else judge.legal(kept.settings())
+        if change is None or change.spec == found.change.spec:
+            continue
+        plain = search.same(change)
+        if plain is not None and plain.seconds <= (1 + _FOR_PLAIN) * found.seconds:
+            return plain
+    return found
 
 
 def _shape(spec: Spec) -> Any:

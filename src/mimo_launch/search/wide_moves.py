@@ -18,7 +18,13 @@ from mimo_launch.layout.space import (
     legal_grids,
     microbatch_numbers,
 )
-from mimo_launch.search.moves import ACTIVATIONS, LESS_AGAIN, settled
+from mimo_launch.search.moves import (
+    LESS_AGAIN,
+    may_offload,
+    settled,
+    with_part,
+    without_part,
+)
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Grid, Spec
 from mimo_launch.spec.values import SHARDINGS
@@ -59,8 +65,11 @@ def _of_module(spec: Spec, point: Point, name: str) -> Iterator[Point]:
     # Settings that only save memory are for layouts that do not fit.
     for recompute in (*LESS_AGAIN, ("attention", "norms")) if place.recompute != "none" else ():
         yield point.moved(name, recompute=recompute)
-    for offload in ((), ACTIVATIONS):
-        yield point.moved(name, offload=offload)
+    own = place.offload or ()
+    yield from (point.moved(name, offload=without_part(own, part)) for part in own)
+    if any(each.recompute != "none" for each in point.places.values()):
+        others = (part for part in may_offload(spec, name) if part not in own)
+        yield from (point.moved(name, offload=with_part(own, part)) for part in others)
     for sharding in SHARDINGS:
         yield point.moved(name, sharding=sharding)
     for over in (None, *divisors(place.grid.dp)[1:-1]):

@@ -1,0 +1,91 @@
+"""What moves and lighter layouts keep of a spec: parts of modules on the host."""
+
+from typing import Any
+
+import pytest
+from tests.support.poor_specs import B8, TEXT, job, module
+from tests.support.specs import box, spec
+
+from mimo_launch.layout.space import Point
+from mimo_launch.search.ladders import lighter
+from mimo_launch.search.moves import neighbours, placements, plain
+from mimo_launch.search.tune import Wish, tune
+from mimo_launch.search.wide_moves import changes
+from mimo_launch.spec.spec import Spec
+
+BOTH = ("activations", "optimizer")
+
+
+def two(**more: Any) -> Spec:
+    """Return two modules on all of two ranks that recompute, with these settings of vision."""
+    again = {"dp": 2, "recompute": "full"}
+    return spec({"vision": box(0, **again, **more), "language": box(0, **again)}, mbs=2)
+
+
+def offloads(points: Any, name: str = "vision") -> set[tuple[str, ...]]:
+    return {each.places[name].offload for each in points}
+
+
+@pytest.mark.parametrize("own", [["activations", "optimizer"], ["optimizer", "activations"]])
+def test_moves_take_one_part_off_the_host_and_keep_the_others(own: list[str]) -> None:
+    made = two(offload=own)
+    point = Point.of(made)
+    for near in (neighbours(made, point), changes(made, point, 2)):
+        assert offloads(near) == {tuple(own), ("activations",), ("optimizer",)}
+    assert offloads([plain(point)]) == {("optimizer",)}
+
+
+def test_moves_bring_one_part_to_the_host_and_keep_the_others() -> None:
+    made = two(offload=["optimizer"])
+    point = Point.of(made)
+    for near in (neighbours(made, point), changes(made, point, 2)):
+        assert offloads(near) == {(), ("optimizer",), BOTH}
+    assert offloads(placements(made, point, {}, 2)) == {("optimizer",)}
+    assert offloads(lighter(made, point)) == {("optimizer",), BOTH}
+
+
+def test_lighter_layouts_keep_moments_and_activations_on_the_host_in_turn() -> None:
+    made = two()
+    places = [each.places for each in lighter(made, Point.of(made))]
+    found = {(each["vision"].offload, each["language"].offload) for each in places}
+    assert found == {(part, part) for part in ((), ("activations",), ("optimizer",), BOTH)}
+
+
+@pytest.mark.parametrize("adamw", [{"kind": "sgd"}, {"offload": True}])
+def test_moments_that_cannot_move_are_no_part_of_a_lighter_layout(adamw: dict[str, Any]) -> None:
+    """SGD has none; `offload` of `optimizer` moved those of AdamW."""
+    made = two()
+    made = made.replace(optimizer=made.optimizer.replace(**adamw))
+    point = Point.of(made)
+    assert offloads(lighter(made, point)) == {(), ("activations",)}
+    assert offloads(changes(made, point, 2)) == {(), ("activations",)}
+
+
+def test_a_frozen_module_has_no_moments_to_move() -> None:
+    made = two(frozen=True)
+    found = [each.places for each in lighter(made, Point.of(made))]
+    assert {each["vision"].offload for each in found} == {(), ("activations",)}
+    assert {each["language"].offload for each in found} >= {("optimizer",), BOTH}
+
+
+def test_one_module_in_fp8_leaves_activations_of_the_others_to_the_host() -> None:
+    made = two()
+    module = made.language.replace(backend="transformer_engine", fp8={"recipe": "delayed"})
+    made = made.replace(modules={**made.modules, "language": module})
+    found = [each.places for each in lighter(made, Point.of(made))]
+    assert {each["vision"].offload for each in found} >= {("activations",), BOTH}
+    assert {each["language"].offload for each in found} == {(), ("optimizer",)}
+
+
+@pytest.mark.parametrize("own", [["optimizer"], []])
+@pytest.mark.parametrize("grid", [{"tp": 2}, {"dp": 2}])
+def test_tune_finds_a_layout_that_needs_moments_on_the_host(
+    own: list[str], grid: dict[str, int]
+) -> None:
+    """Weights, gradients and moments of an 8B model need 64 GB on each of two GPUs."""
+    language = module(B8, 0, 1, offload=own, recompute="full", sharding="full", **grid)
+    made = job({"language": language}, 4, 2, seq=512, data=TEXT)
+    assert made.nodes is not None
+    made = made.replace(nodes=made.nodes.replace(gpus=2, gpu=None, gpu_memory="62GB"))
+    best = tune(made, Wish(gpus=2, plans=40, top=1)).found[0][1].spec
+    assert "optimizer" in best.language.offload
