@@ -62,12 +62,13 @@ class Bound:
 class Judgement:
     """What a plan says; `cost` is what it took, in small plans.
 
-    `estimates` are None for a layout that does not fit; `is_planned` is false for one that needs no
-    plan to be refused: its bound of memory is too large, or it takes too long to plan.
+    `estimates` are None for a layout that `is_too_large`, and for one that takes too long to plan.
+    `is_planned` is false for the latter, and if a bound shows that a layout is too large.
     """
 
     cost: float
     is_planned: bool = False
+    is_too_large: bool = False
     estimates: Estimates | None = None
 
 
@@ -155,12 +156,12 @@ class Judge:
         """Plan a legal spec with the same models and data."""
         job = self._job(spec)
         if least_bytes(job, self._held) > self.limit:
-            return Judgement(_OF_BOUND)
+            return Judgement(_OF_BOUND, is_too_large=True)
         cost = cost_of(job.layout)
         if cost > most_cost:
             return Judgement(0.0)
         if any(job.memory(each).total > self.limit for each in job.classes):
-            return Judgement(_OF_MEMORY * cost, is_planned=True)
+            return Judgement(_OF_MEMORY * cost, is_planned=True, is_too_large=True)
         return Judgement(cost, is_planned=True, estimates=job.estimates())
 
 

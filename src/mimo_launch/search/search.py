@@ -162,10 +162,14 @@ class Search:
             some = list(islice(self._next(least), self._at_once(reserve)))
             if not some:
                 break
-            plans = self._planned(some)
-            pairs = list(zip(some, plans, strict=True))
-            self._lighten(each for each, planned in pairs if not (planned or each.is_lighter))
-            for each, planned in pairs:
+            judged = self._judged(some)
+            plans = [self._taken(*pair) for pair in zip(some, judged, strict=True)]
+            self._lighten(
+                each
+                for each, found in zip(some, judged, strict=True)
+                if found.is_too_large and not each.is_lighter
+            )
+            for each, planned in zip(some, plans, strict=True):
                 if planned is not None and planned.seconds < (1 - self.step) * least:
                     least = planned.seconds
                     if not alone:
@@ -175,7 +179,8 @@ class Search:
         """Plan more queued layouts, the least bound first, though they are not the best."""
         while self.left > reserve and self._queue and not is_enough():
             some = list(islice(self._next(INFINITE), self._at_once(reserve)))
-            self._planned(some)
+            for pair in zip(some, self._judged(some), strict=True):
+                self._taken(*pair)
 
     def _at_once(self, reserve: float) -> int:
         """Return how many layouts may be planned together: what is left pays for all of them."""
@@ -193,13 +198,13 @@ class Search:
             if may_help:
                 yield each
 
-    def _planned(self, some: Iterable[_Seen]) -> list[Planned | None]:
-        """Plan layouts at once; those that fit are `found`."""
-        todo, most = list(some), self.left * _MOST_AT_ONCE
-        judged = self.team.map("plan", [(each.settings, most) for each in todo])
-        return [self._taken(*each) for each in zip(todo, judged, strict=True)]
+    def _judged(self, some: Iterable[_Seen]) -> list[Judgement]:
+        """Plan layouts at once, and return what their plans say."""
+        most = self.left * _MOST_AT_ONCE
+        return self.team.map("plan", [(each.settings, most) for each in some])
 
     def _taken(self, seen: _Seen, judged: Judgement) -> Planned | None:
+        """Note what a plan said of a queued layout; return it if it fits: it is then `found`."""
         change = changed(self.judge.base.spec, "", seen.settings)
         return None if change is None else self.take(change, judged)
 
