@@ -24,6 +24,7 @@ from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import dump_spec, spec_from_data
 from mimo_launch.spec.spec import Spec
@@ -48,6 +49,19 @@ OF_STEP = {
 }
 MOST_FORWARDS = 3000
 Genes = dict[tuple[str, str], Any]
+
+
+def own_seconds(estimator: Estimator) -> float:
+    """Return the seconds that language computes in a mean step: those of its busiest stage."""
+    language, total, number = estimator.layout.language, 0.0, 0
+    for step, alike in estimator.simulated:
+        spent = []
+        for stage in language.stages:
+            cost = step.model.stages[LANGUAGE, stage.index]
+            trains = needs_backward(estimator.layout, language, stage.index)
+            spent.append(sum(map(sum, [cost.forwards, cost.backwards][: 1 + trains])))
+        total, number = total + alike * max(spent), number + alike
+    return total / number
 
 
 class BlindSearch:
@@ -76,33 +90,77 @@ class BlindSearch:
             best = min(best, now)
         return best, sum(each < float("inf") for each in self.seen.values())
 
-    def every(self, fixed: Mapping[str, Sequence[Any]]) -> list[tuple[float, Spec]]:
-        """Return every accepted layout that fits, with these values of some genes, by seconds."""
+    def every(
+        self, fixed: Mapping[str, Sequence[Any]], than: float = float("inf")
+    ) -> list[tuple[float, Spec]]:
+        """Return every accepted layout that fits, with these values of some genes, by seconds.
+
+        Layouts in which language alone computes for more than `than` seconds are left out.
+        """
         values = {**OF_MODULE, **OF_STEP, "start": range(self.world), **fixed}
-        sizes = range(1, self.world + 1)
-        of_module = [
-            combination
-            for combination in product(
-                *(values[key] if key != "size" else sizes for key in OF_MODULE)
-            )
-            if self._divides(dict(zip(OF_MODULE, combination, strict=True)))
-        ]
-        of_step = list(product(*(values[key] for key in OF_STEP)))
-        found: list[tuple[float, Spec]] = []
-        for step, *modules in product(of_step, *[of_module] * len(self.spec.modules)):
-            genes: Genes = {("", key): each for key, each in zip(OF_STEP, step, strict=True)}
-            for name, own in zip(self.spec.modules, modules, strict=True):
-                genes |= {(name, key): each for key, each in zip(OF_MODULE, own, strict=True)}
-            made = self._made(genes)
-            if made is not None and (seconds := self.step(genes)) < float("inf"):
-                found.append((seconds, made))
+        others = [name for name in self.spec.modules if name != LANGUAGE]
+        ways, found = [self._ways(name, values) for name in others], list[tuple[float, Spec]]()
+        for step, own in product(
+            product(*(values[key] for key in OF_STEP)), self._ways(LANGUAGE, values)
+        ):
+            genes: Genes = {("", key): each for key, each in zip(OF_STEP, step, strict=True)} | own
+            if than < float("inf") and self._least(genes) > than:
+                continue
+            for rest in product(*ways):
+                for each in rest:
+                    genes |= each
+                made = self.made(genes) if self.are_together(genes) else None
+                if made is not None and (seconds := self._step_of(made)) < float("inf"):
+                    found.append((seconds, made))
         return sorted(found, key=lambda pair: pair[0])
 
-    def _divides(self, own: dict[str, Any]) -> bool:
+    def _ways(self, name: str, values: Mapping[str, Sequence[Any]]) -> list[Genes]:
+        """Return every placement of a module that some layout may have."""
+        sizes = {**values, "size": range(1, self.world + 1)}
+        every = product(*(sizes[key] for key in OF_MODULE))
+        found = (dict(zip(OF_MODULE, each, strict=True)) for each in every)
+        return [
+            {(name, key): each for key, each in own.items()}
+            for own in found
+            if self.divides(own) and self.cuts(name, own)
+        ]
+
+    def divides(self, own: Mapping[str, Any]) -> bool:
         """Return whether a grid fills its ranks, and has no setting that does nothing."""
         rest = own["size"] % (own["tp"] * own["cp"] * own["pp"])
         in_world = own["start"] + own["size"] <= self.world
         return not rest and in_world and (own["tp"] > 1 or not own["sequence_parallel"])
+
+    def cuts(self, name: str, own: Mapping[str, int]) -> bool:
+        """Return whether a grid leaves a layer to each stage and whole heads to each rank."""
+        model = self.spec.modules[name].model
+        heads: int | None = getattr(model, "heads", None)
+        return own["pp"] <= model.layers and not (heads and heads % own["tp"])
+
+    def are_together(self, genes: Genes) -> bool:
+        """Return whether all ranks up to the last one have a module."""
+        firsts = {name: genes[name, "start"] for name in self.spec.modules}
+        ends = 0
+        for name in sorted(firsts, key=lambda each: firsts[each]):
+            if firsts[name] > ends:
+                return False
+            ends = max(ends, firsts[name] + genes[name, "size"])
+        return True
+
+    def _least(self, genes: Genes) -> float:
+        """Return the seconds that language alone computes; 0 if none of some layouts is legal."""
+        first, size = (genes[LANGUAGE, key] for key in ("start", "size"))
+        ends = first + size
+        plain = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "sequence_parallel": False}
+        plain |= {"recompute": "none", "sharding": "optimizer"}
+        for start, stop in ((first, ends), (0, 1), (0, self.world), (0, first), (ends, self.world)):
+            place = {**plain, "start": start, "size": stop - start}
+            for name in (each for each in self.spec.modules if each != LANGUAGE):
+                genes = genes | {(name, key): each for key, each in place.items()}
+            made = self.made(genes) if stop > start and self.are_together(genes) else None
+            if made is not None and is_legal(made, files=False):
+                return own_seconds(Estimator.of(Plan.of(made)))
+        return 0.0
 
     def _drawn(self) -> Genes:
         """Return a random point: modules on all ranks, or anywhere."""
@@ -126,8 +184,11 @@ class BlindSearch:
 
     def step(self, genes: Genes) -> float:
         """Return the seconds of a step; infinite if the point is illegal or does not fit."""
-        made = self._made(genes)
-        if made is None or not is_legal(made, files=False) or world_size(made) > self.world:
+        made = self.made(genes)
+        return float("inf") if made is None else self._step_of(made)
+
+    def _step_of(self, made: Spec) -> float:
+        if not is_legal(made, files=False) or world_size(made) > self.world:
             return float("inf")
         text = made.model_dump_json()
         if text not in self.seen:
@@ -148,7 +209,8 @@ class BlindSearch:
             return float("inf")
         return estimator.estimates().step_seconds
 
-    def _made(self, genes: Genes) -> Spec | None:
+    def made(self, genes: Genes) -> Spec | None:
+        """Return the spec of a point; None if its grids do not fill its ranks."""
         data = dump_spec(self.spec)
         data.pop("idle_ranks", None)
         for name, module in self.spec.modules.items():

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from io import StringIO
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.support.blind_search import BlindSearch
+from tests.support.blind_search import OF_MODULE, OF_STEP, BlindSearch, own_seconds
 from tests.support.poor_specs import B70, POOR, TEXT, job, module
 from tests.support.specs import box, spec
 
@@ -78,10 +78,45 @@ def test_no_accepted_layout_of_a_small_job_is_faster(
 ) -> None:
     blind = BlindSearch(of(name))
     blind.world = gpus
-    every = blind.every(PLAIN | values)
-    assert len(every) > 2
     best = found_for(of(name), gpus, plans=400).found[0][0]
+    every = blind.every(PLAIN | values, than=best.seconds)
+    assert len(every) > 2
     assert best.seconds <= every[0][0] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["quickstart", pytest.param("bench/talker_1b_disjoint", marks=pytest.mark.sweep)]
+)
+def test_brute_force_leaves_out_no_layout_that_may_be_the_fastest(name: str) -> None:
+    """Language alone computes for as long wherever other modules are, and never longer than all."""
+    blind = BlindSearch(of(name))
+    blind.world = 2
+    values = PLAIN | {"microbatches": (1, 2), "sharding": ("optimizer",)}
+    every, own = blind.every(values), dict[Any, set[float]]()
+    for seconds, made in every:
+        least = own_seconds(Estimator.of(Plan.of(made)))
+        assert least <= seconds
+        language = made.language
+        key = language.ranks, language.grid, language.sequence_parallel, made.schedule.microbatches
+        own.setdefault(key, set()).add(round(least, 12))
+    assert all(len(each) == 1 for each in own.values())
+    assert blind.every(values, than=every[0][0])[0] == every[0]
+
+
+def test_brute_force_skips_illegal_layouts_alone() -> None:
+    """Of two modules on eight ranks, with more stages than layers, cut heads or idle ranks."""
+    blind, random, skipped = BlindSearch(of("all_text")), Random(0), 0
+    blind.world = 8
+    step = {("", key): values[0] for key, values in OF_STEP.items()}
+    values = {**OF_MODULE, "start": range(8), "size": range(1, 9), "ep": (1,)}
+    every = [dict(zip(OF_MODULE, each, strict=True)) for each in product(*values.values())]
+    ways = [own for own in every if blind.divides(own)]
+    while skipped < 25:
+        own = {name: random.choice(ways) for name in blind.spec.modules}
+        genes = step | {(name, key): own[name][key] for name in own for key in OF_MODULE}
+        if not (blind.are_together(genes) and all(blind.cuts(*each) for each in own.items())):
+            skipped += 1
+            assert blind.step(genes) == float("inf")
 
 
 @pytest.fixture(scope="module")
@@ -269,3 +304,11 @@ def test_settings_that_hardly_help_are_left_out() -> None:
     found = found_for(made, 64, plans=40, top=1).found[0][1].spec
     assert all(module.shard_over is None for module in found.modules.values())
     assert all(module.order == AXES for module in found.modules.values())
+
+
+def test_nothing_lies_on_the_host_that_a_gpu_can_keep() -> None:
+    made = of("quickstart")
+    vision = made.modules["vision"].replace(offload=("activations",))
+    made = made.replace(modules={**made.modules, "vision": vision})
+    for _, estimator in found_for(made, 4, plans=200, top=5).found:
+        assert not any(module.offload for module in estimator.spec.modules.values())
