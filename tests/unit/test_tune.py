@@ -139,6 +139,13 @@ def test_layouts_are_legal_fit_and_take_the_seconds_of_their_plans(of_8: Layouts
         }
 
 
+def test_a_short_search_lists_other_layouts_near_the_fastest() -> None:
+    """Those that place or cut modules otherwise take at most a little longer."""
+    found = [each.seconds for each, _ in found_for(OF_8, 8, plans=300, top=5).found]
+    assert len(found) == 5
+    assert found[-1] < 1.06 * found[0]
+
+
 def test_two_processes_find_what_one_finds() -> None:
     made = spec({"vision": box(0, dp=2), "language": box(2, tp=2)}, microbatches=2, mbs=4)
     one, two = (found_for(made, 4, plans=100, processes=each) for each in (1, 2))

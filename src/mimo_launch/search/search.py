@@ -11,7 +11,7 @@ planned, since it cannot be better. A layout that does not fit is replaced by li
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count, islice
@@ -162,25 +162,25 @@ class Search:
             some = list(islice(self._next(least), self._at_once(reserve)))
             if not some:
                 break
-            judged = self._judged(some)
-            plans = [self._taken(*pair) for pair in zip(some, judged, strict=True)]
-            self._lighten(
-                each
-                for each, found in zip(some, judged, strict=True)
-                if found.is_too_large and not each.is_lighter
-            )
+            plans = self._planned(some)
             for each, planned in zip(some, plans, strict=True):
                 if planned is not None and planned.seconds < (1 - self.step) * least:
                     least = planned.seconds
                     if not alone:
                         self.grow(each.point, each.more)
 
-    def fill(self, is_enough: Callable[[], bool], reserve: float = 0.0) -> None:
-        """Plan more queued layouts, the least bound first, though they are not the best."""
-        while self.left > reserve and self._queue and not is_enough():
-            some = list(islice(self._next(INFINITE), self._at_once(reserve)))
-            for pair in zip(some, self._judged(some), strict=True):
-                self._taken(*pair)
+    def plan_some(self, is_useful: Callable[[Point, float], bool], reserve: float) -> bool:
+        """Plan the queued layouts of least bound that are useful, and drop others before them.
+
+        Return whether there was any.
+        """
+        some, most = list[_Seen](), self._at_once(reserve)
+        while self._queue and len(some) < most:
+            bound, _, each = heappop(self._queue)
+            if is_useful(each.point, bound):
+                some.append(each)
+        self._planned(some)
+        return bool(some)
 
     def _at_once(self, reserve: float) -> int:
         """Return how many layouts may be planned together: what is left pays for all of them."""
@@ -198,10 +198,14 @@ class Search:
             if may_help:
                 yield each
 
-    def _judged(self, some: Iterable[_Seen]) -> list[Judgement]:
-        """Plan layouts at once, and return what their plans say."""
+    def _planned(self, some: Sequence[_Seen]) -> list[Planned | None]:
+        """Plan layouts at once; those that fit are `found`, others become lighter."""
         most = self.left * _MOST_AT_ONCE
-        return self.team.map("plan", [(each.settings, most) for each in some])
+        judged = self.team.map("plan", [(each.settings, most) for each in some])
+        pairs = list(zip(some, judged, strict=True))
+        plans = [self._taken(*each) for each in pairs]
+        self._lighten(e for e, said in pairs if said.is_too_large and not e.is_lighter)
+        return plans
 
     def _taken(self, seen: _Seen, judged: Judgement) -> Planned | None:
         """Note what a plan said of a queued layout; return it if it fits: it is then `found`."""

@@ -8,7 +8,7 @@ Starting points are all placements of plain layouts. From there the search climb
 change of the best layouts, then jumps from them and draws points at random, by a fixed seed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from random import Random
@@ -26,7 +26,7 @@ from mimo_launch.search.changes import Change, with_settings
 from mimo_launch.search.judge import Judge, Planned, text_of
 from mimo_launch.search.moves import MICROBATCHES_PER_STAGE, neighbours, placements, with_others
 from mimo_launch.search.pins import Pins
-from mimo_launch.search.search import Search
+from mimo_launch.search.search import INFINITE, Search
 from mimo_launch.search.team import Team
 from mimo_launch.search.wastes import work_of
 from mimo_launch.search.wide_moves import changes, drawn, jump
@@ -43,9 +43,9 @@ _WIDTH, _BEAM = 8, 12
 _JUMPS, _MOST_FRUITLESS = 60, 12
 # Changes of a layout that are looked at together.
 _AT_ONCE = 32
-# Parts of all plans: what starting points may take, what is kept to fill the list, and at least and
-# at most to estimate the best layouts over the whole run.
-_FOR_STARTS, _FOR_OTHERS, _FOR_WHOLE = 0.4, 0.05, (0.1, 0.25)
+# Parts of all plans: what starting points may take; what is kept for the other layouts of the list,
+# at least and at most, and how many plans for each; what is kept to estimate the best over the run.
+_FOR_STARTS, _FOR_OTHERS, _PER_OTHER, _FOR_WHOLE = 0.4, (0.05, 0.2), 40, (0.1, 0.25)
 # What a bound costs; this number of layers, which can be cut in many ways, doubles it.
 _BOUND, _LAYERS_PER_BOUND = 0.4, 64
 # The layouts that are estimated over the run if the plans suffice: a multiple of those that are
@@ -143,7 +143,8 @@ class _Climb:
     def run(self, reserve: float) -> None:
         """Search until `reserve` plans are left, or nothing better is in sight."""
         search, spec, gpus = self.search, self.search.judge.base.spec, self.wish.gpus
-        last = reserve + _FOR_OTHERS * self.wish.plans
+        least, most = (part * self.wish.plans for part in _FOR_OTHERS)
+        last = reserve + min(most, max(least, _PER_OTHER * (self.wish.top - 1)))
         for_starts = last + (1 - _FOR_STARTS) * (search.left - last)
         search.look(placements(spec, self.start, self.work, gpus), {}, for_starts)
         search.drain(for_starts, alone=True)
@@ -162,7 +163,7 @@ class _Climb:
                 fruitless = 0
             elif near is None:
                 fruitless += 1
-        search.fill(self._has_enough, reserve)
+        self._seek_others(reserve)
 
     def _next_near(self, planned: Planned) -> list[Point]:
         """Return some changes of a layout that were not looked at: near ones, then at random."""
@@ -174,9 +175,45 @@ class _Climb:
             self._near[text] = chain(neighbours(spec, point), far)
         return list(islice(self._near[text], _AT_ONCE))
 
-    def _has_enough(self) -> bool:
-        shapes = {_shape(each.change.spec) for each in self.search.found}
-        return len(shapes) >= self.wish.top
+    def _seek_others(self, reserve: float) -> None:
+        """Plan the layouts that place or cut modules otherwise, and take little longer.
+
+        They are near the fastest; then come other settings of those that would be listed.
+        """
+        search, grown = self.search, set[str]()
+        while search.left > reserve:
+            listed = list(islice(_by_shape(search.best).items(), self.wish.top))
+            todo = [each for _, each in listed if text_of(each.change) not in grown]
+            is_best = bool(todo) and todo[0] is listed[0][1]
+            if not is_best and search.plan_some(self._may_be_among(dict(listed)), reserve):
+                continue
+            if not todo:
+                return
+            grown.add(text_of(todo[0].change))
+            # Near the fastest are other shapes, of which some are planned, too.
+            until = (search.left + reserve) / 2 if is_best else reserve
+            search.look(self._around(todo[0], may_reshape=is_best), until=until)
+
+    def _around(self, planned: Planned, *, may_reshape: bool) -> Iterator[Point]:
+        """Yield changes of a layout: of its settings, or also of its shape."""
+        spec, point = self.search.judge.base.spec, Point.of(planned.change.spec)
+        if may_reshape:
+            yield from neighbours(spec, point)
+            yield from changes(spec, point, self.wish.gpus)
+        else:
+            near = neighbours(spec, point)
+            yield from (each for each in near if _shape(each) == _shape(point))
+
+    def _may_be_among(self, listed: Mapping[Any, Planned]) -> Callable[[Point, float], bool]:
+        """Return whether a layout with a bound may be the best of its shape, and be listed."""
+        is_full = len(listed) == self.wish.top
+        last = max((each.seconds for each in listed.values()), default=INFINITE)
+
+        def may_be(point: Point, bound: float) -> bool:
+            own = listed.get(_shape(point))
+            return bound < (own.seconds if own else last if is_full else INFINITE)
+
+        return may_be
 
     def _far(self, beam: Sequence[Point]) -> Iterator[Point]:
         """Yield points some random moves away from good ones, and points at random."""
@@ -203,9 +240,7 @@ def _closer(search: Search, wish: Wish) -> Layouts:
         for each, estimates in zip(chosen.values(), whole, strict=True)
         if estimates is not None
     ]
-    shapes: dict[Any, Planned] = {}
-    for each in sorted(found, key=lambda one: one.seconds):
-        shapes.setdefault(_shape(each.change.spec), each)
+    shapes = _by_shape(sorted(found, key=lambda one: one.seconds))
     return Layouts(
         found=tuple(
             (each, Estimator.of(Plan.of(each.change.spec), base.constants))
@@ -221,10 +256,7 @@ def _candidates(best: Sequence[Planned], top: int) -> list[Planned]:
 
     Layouts of a shape may change places when they are estimated over all steps.
     """
-    shapes: dict[Any, Planned] = {}
-    for each in best:
-        shapes.setdefault(_shape(each.change.spec), each)
-    of_shapes, most = list(shapes.values()), max(_LEAST_CLOSER, _CLOSER * top)
+    of_shapes, most = list(_by_shape(best).values()), max(_LEAST_CLOSER, _CLOSER * top)
     return [*of_shapes[:top], *best[:most], *of_shapes[top:most]]
 
 
@@ -251,9 +283,17 @@ def _plainer(search: Search, found: Planned) -> Planned:
     return found
 
 
-def _shape(spec: Spec) -> Any:
-    """Return where the modules of a spec lie and how they are cut."""
-    return tuple((each.ranks, each.grid) for each in spec.modules.values())
+def _by_shape(best: Iterable[Planned]) -> dict[Any, Planned]:
+    """Return the first layout of each shape."""
+    shapes: dict[Any, Planned] = {}
+    for each in best:
+        shapes.setdefault(_shape(Point.of(each.change.spec)), each)
+    return shapes
+
+
+def _shape(point: Point) -> Any:
+    """Return where modules lie and how they are cut."""
+    return tuple((each.ranks, each.grid) for each in point.places.values())
 
 
 def bare(spec: Spec, gpus: int) -> dict[str, Any]:
