@@ -118,11 +118,11 @@ def asks_again(server: Faults, place: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("serve", "minutes", "outage"),
-    [(served_http, 3, 20.0), (served_s3, MINUTES, 20.0 if MINUTES < 10 else 60.0)],
+    ("serve", "minutes", "failing", "outage"),
+    [(served_http, 3, 0.03, 20.0), (served_s3, MINUTES, 0.05, 20.0 if MINUTES < 10 else 60.0)],
 )
 def test_a_run_over_a_bad_network_is_bit_equal_to_one_over_files(
-    serve: Any, minutes: int, outage: float, tmp_path: Path
+    serve: Any, minutes: int, failing: float, outage: float, tmp_path: Path
 ) -> None:
     """With a cache of 40 % of the data, so that most samples are fetched during the run."""
     (there := tmp_path / "there").mkdir()
@@ -143,7 +143,7 @@ def test_a_run_over_a_bad_network_is_bit_equal_to_one_over_files(
         run(tmp_path, "data", "far", "--index-to", "shipped", "--show", "0", "--steps", "1", **far)
         shutil.rmtree(tmp_path / "cache")
         far["index"] = "shipped"
-        server.delay, server.failing, server.cut = 0.2, 0.05, 0.02
+        server.delay, server.failing, server.cut = 0.2, failing, 0.02
         server.wrong = 0.02
         server.asked.clear(), server.poisoned.clear()
         down = 20 * minutes

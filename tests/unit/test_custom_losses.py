@@ -91,6 +91,22 @@ def test_columns_that_are_named_are_read(keys: dict[str, Any], words: str) -> No
     assert found.help.startswith(words)
 
 
+def test_a_shown_record_has_the_values_of_the_columns_that_a_loss_reads(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "A bus."}]
+    record = {"messages": said, "columns": {"weight": 0.5, "other": 2}, "id": 7}
+    (tmp_path / "x.jsonl").write_text(json.dumps(record))
+    made = files_spec(tmp_path, str(tmp_path / "x.jsonl"))
+    asked = of("weighted", columns={"weight": 1}).language.loss
+    language = made.language.replace(loss=asked)
+    made = made.replace(modules={**made.modules, "language": language})
+    dataset = opened(made)
+    keys = dataset.keys("train", 0)
+    number = dataset.describe("train", 0).num_labels
+    assert number > 1
+    assert keys.read["column weight"] == str([0.5] * number)[:60] + "..." * (number > 12)
+    assert keys.ignored == {"id": "7"}
+
+
 def test_a_loss_stands_in_language_and_its_data_have_columns() -> None:
     asked = {"kind": "tests.support.custom_losses:weighted", "columns": {"weight": 1}}
     vision = spec({"vision": box(0, loss=asked)})

@@ -23,6 +23,7 @@ from tests.unit.test_shard_samples import VIT, opened, with_vocab
 from mimo_launch.checks import sources
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.sources import sources_are_there
+from mimo_launch.cli.data_tables import as_text, page
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.index import indexer
 from mimo_launch.data.index.columns import BAD, Bad, ShardRows
@@ -43,6 +44,7 @@ from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.parse import read_spec
 from mimo_launch.spec.sections import EvalSpec
 from mimo_launch.spec.spec import FilesData, Spec
+from mimo_launch.survey.reading_speed import survey
 
 Chat = tuple[list[dict[str, Any]], list[bytes]]
 
@@ -184,6 +186,25 @@ def test_the_same_conversations_in_any_format_are_the_same_samples(tmp_path: Pat
         assert seen == (wanted, order), name
 
 
+@pytest.mark.sweep
+def test_2000_conversations_in_four_formats_are_the_same_bit_by_bit(tmp_path: Path) -> None:
+    """Tokens, labels, pixels and places of every sample, and the order of three epochs."""
+    given = chats(2000)
+    wanted, order = None, None
+    for name in ("tar", "lines", "parquet", "saved"):
+        (folder := tmp_path / name).mkdir()
+        made = files_spec(folder, str(FORMATS[name](folder, given)))
+        found = opened(made)
+        assert found.num_samples("train") == 2000
+        steps = steps_of(global_order(made, found), 3 * 2000 // made.batch.global_)
+        seen = everything(found)
+        wanted, order = wanted or seen, order or steps
+        assert seen == wanted, name
+        assert steps == order, name
+    assert wanted is not None
+    assert len({repr(each[:3]) for each in wanted}) == 2000
+
+
 def opened_lines(folder: Path, *lines: Any, **data: Any) -> ShardSamples:
     """Write records, and open them."""
     text = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines)
@@ -217,7 +238,17 @@ SHAPES: dict[str, tuple[dict[str, Any], int]] = {
         },
         0,
     ),
-    "ShareGPT4V": ({**LLAVA, "image": "coco/train2017/000000033471.jpg", "id": "x"}, 1),
+    "ShareGPT4V": (
+        {
+            "id": "000000033471",
+            "image": "coco/train2017/000000033471.jpg",
+            "conversations": [
+                {"from": "human", "value": "What do you see happening in this image?\n<image>"},
+                {"from": "gpt", "value": "In the heart of a city, a white and red bus waits."},
+            ],
+        },
+        1,
+    ),
     "ms-swift": (
         {
             "messages": [
@@ -513,6 +544,10 @@ def test_a_file_that_changed_after_indexing_is_bad_not_wrong(pictures: Path) -> 
         found.images("train", 0, "vision")
 
 
+# FineVision rates each turn of a conversation by these.
+RATINGS = ("relevance", "visual_dependency", "image_correspondence", "formatting")
+
+
 def test_rows_of_tables_are_read_as_published(tmp_path: Path) -> None:
     """FineVision's and The Cauldron's columns, and messages as older `datasets` save them."""
     image = {"bytes": image_bytes(8, 12), "path": None}
@@ -520,10 +555,10 @@ def test_rows_of_tables_are_read_as_published(tmp_path: Path) -> None:
     columns = {
         "fine": {
             "images": [image],
-            "texts": [pair, pair],
+            "texts": [{"user": "What is it?", "assistant": "A bus."}] * 2,
             "source": "vqa",
-            "relevance_ratings": [5, 4],
-            "relevance_min": 4,
+            **{f"{name}_ratings": [5, 4] for name in RATINGS},
+            **{f"{name}_min": 4 for name in RATINGS},
         },
         "cauldron": {"images": [image, image], "texts": [pair]},
         "struct": {
@@ -832,3 +867,32 @@ def test_a_row_group_of_many_rows_is_work_for_several_processes(
     ]  # fmt: skip
     found = opened(files_spec(tmp_path, str(path)))
     assert [found.name("train", n) for n in range(24)] == [f"x.parquet row {n}" for n in range(24)]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_a_shown_record_has_the_values_of_its_keys(name: str, pictures: Path) -> None:
+    """Those that are read, and those that are ignored, by its line or row."""
+    record = {**LLAVA, "score": [1, 2.5], "note": "x" * 99, "empty": None}
+    if name == "x.parquet":
+        table = pyarrow.Table.from_pylist([record])
+        pyarrow.parquet.write_table(table, pictures / name)
+    else:
+        (pictures / name).write_text(json.dumps(record))
+    made = files_spec(pictures, str(pictures / name))
+    found = survey(made, opened(made), records=1, steps=1, show=1)
+    keys = found.shown[0].records[0].keys
+    assert keys is not None
+    size = (pictures / LLAVA["image"]).stat().st_size
+    assert keys.read == {
+        "conversations": json.dumps(LLAVA["conversations"])[:60] + "...",
+        "0.jpg": f"{size:,} bytes",
+    }
+    assert keys.ignored == {
+        "id": '"000000033471"',
+        "score": "[1.0, 2.5]" if name == "x.parquet" else "[1, 2.5]",
+        "note": '"' + "x" * 59 + "...",
+    }
+    where = "line 1" if name == "x.jsonl" else "row 0"
+    for text in as_text(found, None), page(found):
+        assert f"{name} {where}, " in text
+        assert "ignored: id " in text

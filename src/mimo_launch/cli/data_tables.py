@@ -63,6 +63,7 @@ def as_text(found: Survey, wanted: float | None, *, colors: bool = False) -> str
                 wrapped(f"  {visible(_head(record))}", 4),
                 wrapped(f"    {record_text(record, colors=colors)}", 4),
             ]
+            lines += [wrapped(f"    {visible(each)}", 6) for each in _keys(record)]
     return "\n".join(lines).translate(_COLORS)
 
 
@@ -76,6 +77,15 @@ def _head(record: ShownRecord) -> str:
     whole = record.tokens + record.cut
     cut = f"; cut: {record.cut:,} of {whole:,} tokens are left out" if record.cut else ""
     return ", ".join(words) + cut
+
+
+def _keys(record: ShownRecord) -> Iterator[str]:
+    """Yield the keys of a record of users' data that are read and that are ignored, a line each."""
+    if record.keys is None:
+        return
+    for word, keys in (("read", record.keys.read), ("ignored", record.keys.ignored)):
+        if keys:
+            yield f"{word}: {'; '.join(f'{key} {value}'.rstrip() for key, value in keys.items())}"
 
 
 def _facts(found: Survey) -> Iterator[str]:
@@ -234,7 +244,8 @@ def page(found: Survey) -> str:
                 text = record.between.join(_piece_as_html(p, record) for p in record.pieces)
             else:
                 text = escape(f"cannot be read: {record.bad}")
-            parts.append(f"<p>{head}\n{text}</p>")
+            keys = "".join(f"\n<small>{escape(each)}</small>" for each in _keys(record))
+            parts.append(f"<p>{head}\n{text}{keys}</p>")
         parts.append(f"<p><small>{sample.padding:,} tokens of padding</small></p>")
     body = "\n".join(parts)
     return html_page(f"{found.name}: the first samples", body, style=_STYLE, width="60rem")

@@ -53,6 +53,14 @@ class SourceSamples:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class KeyValues:
+    """The keys of a record as short texts: those that are read, and those that are ignored."""
+
+    read: Mapping[str, str]
+    ignored: Mapping[str, str]
+
+
 class BadSample(Exception):
     """A sample whose record or image cannot be read; the message says why.
 
@@ -104,6 +112,11 @@ class Dataset(Protocol):
         """Return a name by which a person finds the sample: shard and key, or its number."""
         self.length(split, index)
         return f"record {index}"
+
+    def keys(self, split: Split, index: int) -> KeyValues | None:
+        """Return what the record of a sample holds by key; None if samples are generated."""
+        self.length(split, index)
+        return None
 
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and positions of a sample, cheaply and without reading pixels."""

@@ -17,6 +17,7 @@ from mimo_launch.data.dataset import (
     BadSample,
     Contents,
     Dataset,
+    KeyValues,
     Media,
     SourceSamples,
     TokenColumn,
@@ -26,6 +27,7 @@ from mimo_launch.data.index.open_index import Say, open_index
 from mimo_launch.data.index.open_split import NotTrainable, OpenSplit
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import Marker, marker_of
+from mimo_launch.data.samples.key_values import key_values
 from mimo_launch.data.samples.text_tokens import loss_mask_among
 from mimo_launch.data.samples.token_columns import at_labels
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
@@ -110,6 +112,12 @@ class ShardSamples(Dataset):
         found = self.splits[split]
         return found.name(found.row(index))
 
+    def keys(self, split: Split, index: int) -> KeyValues:
+        """Return what the record of a sample holds by key: what is read, and what is ignored."""
+        found = self.splits[split]
+        row = found.row(index)
+        return found.named(row, partial(self._keys, found, row))
+
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and positions of a sample, from the index alone."""
         return self.splits[split].describe(index)
@@ -180,6 +188,17 @@ class ShardSamples(Dataset):
         wanted = labels[(labels != IGNORE_LABEL).argmax() :]
         over = (wanted == IGNORE_LABEL) | np.isin(wanted, list(self.answer_ends))
         return tuple(wanted[: over.argmax() if over.any() else None].tolist())
+
+    def _keys(self, found: OpenSplit, row: int) -> KeyValues:
+        members = found.members(row)
+        read = partial(found.read, row, members)
+        record = self._sample_encoders.of(found.shard_of(row).template).read(
+            lambda suffix: read(suffix) if suffix in members else None
+        )
+        number = int(found.index.columns["labels"][row])
+        columns = self._columns.read(members, number, read)
+        text = read("json") if record.member == "json" else None
+        return key_values(record, text, members, columns)
 
     def _text(self, found: OpenSplit, row: int) -> tuple[Int64s, Int64s]:
         members = found.members(row)

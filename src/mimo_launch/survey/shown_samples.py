@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Dataset, Media
+from mimo_launch.data.dataset import Dataset, KeyValues, Media
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ASK, BOS, EOS, FIRST_DIGIT, FIRST_WORD, IGNORE_LABEL, PAD
 from mimo_launch.layout.step_data import SampleData
@@ -56,7 +56,8 @@ class ShownRecord:
     """One record of a sample, with its images by encoder; `bad` says why it cannot be read.
 
     `tokens` are those that the model gets, `cut` those left out at its end. `source` is the name of
-    its source, if the data have several. `between` joins its pieces.
+    its source, if the data have several. `between` joins its pieces. `keys` are those of users'
+    data.
     """
 
     id: int
@@ -68,6 +69,7 @@ class ShownRecord:
     cut: int = 0
     source: str = ""
     between: str = ""
+    keys: KeyValues | None = None
 
     @property
     def num_labels(self) -> int:
@@ -126,6 +128,7 @@ class _Records:
                 for module in (*spec.encoders, *spec.generators)
                 if kind_of(spec.modules[module].model).input is not None
             }
+            keys = self.dataset.keys("train", sample.id)
         except BAD as error:
             return ShownRecord(
                 sample.id, name, sample.num_tokens, bad=str(error), source=sample.source
@@ -156,6 +159,7 @@ class _Records:
             cut=self.dataset.num_cut("train", sample.id),
             source=sample.source,
             between="" if isinstance(spec.data, UserData) else " ",
+            keys=keys,
         )
 
     def texts(
