@@ -449,6 +449,12 @@ def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
         ({"text": " \n"}, 0, "caption", "`text` of its JSON is empty"),
         ({"text": "<image> "}, 1, "caption", "`text` of its JSON is empty"),
         ({"text": 5}, 0, "caption", "is a number, not text"),
+        ({"text": ["a", 5]}, 0, "caption", "`text` of its JSON is a list, not text"),
+        ({"captions": []}, 0, "caption", "`captions` of its JSON is a list of nothing, not text"),
+        *(
+            ({key: ["a", "b"]}, 0, "caption", f"`{key}` of its JSON is a list of 2 texts, and a")
+            for key in ("caption", "captions")
+        ),
         ({"texts": "x"}, 0, "caption", "no key `text` or `caption`"),
     ],
 )

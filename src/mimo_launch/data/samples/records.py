@@ -22,6 +22,7 @@ from mimo_launch.data.samples.record_keys import (
 from mimo_launch.spec.spec import CaptionTemplate, UserData
 
 TEXT_SUFFIXES = ("json", "txt")
+_CAPTION_LIST = "captions"
 _CAPTION_KEYS, _CHAT_KEYS = ("text", "caption"), ("messages", "conversations", "texts")
 
 
@@ -115,10 +116,16 @@ def _caption(
         where, suffix = "its .txt", "txt"
     else:
         record = _json_of(member)
-        key, text = _of_key(record, template.text, _CAPTION_KEYS)
+        lists = (_CAPTION_LIST,) * isinstance(record.get(_CAPTION_LIST), list)
+        key, text = _of_key(record, template.text, (*_CAPTION_KEYS, *lists))
         is_prose = _is_prose(record)
         ignored += ignored_keys(record, key, "markers", *whole_sample_keys(record))
         where = f"`{key}` of its JSON"
+    if isinstance(text, list) and text and all(isinstance(each, str) for each in text):
+        raise BadSample(
+            f"{where} is a list of {len(text)} texts, and a record has one: write a record with "
+            "the same images for each of them"
+        )
     if not isinstance(text, str):
         raise BadSample(f"{where} is {type_of(text)}, not text")
     caption = split(text, {} if is_prose else markers)
