@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.distributed.test_checkpoints import LANGUAGE, make_spec, numbers, run, run_anew
+from tests.distributed.test_checkpoints import (
+    LANGUAGE,
+    make_spec,
+    numbers,
+    run,
+    run_anew,
+    tensors,
+)
 from tests.support.planted_experts import mixture
 from tests.support.planted_graphs import spoken
 from tests.support.planted_hybrid import split_heads
 from tests.support.proof import failures, training_verdicts
 from tests.support.specs import box, spec
 
+from mimo_launch.checkpoint.folder import all_checkpoints, read_marker
 from mimo_launch.optimizer import muon as optimizer
 from mimo_launch.optimizer.whole_matrices import Part
 from mimo_launch.spec.spec import Spec
@@ -165,3 +173,20 @@ def test_a_checkpoint_goes_on_on_another_layout(tmp_path: Path) -> None:
     assert sorted(went_on) == [4, 5]
     for step, values in went_on.items():
         assert values == pytest.approx(alone[step], rel=1e-9)
+
+
+def test_adamw_counts_its_updates_anew_for_weights_that_muon_moved_in_between(
+    tmp_path: Path,
+) -> None:
+    """Their moments begin at 0 again; AdamW moved all other weights at every step, and counts on.
+
+    Counts of updates without moments of as many would leave the first updates far too small.
+    """
+    run(make_spec("one rank", 3), tmp_path)
+    run(make_spec("one rank", 6, optimizer=OPTIMIZER), tmp_path)
+    states = (name.partition("/") for name in tensors(tmp_path))
+    matrices = {name for kind, _, name in states if kind == "momentum_buffer"}
+    run(make_spec("one rank", 9), tmp_path)
+    updates = read_marker(all_checkpoints(tmp_path)[0]).updates
+    assert matrices < updates.keys()
+    assert updates == {name: 3 if name in matrices else 9 for name in updates}
