@@ -15,6 +15,7 @@ from tests.support.families import FAMILIES
 from tests.support.lists import by_lists
 from tests.support.planted_caps import capped, in_small_blocks
 from tests.support.planted_gates import gated
+from tests.support.planted_gemma4 import of_two_heads
 from tests.support.planted_growth import grown
 from tests.support.planted_images import seen_whole
 from tests.support.planted_latent import EXPERTS as LATENT_EXPERTS
@@ -244,6 +245,26 @@ CLIPPED: Layouts = {
         "recompute": ["attention"], "model": {"qk_norm": False, "nope": {"layers": [0, 1]}},
     },
 }  # fmt: skip
+TWO_HEADS: Layouts = {
+    **BEHIND_VISION,
+    "clipped, gates, recompute": {
+        "tp": 2, "recompute": ["attention"], "model": {"clip_qkv": 0.5, "gated_attention": True},
+    },
+    "no norms, biases, tp 4": {
+        "tp": 4,
+        "model": {
+            "qk_norm": False, "value_norm": False, "qkv_bias": True, "rope_scaling": None,
+            "sliding_window": {"size": 5, "full": [0, 2], "head_dim": 8},
+        },
+    },
+    "a part rotates, experts over ep": {
+        "dp": 2, "experts": {"ep": 2},
+        "model": {
+            "rotary_factor": 0.5, "rope_scaling": None,
+            "moe": {"experts": 4, "top_k": 2, "width": 32, "every": 2},
+        },
+    },
+}  # fmt: skip
 VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
     "caps": (capped, CAPS, {DOCUMENTS}, None),
     # Scores of so few queries at once that every chunk of a sequence has several blocks.
@@ -308,6 +329,12 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
         None,
     ),
     "clipped": (clipped, CLIPPED, {DOCUMENTS, "norms of heads, gates, tp 4"}, None),
+    "heads of two sizes": (
+        of_two_heads,
+        TWO_HEADS,
+        {DOCUMENTS, "cp 4, packed", "clipped, gates, recompute", "no norms, biases, tp 4"},
+        None,
+    ),
     "growing queries": (grown, GROWTH, {DOCUMENTS, "windows with their own base"}, None),
 }
 

@@ -82,7 +82,7 @@ _UNTOUCHED = (
     "cwm", "ministral", "youtu", "ministral3", "internlm3", "iquestcoder", "vaultgemma",
     "hyperclovax", "cohere", "cohere2", "stablelm",
     "arcee", "starcoder2", "hunyuan_v1_dense",
-    "cohere_compass_text",
+    "cohere_compass_text", "gemma4_text",
     "smollm3", "exaone", "lfm2",
 )  # fmt: skip
 _DECODERS = {
@@ -93,12 +93,15 @@ _DECODERS = {
         layouts=plain(hugging_face.LAYOUTS),
         often=hugging_face.LAYOUTS if kind in _OFTEN else ("cp2",),
         steps={
-            (each, "fp64"): each == "adamw" and kind in ("qwen3", "gemma2", "gemma3_text", "glm4")
+            (each, "fp64"): each == "adamw"
+            and kind in ("qwen3", "gemma2", "gemma3_text", "gemma4_text", "glm4")
             for each in OPTIMIZERS
         },
         loss_of=own_loss,
         # One bias for all keys of a query changes nothing.
         free=r"k_proj\.bias$",
+        # Numbers of layers do not train.
+        stays=r"layer_scalar$",
         # `test_exported_weights.py` has the others, in several types and sizes of files.
         untouched={} if kind in _UNTOUCHED else None,
     )

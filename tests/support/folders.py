@@ -68,6 +68,12 @@ _GEMMA3_1B: Config = {
     "query_pre_attn_scalar": 256, "rope_local_base_freq": 10000, "rope_scaling": None,
     "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
 }  # fmt: skip
+_GEMMA4: Config = {
+    **dense("gemma4_text", 12, 1024, 8, 4, 4096, 262144), "head_dim": 256, "rms_norm_eps": 1e-6,
+    "global_head_dim": 512, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0, "sliding_window": 1024, "final_logit_softcapping": 30.0,
+    "use_bidirectional_attention": "vision",
+}  # fmt: skip
 _NVIDIA: Config = {
     **dense("nemotron_h", 4, 64, 8, 2, 96, 300), "hybrid_override_pattern": "M-M*", "head_dim": 16,
     "mamba_num_heads": 12, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 3,
@@ -144,6 +150,13 @@ FORMS: dict[str, Config] = {
     },
     "SmolLM3 with all layers turned": {**_SMOLLM3, "no_rope_layers": [1] * 4},
     "gemma-3-1b": _GEMMA3_1B,
+    "Gemma 4, text": _GEMMA4,
+    "Gemma 4, text, heads by layer": {
+        **{key: each for key, each in _GEMMA4.items() if "global" not in key},
+        "per_layer_config": {
+            str(layer): {"head_dim": 512, "num_key_value_heads": 2} for layer in (5, 11)
+        },
+    },
     "gemma-3-1b with a cap": {**_GEMMA3_1B, "final_logit_softcapping": 30.0},
     "GLM-4.6": {
         **dense("glm4_moe", 92, 5120, 96, 8, 12288, 151552), "attention_bias": True,
@@ -481,6 +494,17 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "gemma-3-1b with a cap": {"decoder": {"logit_softcap": 30.0}},
+    "Gemma 4, text": {
+        "decoder": {
+            "head_dim": 512, "kv_heads": 1, "values_from_keys": True, "logit_softcap": 30.0,
+            "rope_theta": 1e6, "query_pre_attn_scalar": 1.0,
+            "sliding_window": {
+                "size": 1024, "full": (5, 11), "rope_theta": 10000.0, "head_dim": 256,
+                "kv_heads": 4,
+            },
+        },
+    },
+    "Gemma 4, text, heads by layer": {"decoder": {"head_dim": 512, "kv_heads": 2}},
     "gemma-3-4b": {
         "vit": {
             "image": (64, 64), "shuffle": 4, "pooling": "mean", "projector_norm": "rms",
@@ -758,6 +782,7 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 AWQ: Config = {"quantization_config": {"quant_method": "awq", "bits": 3}}
+_BY_LAYER = 'per_layer_config: {"5": {'
 _UNBOUNDED = "rope_type: dynamic without max_position_embeddings"
 DYNAMIC = ({"rope_parameters": {"rope_type": "dynamic"}}, _UNBOUNDED)
 _YARN = ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type: yarn")
@@ -774,6 +799,14 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("gemma-2-2b", "decoder", ""): [
         {"attention_bias": True}, {"use_bidirectional_attention": True},
         {"hidden_activation": "gelu"}, _layers("chunked_attention"), AWQ,
+    ],
+    ("Gemma 4, text", "decoder", ""): [
+        {"hidden_size_per_layer_input": 256}, {"num_kv_shared_layers": 2},
+        {"enable_moe_block": True}, {"use_bidirectional_attention": "all"},
+        {"attention_bias": True},
+        {"per_layer_config": {"0": {"head_dim": 512}}},
+        ({"per_layer_config": {"5": {"head_dim": 512}, "11": {"head_dim": 256}}}, _BY_LAYER),
+        ({"per_layer_config": {"5": {"mlp": 9}, "11": {"mlp": 9}}}, _BY_LAYER),
     ],
     ("gemma-3-1b", "decoder", ""): [
         {"attn_logit_softcapping": 50.0}, {"use_bidirectional_attention": True},

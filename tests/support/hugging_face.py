@@ -394,6 +394,34 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
+    # Heads of two sizes, values from keys in the last layer.
+    "gemma4_text": (
+        {
+            "norm_eps": 1e-2, "qk_norm": True, "value_norm": True, "values_from_keys": True,
+            "head_dim": 20, "kv_heads": 1, "tied": True, "rope_theta": 500.0,
+            "rope_scaling": {
+                "rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.5,
+            },
+            "activation": "gelu_tanh", "post_norms": True, "embedding_scale": 32**0.5,
+            "query_pre_attn_scalar": 1.0, "logit_softcap": 3.0, "layer_scalar": 1.0,
+            "sliding_window": {
+                "size": 5, "full": [1], "rope_theta": 20.0, "head_dim": 12, "kv_heads": 2,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-2, "head_dim": 12, "global_head_dim": 20, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+            "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"],
+            "pad_token_id": None, "final_logit_softcapping": 3.0,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional", "rope_theta": 500.0, "factor": 2.0,
+                    "partial_rotary_factor": 0.5,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+            },
+        },
+    ),
 }  # fmt: skip
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "truncate": False,
@@ -796,12 +824,6 @@ def tiny_llama4(dtype: torch.dtype = torch.float32) -> Any:
     return shaken(made, dtype)
 
 
-def head_size(config: Any) -> int:
-    """Return the size of a head, which some configurations leave out."""
-    found: int = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
-    return found
-
-
 def widen(model: nn.Module) -> None:
     """Compute norms and angles in float64: transformers does in float32, whatever the type."""
 
@@ -819,7 +841,8 @@ def widen(model: nn.Module) -> None:
     def angles(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         rope = self.config.rope_parameters
         rope = rope if layer_type is None else rope[layer_type]
-        size = 2 * len(self.inv_freq) if layer_type is None else head_size(self.config)
+        rates = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
+        size = 2 * len(getattr(self, rates))
         known = {key: each for key, each in rope.items() if key in RopeScaling.model_fields}
         scaling = None if known["rope_type"] in ("default", "dynamic") else RopeScaling(**known)
         # A Hunyuan has a factor on its base.

@@ -16,8 +16,8 @@ def theirs() -> Any:
 
 
 def of_norm(name: str) -> float:
-    """Return 1 for the weight of a norm, near which it begins."""
-    return float("norm" in name and name.endswith("weight"))
+    """Return 1 for the weight of a norm, and for a number of a layer: near it they begin."""
+    return float(("norm" in name and name.endswith("weight")) or name.endswith("layer_scalar"))
 
 
 def shaken(
@@ -34,7 +34,9 @@ def shaken(
         for _, bias in biases:
             # As transformers keeps it.
             bias.data = bias.to(torch.promote_types(dtype, torch.float32))
-        for name, weight in (*model.named_parameters(), *biases):
+        # A number of a layer, which does not train.
+        scalars = [each for each in model.named_buffers() if each[0].endswith("layer_scalar")]
+        for name, weight in (*model.named_parameters(), *biases, *scalars):
             noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
             weight.copy_(noise * scale(name) + start(name))
     return model

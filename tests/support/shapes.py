@@ -24,6 +24,7 @@ def block_shape(
     parallel: bool = False,
     layer_scale: float | None = None,
     residual_scale: float | None = None,
+    scalar: float | None = None,
     of_mlp: dict[str, Any] | None = None,
     **attention: Any,
 ) -> BlockShape:
@@ -53,6 +54,7 @@ def block_shape(
         parallel=parallel,
         layer_scale=layer_scale,
         residual_scale=residual_scale,
+        scalar=scalar,
     )
 
 

@@ -509,9 +509,13 @@ def one_module(
                     "original_max_position_embeddings": 32,
                 }
             if draw(seldom):
-                model |= draw(_as_gemma(layers))
+                model |= draw(_as_gemma(layers, heads))
+                if model.get("mrope") is None and "rotary_factor" not in model:
+                    model["sliding_window"]["head_dim"] = draw(st.sampled_from([None, 6]))
             if draw(seldom):
                 model |= draw(_as_deepseek(model["heads"]))
+                if "sliding_window" in model:
+                    model["sliding_window"] |= {"head_dim": None, "kv_heads": None}
             if draw(seldom):
                 model["query_scaling"] = {"beta": 0.5, "length": draw(st.sampled_from([1, 3, 99]))}
             if draw(seldom):
@@ -617,7 +621,7 @@ def _as_deepseek(draw: st.DrawFn, heads: int) -> dict[str, Any]:
     }
     off = {
         "qk_norm": False, "wide_qk_norm": False, "rotated_qk_norm": False, "l2_qk_norm": False,
-        "qkv_bias": False, "clip_qkv": None,
+        "qkv_bias": False, "clip_qkv": None, "value_norm": False, "values_from_keys": False,
         "gated_attention": False,
         "mrope": None,
         "rotary_interleaved": False,
@@ -633,13 +637,14 @@ _NORMS = ({}, {"post_norms": True}, {"pre_norms": False, "post_norms": True})
 
 
 @st.composite
-def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    """Draw windows of a decoder, and the parts of a block that come with them in Gemma 2 and 3."""
+def _as_gemma(draw: st.DrawFn, layers: int, heads: int) -> dict[str, Any]:
+    """Draw windows of a decoder, and the parts of a block that come with them in Gemma 2 to 4."""
     window = {
         "size": draw(st.integers(2, 9)),
         "full": [number for number in range(layers) if draw(st.booleans())][: layers - 1],
         "rope_theta": draw(st.sampled_from([None, 20.0])),
         "chunked": draw(st.booleans()),
+        "kv_heads": draw(st.sampled_from([None, None, heads])),
     }
     return {
         "sliding_window": window,
@@ -650,12 +655,15 @@ def _as_gemma(draw: st.DrawFn, layers: int) -> dict[str, Any]:
         "norm": draw(st.sampled_from(["rms", "rms", "layer", "layer_without_bias"])),
         "parallel": draw(st.sampled_from([False, False, True])),
         "clip_qkv": draw(st.sampled_from([None, None, 0.5])),
+        "value_norm": draw(st.booleans()),
+        "values_from_keys": draw(st.booleans()) and len(window["full"]) > 0,
+        "layer_scalar": draw(st.sampled_from([None, None, 0.5])),
         "residual_scale": draw(st.sampled_from([None, 0.5])),
         "logit_scale": draw(st.sampled_from([None, 0.25])),
         "norm_offset": draw(st.booleans()),
         "embedding_scale": draw(st.sampled_from([None, 3.0])),
         "query_pre_attn_scalar": draw(st.sampled_from([None, 20.0])),
-        "bidirectional_images": draw(st.booleans()),
+        "bidirectional_images": draw(st.sampled_from([False, True, "in_windows"])),
         "bidirectional_prompts": draw(st.sampled_from([False, False, True])),
         "attention_softcap": draw(st.sampled_from([None, 50.0])),
         "logit_softcap": draw(st.sampled_from([None, 30.0])),

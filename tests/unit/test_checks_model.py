@@ -59,6 +59,38 @@ def codes(*overrides: str) -> list[str]:
             ["model.mla={kv_rank: 8, rope_head_dim: 8}", "model.clip_qkv=8.0"],
             ["mla-does-not-fit"],
         ),
+        (["model.sliding_window={size: 4, full: [1], head_dim: 12, kv_heads: 2}"], []),
+        (["model.sliding_window={size: 4, full: [1], head_dim: 7}"], ["odd-head-size"]),
+        (["model.sliding_window={size: 4, full: [1], kv_heads: 3}"], ["heads-over-kv-heads"]),
+        (
+            [
+                "model.sliding_window={size: 4, full: [1], head_dim: 12}",
+                "model.head_dim=8",
+                "model.mrope=[2,1,1]",
+            ],
+            ["mrope-over-head"],
+        ),
+        (
+            [
+                "model.sliding_window={size: 4, full: [1], head_dim: 12}",
+                "model.mla={kv_rank: 8, rope_head_dim: 8}",
+                "model.head_dim=24",
+            ],
+            ["mla-does-not-fit"],
+        ),
+        (["model.values_from_keys=true"], []),
+        (
+            ["model.values_from_keys=true", "model.sliding_window={size: 4}"],
+            ["setting-without-effect"],
+        ),
+        (["model.bidirectional_images=in_windows"], ["setting-without-effect"]),
+        (
+            [
+                "model.bidirectional_images=in_windows",
+                "model.sliding_window={size: 4, full: [1]}",
+            ],
+            [],
+        ),
         (["model.mlp_bias=true"], []),
         (
             ["model.mlp_bias=true", "model.moe={experts: 4, top_k: 2, width: 16}"],

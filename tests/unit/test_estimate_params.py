@@ -124,6 +124,19 @@ def specs() -> dict[str, Spec]:
         "tp 2, states side by side": one({}, {"layers": 3, "features": [0, 2]}, 2),
         "tp 4, kv heads shared": one({"kv_heads": 2}, {"mlp": 64}, 4, sequence_parallel=True),
         "tied, qk_norm, head_dim": one({"tied": True, "qk_norm": True, "head_dim": 6}, {}, 2, 3),
+        "heads of two sizes, values from keys": one(
+            {
+                "kv_heads": 2,
+                "head_dim": 8,
+                "values_from_keys": True,
+                "qk_norm": True,
+                "value_norm": True,
+                "layer_scalar": 1.0,
+                "sliding_window": {"size": 4, "full": [1, 2], "head_dim": 6, "kv_heads": 4},
+            },
+            {},
+            4,
+        ),
         "norms on both sides, sinks": one(
             {"post_norms": True, "norm_offset": True, "attention_sinks": True}, {}, 2
         ),

@@ -249,6 +249,24 @@ KEPT = {
             ),
         )
     },
+    **{
+        f"with norms of values{after}": Row(
+            "language", {"value_norm": True, **keys}, {"value_norm": True, **shape}
+        )
+        for after, keys, shape in (
+            ("", {}, {}),
+            (
+                " from keys, as in Gemma 4",
+                {"qk_norm": True, "values_from_keys": True},
+                {"qk_norm": True, "own_values": False},
+            ),
+        )
+    },
+    "with values from keys and numbers of layers": Row(
+        "language",
+        {"values_from_keys": True, "layer_scalar": 0.5},
+        {"own_values": False, "scalar": 0.5},
+    ),
     "with squared ReLU, as in Arcee": Row(
         "language",
         {"activation": "squared_relu"},

@@ -249,6 +249,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(CausalModel, unused_model_settings.shared_gate_used),
     ModelRule(DecoderModel, unused_model_settings.norm_settings_used),
     ModelRule(DecoderModel, unused_model_settings.mlp_bias_used),
+    ModelRule(DecoderModel, unused_model_settings.values_from_keys_used),
     ModelRule(DecoderModel, unused_model_settings.bidirectional_images_used, needs=_READS),
     ModelRule(DecoderBlocks, unused_model_settings.scaling_settings_used),
     ModuleRule(backends.backend_can, needs=_HEADS),

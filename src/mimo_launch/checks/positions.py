@@ -28,6 +28,7 @@ def head_size_even(spec: Spec, name: str, model: CausalModel) -> Findings:
         return  # `latent_attention_fits` reports it.
     size, turning = model.head_size, model.rotary_size
     if turning % 2 == 0 and turning >= 2:
+        yield from _window_heads_even(name, model)
         return
     what, key = f"the head size {size} is odd", "hidden" if model.head_dim is None else "head_dim"
     fits = f"head_dim: {size + 1}"
@@ -44,12 +45,34 @@ def head_size_even(spec: Spec, name: str, model: CausalModel) -> Findings:
     )
 
 
+def _window_heads_even(name: str, model: CausalModel) -> Findings:
+    """Heads of layers with windows turn pairs of numbers as well."""
+    window = model.sliding_window if isinstance(model, DecoderModel) else None
+    if not isinstance(model, DecoderModel) or window is None or window.head_dim is None:
+        return
+    turning = model.rotary_part(window.head_dim)
+    if turning % 2 == 0 and turning >= 2:
+        return
+    fits = int(2 / model.rotary_factor)
+    while fits <= window.head_dim or model.rotary_part(fits) % 2:
+        fits += 1
+    yield Diagnostic(
+        code="odd-head-size",
+        headline=f"`{name}`: {turning} of the {window.head_dim} dimensions of a head rotate in "
+        "layers with windows",
+        path=("modules", name, "model", "sliding_window", "head_dim"),
+        why="rotary positions rotate the dimensions of a head in pairs",
+        help=f"write `head_dim: {fits}`",
+    )
+
+
 def mrope_fills_head(spec: Spec, name: str, model: LanguageModel) -> Findings:
     """Every pair of a head that turns is turned by one axis."""
     if model.mrope is None or model.rope_theta is None:
         return
     pairs, given = model.rotary_size // 2, sum(model.mrope)
     if given == pairs:
+        yield from _mrope_fills_window_heads(name, model)
         return
     side = max(1, 3 * pairs // 8)  # The shares of Qwen2-VL: 2 to 3 to 3.
     fits = f"mrope: [{pairs - 2 * side}, {side}, {side}]" if pairs > 2 * side else "head_dim: 128"
@@ -61,6 +84,26 @@ def mrope_fills_head(spec: Spec, name: str, model: LanguageModel) -> Findings:
         path=("modules", name, "model", "mrope"),
         why="rotary positions rotate the dimensions of a head in pairs, each pair with one axis",
         help=f"write `{fits}`",
+    )
+
+
+def _mrope_fills_window_heads(name: str, model: LanguageModel) -> Findings:
+    """Heads of layers with windows have as many pairs that rotate as those of other layers."""
+    window = model.sliding_window if isinstance(model, DecoderModel) else None
+    if window is None or window.head_dim is None:
+        return
+    pairs, given = model.rotary_part(window.head_dim) // 2, model.rotary_size // 2
+    if pairs == given:
+        return
+    path = ("modules", name, "model")
+    yield Diagnostic(
+        code="mrope-over-head",
+        headline=f"`{name}`: mrope rotates {given} pairs, but a head of layers with windows has "
+        f"{pairs}",
+        path=(*path, "sliding_window", "head_dim"),
+        why="`mrope` says how many pairs rotate with each axis, the same for all layers",
+        help=f"write `head_dim: {model.head_size}`",
+        related=(Related((*path, "mrope"), "the pairs of each axis"),),
     )
 
 
@@ -95,6 +138,14 @@ def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Finding
             "every head makes keys and values of its own from the narrow width",
             "delete `kv_heads`",
         )
+    for key in ("head_dim", "kv_heads"):
+        if model.sliding_window is not None and getattr(model.sliding_window, key) is not None:
+            yield unfit(
+                f"has the same heads in all layers, so no `sliding_window.{key}`",
+                ("sliding_window", key),
+                "every head makes keys and values of its own, of the sizes in `mla`",
+                f"delete `{key}` in `sliding_window`",
+            )
     for key, excluded in set_keys(model, Excluded):
         if excluded.by == "mla":
             yield unfit(
@@ -108,7 +159,7 @@ def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Finding
 def scaling_in_order(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
     """Some wavelengths lie between the ones that stay and the ones that turn slower."""
     scaling = model.rope_scaling
-    if scaling is None or scaling.rope_type == "linear":
+    if scaling is None or scaling.rope_type in {"linear", "proportional"}:
         return
     names, ratio = ("low_freq_factor", "high_freq_factor"), 4
     is_yarn = scaling.rope_type == "yarn"

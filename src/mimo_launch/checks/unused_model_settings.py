@@ -91,6 +91,8 @@ def bidirectional_images_used(spec: Spec, name: str, model: DecoderModel) -> Fin
     if model.bidirectional_images and model.bidirectional_prompts:
         why = "with `bidirectional_prompts` images are part of prompts, or causal after them"
         yield idle_key(name, "bidirectional_images", why)
+    elif model.bidirectional_images == "in_windows" and model.sliding_window is None:
+        yield idle_key(name, "bidirectional_images", "no layer has a window")
 
 
 def norm_settings_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
@@ -99,6 +101,13 @@ def norm_settings_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
         yield idle_key(name, "norm_offset", f"`norm: {model.norm}` has none")
     if model.scaled_rows and model.embedding_scale is None and not spec.modules[name].init_from:
         yield idle_key(name, "scaled_rows", "without `embedding_scale` there is no factor")
+
+
+def values_from_keys_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
+    """`values_from_keys` needs a layer without a window."""
+    window = model.sliding_window
+    if model.values_from_keys and window is not None and not window.full:
+        yield idle_key(name, "values_from_keys", "every layer has a window: `full` is empty")
 
 
 def mlp_bias_used(spec: Spec, name: str, model: DecoderModel) -> Findings:

@@ -25,7 +25,7 @@ from mimo_launch.spec.hybrid import (
     RecurrentSizes,
 )
 from mimo_launch.spec.language_models import CausalModel
-from mimo_launch.spec.spec import HybridModel, Spec, TalkerModel, VitModel
+from mimo_launch.spec.spec import DecoderModel, HybridModel, Spec, TalkerModel, VitModel
 
 
 def heads_over_tp(spec: Spec, name: str) -> Findings:
@@ -40,21 +40,31 @@ def heads_over_tp(spec: Spec, name: str) -> Findings:
 
 def kv_heads_over_tp(spec: Spec, name: str, model: CausalModel | VitModel) -> Findings:
     """Key/value heads are shared out over tp, or repeated evenly."""
-    kv, tp = model.kv_heads, spec.modules[name].grid.tp
-    if kv is None or not _attends(model):
-        return
-    if kv % tp == 0 or tp % kv == 0:
-        return
-    fits = [size for size in divisors(model.heads) if kv % size == 0 or size % kv == 0]
-    yield Diagnostic(
-        code="kv-heads-over-tp",
-        headline=f"`{name}`: kv_heads {kv} and tp {tp} do not divide each other",
-        path=("modules", name, "model", "kv_heads"),
-        why="each tp rank holds whole key/value heads, or each head is shared by the same number "
-        "of ranks",
-        help=_smaller(Axis.TP, fits),
-        related=(_tp(name, tp),),
-    )
+    tp = spec.modules[name].grid.tp
+    for key, kv in _kv_heads(model).items():
+        if kv % tp == 0 or tp % kv == 0:
+            continue
+        fits = [size for size in divisors(model.heads) if kv % size == 0 or size % kv == 0]
+        yield Diagnostic(
+            code="kv-heads-over-tp",
+            headline=f"`{name}`: {'.'.join(key)} {kv} and tp {tp} do not divide each other",
+            path=("modules", name, "model", *key),
+            why="each tp rank holds whole key/value heads, or each head is shared by the same "
+            "number of ranks",
+            help=_smaller(Axis.TP, fits),
+            related=(_tp(name, tp),),
+        )
+
+
+def _kv_heads(model: CausalModel | VitModel) -> dict[tuple[str, ...], int]:
+    """Return the numbers of key/value heads that a model sets, by their keys."""
+    if not _attends(model):
+        return {}
+    window = model.sliding_window if isinstance(model, DecoderModel) else None
+    said: dict[tuple[str, ...], int | None] = {("kv_heads",): model.kv_heads}
+    if window is not None:
+        said["sliding_window", "kv_heads"] = window.kv_heads
+    return {key: number for key, number in said.items() if number is not None}
 
 
 def _attends(model: CausalModel | VitModel) -> bool:
@@ -63,17 +73,17 @@ def _attends(model: CausalModel | VitModel) -> bool:
 
 def heads_over_kv_heads(spec: Spec, name: str, model: CausalModel | VitModel) -> Findings:
     """Each key/value head serves the same number of query heads."""
-    kv = model.kv_heads or model.heads
-    if not _attends(model) or model.heads % kv == 0:
-        return
-    yield Diagnostic(
-        code="heads-over-kv-heads",
-        headline=f"`{name}`: kv_heads {kv} does not divide heads {model.heads}",
-        path=("modules", name, "model", "kv_heads"),
-        why="each key/value head serves the same number of query heads",
-        help="these fit: " + ", ".join(f"`kv_heads: {each}`" for each in divisors(model.heads)),
-        related=(Related(("modules", name, "model", "heads"), f"{model.heads} heads"),),
-    )
+    for key, kv in _kv_heads(model).items():
+        if model.heads % kv == 0:
+            continue
+        yield Diagnostic(
+            code="heads-over-kv-heads",
+            headline=f"`{name}`: {'.'.join(key)} {kv} does not divide heads {model.heads}",
+            path=("modules", name, "model", *key),
+            why="each key/value head serves the same number of query heads",
+            help="these fit: " + ", ".join(f"`kv_heads: {each}`" for each in divisors(model.heads)),
+            related=(Related(("modules", name, "model", "heads"), f"{model.heads} heads"),),
+        )
 
 
 def hidden_over_heads(spec: Spec, name: str) -> Findings:

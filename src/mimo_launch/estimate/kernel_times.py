@@ -313,7 +313,7 @@ class StageKernels:
             whole = "causal" if self.module.is_causal else "whole"
             return ("documents" if self.module.is_causal else "images") if is_list else whole
         sequences = self._tokens * cp / self.layout.seq
-        if work.blocks:
+        if work.blocks and kind.attending.sees_later(number):
             return "masked"
         if windows or work.spans.total() > sequences:
             return "documents"

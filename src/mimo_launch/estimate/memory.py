@@ -306,7 +306,9 @@ class Activations:
         """Return the bytes of shared masks, if all tokens of an image see each other."""
         if not self.work.blocks:
             return 0
-        kinds = {self.kind.attending.in_windows(number) for number in self.path.layers}
+        attending = self.kind.attending
+        seeing = (number for number in self.path.layers if attending.sees_later(number))
+        kinds = {attending.in_windows(number) for number in seeing}
         return len(kinds) * self.tokens * self.seq * self.bytes
 
     def saved_by_layers(self) -> int:

@@ -35,7 +35,7 @@ _LAYER = (
     *("norm", "attention_norm", "mlp_norm", "post_attention_norm", "post_mlp_norm"),
     *(f"attention.{x}" for x in ("q", "k", "v", "o", "q_norm", "k_norm", "sinks")),
     *(f"attention.latent.{x}_{y}" for x in ("q", "kv") for y in ("down", "norm", "up")),
-    *("attention_scale", "mlp_scale"),
+    *("attention_scale", "mlp_scale", "layer_scalar"),
     *(f"mamba.{x}" for x in ("x", "z", "B", "C", "dt", "norm", "out")),
     *(f"mamba.conv.{x}" for x in ("x", "B", "C")),
     *(f"deltanet.{x}" for x in ("q", "k", "v", "z", "a", "b", "norm", "out")),

@@ -104,6 +104,8 @@ class AttentionShape(LayerShape):
     `bias` gives the output one. `qk_norm` normalises each head of queries and keys, `l2_norm`
     without weights, `wide_norm` all of them together; `norm_last`: each head after its rotation.
     Queries, keys and values stay within `clip`, if given, before norms of single heads.
+    `value_norm` normalises each head of values, without weights. Without `own_values` values are
+    what keys are made of: their projection.
     Scores are divided by the square root of `score_size` (None: of the head size), and stay below
     `score_cap`; learned `sinks` join their softmax. If `gated`, each head's output is multiplied by
     the sigmoid of a gate, which follows the query of the head. `interleaved`: numbers of a head
@@ -124,6 +126,8 @@ class AttentionShape(LayerShape):
     norm_last: bool = of_key("rotated_qk_norm", False)
     wide_norm: bool = of_key("wide_qk_norm", False)
     clip: float | None = of_key("clip_qkv", None)
+    value_norm: bool = of_key("value_norm", False)
+    own_values: bool = True
     eps: float = of_key("norm_eps", EPSILON)
     norm_offset: float = of_key("norm_offset", 0.0)
     score_size: float | None = of_key("query_pre_attn_scalar", None)
@@ -138,6 +142,11 @@ class AttentionShape(LayerShape):
     def query_parts(self) -> int:
         """Vectors of a query head: the query, and perhaps a gate."""
         return 1 + self.gated
+
+    @property
+    def key_parts(self) -> int:
+        """Vectors that are projected for a key/value head: the key, and perhaps the value."""
+        return 1 + self.own_values
 
     @property
     def output(self) -> RowShape:
@@ -158,7 +167,7 @@ class AttentionShape(LayerShape):
                 Output("k", self.kv_heads * head, head, bias and self.key_bias),
                 Output("v", self.kv_heads * head, head, bias),
             )
-            inputs = ColumnShape(width, outputs)
+            inputs = ColumnShape(width, outputs[: 1 + self.key_parts])
         logits = Weight(name="weight", shape=(heads,), axis=0, init="zeros", decay=False)
         return {
             "latent": narrow,
@@ -228,6 +237,8 @@ class AttentionShape(LayerShape):
         if normed and not passes.are_compiled:
             of_heads = passes.of_head_norms(weighted=self.qk_norm)
             found += (of_heads if by_head else passes.of_wide_norm(),)
+        if self.value_norm and not passes.are_compiled:
+            found += (passes.of_value_norm(),)
         return found
 
     def _read(
@@ -243,19 +254,24 @@ class AttentionShape(LayerShape):
         reorders = passes.reorders or pattern.in_windows
         gathers = passes.cp > 1 and not pattern.in_windows
         clips, found = self.clip is not None, []
-        reads_views = self.qk_norm or self.l2_norm or self.gated or clips
+        # Without norms of values, attention on one rank reads a view of these.
+        copies_values = reorders or self.value_norm
+        of_norms = self.qk_norm or self.l2_norm or self.value_norm
+        if self.value_norm and passes.wide > 1 and not passes.are_compiled:
+            of_norms = False
+        reads_views = of_norms or self.gated or clips
         # Causal attention over cp: autograd keeps no view of it, but measured steps hold as much
         # more.
         reads_views |= pattern.causal and gathers
-        if reads_views or not (reorders or (gathers and copied)):
+        if reads_views or not (reorders or (copied and (gathers or copies_values))):
             name = "queries, keys and values, fused"
-            found.append(Saved(name=name, query=self.query_parts, key=2))
+            found.append(Saved(name=name, query=self.query_parts, key=self.key_parts))
         if gathers:
             keys = (pattern.causal and passes.packed_keys) or passes.cp
             found.append(Saved(name="queries", query=1 if copied or reorders else 0))
             found.append(Saved(name="gathered keys and values", key=2 * keys))
         elif copied or reorders:
-            key = 2 if reorders or clips else 1
+            key = 2 if copies_values or clips else 1
             found.append(Saved(name="copies for attention", query=1, key=key))
         in_parts = pattern.causal and gathers and passes.packed_keys is None
         return (*found, IN_ORDER) if reorders or passes.pads or in_parts else tuple(found)

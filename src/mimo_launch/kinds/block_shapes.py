@@ -38,7 +38,8 @@ class BlockShape(LayerShape):
 
     `post_norms` follow both. `layer_scale` is the initial value of factors on what both add to the
     stream, and `residual_scale` a constant one. If they are `parallel`, both read the same stream,
-    by one norm.
+    by one norm. A number that does not train, at first `scalar`,
+    multiplies the stream after them.
     """
 
     layer = "mimo_launch.models.transformer_block:Block"
@@ -51,6 +52,7 @@ class BlockShape(LayerShape):
     parallel: bool = of_key("parallel", False)
     layer_scale: float | None = None
     residual_scale: float | None = of_key("residual_scale", None)
+    scalar: float | None = of_key("layer_scalar", None)
 
     @property
     def width(self) -> int:
@@ -71,6 +73,7 @@ class BlockShape(LayerShape):
             "attention_scale": scale,
             "mlp_scale": scale,
             "mlp": self.mlp,
+            "layer_scalar": None if self.scalar is None else scalar_shape(self.scalar),
         }
 
     def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
@@ -135,6 +138,21 @@ class BlockShape(LayerShape):
 def _router_reads(mlp: LayerShape, passes: Passes) -> bool:
     """Return whether a router reads the normed stream itself, not a copy in more bytes."""
     return isinstance(mlp, MoeShape) and passes.wide == 1
+
+
+def scalar_shape(start: float) -> OneShape:
+    """Return a number that the stream is multiplied by after a block, at first `start`."""
+    number = Weight(
+        name="weight",
+        shape=(1,),
+        terms="complete",
+        init="constant",
+        std=start,
+        decay=False,
+        trains=False,
+        role="buffer",
+    )
+    return OneShape(f"{NORMS}:LayerScalar", number)
 
 
 def scale_shape(width: int, start: float) -> OneShape:

@@ -78,12 +78,18 @@ class DecoderAttending(Attending):
     @property
     def whole_images(self) -> bool:
         """Whether the tokens of an image attend to each other in both directions."""
-        return self.model.bidirectional_images and not self.whole_prompts
+        return bool(self.model.bidirectional_images) and not self.whole_prompts
 
     @property
     def whole_prompts(self) -> bool:
         """Whether the tokens before the first that is learnt attend to each other."""
         return self.model.bidirectional_prompts
+
+    def sees_later(self, number: int) -> bool:
+        """Return whether tokens of a layer attend to later ones, in an image or a prompt."""
+        if self.whole_images and self.model.bidirectional_images == "in_windows":
+            return self.in_windows(number)
+        return Attending.sees_later(self, number)
 
     def in_windows(self, number: int) -> bool:
         """Return whether the tokens of a layer, or of a depth, attend in windows."""
@@ -125,9 +131,17 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return replace(LanguageKind.norm(self), kind=kind, offset=offset * (kind == "rms"))
 
     def attention(self, number: int, *, out_scale: float) -> AttentionShape:
-        """Return the attention of a block."""
+        """Return the attention of a block, with the heads of layers with windows in these."""
         found = LanguageKind.attention(self, number, out_scale=out_scale)
-        return replace(found, l2_norm=self._normed_by_l2(number))
+        found = replace(found, l2_norm=self._normed_by_l2(number))
+        window = self.window(number)
+        if window is None:
+            return replace(found, own_values=not self.model.values_from_keys)
+        return replace(
+            found,
+            head_size=window.head_dim or found.head_size,
+            kv_heads=window.kv_heads or found.kv_heads,
+        )
 
     def _normed_by_l2(self, number: int) -> bool:
         """Return whether queries and keys of a layer have a norm without weights."""
@@ -184,6 +198,8 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
             rotary = found.rotary
             if rotary is not None and window.rope_theta is not None:
                 rotary = replace(rotary, theta=window.rope_theta, scaling=None)
+            if rotary is not None and window.head_dim is not None:
+                rotary = replace(rotary, size=self.model.rotary_part(window.head_dim))
             found = replace(found, rotary=rotary, window=window)
         if nope is not None and self._like(number) in nope.layers:
             found = replace(found, rotary=None, growth=nope.query_scaling or found.growth)

@@ -132,6 +132,10 @@ class Attending:
         """Whether the tokens before the first that is learnt attend to each other."""
         return False
 
+    def sees_later(self, number: int) -> bool:
+        """Return whether tokens of a layer attend to later ones, in an image or a prompt."""
+        return self.whole_images or self.whole_prompts
+
     def in_windows(self, number: int) -> bool:
         """Return whether the tokens of a layer attend in windows."""
         windows = self.windows or self.sliding

@@ -164,15 +164,17 @@ class CausalKind(ModelKind):
         """Return the last tokens that tokens of a layer attend to, None if all."""
         return None
 
-    def reach(self, number: int) -> SlidingWindow | None:
+    def reach(self, number: int) -> tuple[SlidingWindow | None, bool]:
         """Return what the pairs of a layer depend on, besides the work."""
-        return self.window(number)
+        return self.window(number), self.attending.sees_later(number)
 
     def pairs(self, number: int, work: Workload) -> float:
         """Return the pairs of tokens that attend: with earlier tokens, or in a block of tokens."""
         found, window = 0.0, self.window(number)
         for span, times in work.spans.items():
             found += times * (span**2 / 2 if window is None else window.pairs(span))
+        if not self.attending.sees_later(number):
+            return found
         # The span already counts half of a block.
         return found + sum(length**2 / 2 * times for length, times in work.blocks.items())
 

@@ -138,6 +138,11 @@ class Passes:
         kept = self.of_norm("rms" if weighted else "layer", input_stays=True)
         return Saved(name="inputs of norms of heads in fp32, and results", query=kept, key=kept)
 
+    def of_value_norm(self) -> Saved:
+        """Return what the norm of value heads, without weights, keeps besides its input."""
+        kept = self.of_norm("layer", input_stays=True)
+        return Saved(name="values in fp32", key=kept)
+
     def of_wide_norm(self) -> Saved:
         """Return what norms of all heads together keep besides their inputs."""
         if self.wide > 1:

@@ -25,7 +25,7 @@ from mimo_launch.layers.latent_attention import LatentInputs
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
 from mimo_launch.layers.norms import Norm, Sinks, WideNorm
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import placed_heads, sigmoid_gated
+from mimo_launch.layers.pointwise import placed_heads, rms_norm, sigmoid_gated
 from mimo_launch.layers.recompute import Remake, recomputed
 from mimo_launch.layers.score_attention import Drop, Scoring, attend_by_scores, queries_at_once
 from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
@@ -73,15 +73,18 @@ class Attention(ShapedLayer[AttentionShape]):
         """Return queries, keys, values and any gates of this rank's heads, [N, h or g, K]."""
         fused: Any = self.inputs.of_tokens(x_nD, draws, again)
         parts = self.shape.query_parts
-        queries = self.heads * parts
-        shape = fused.shape[0], queries + 2 * self.kv_heads, self.shape.head_size
-        q, k, v = fused.view(shape).split([queries, self.kv_heads, self.kv_heads], dim=1)
+        queries, keys = self.heads * parts, [self.kv_heads] * self.shape.key_parts
+        heads = fused.view(fused.shape[0], queries + sum(keys), self.shape.head_size)
+        q, k, *others = heads.split([queries, *keys], dim=1)
+        v = others[0] if others else k
         # The backward of `unbind` copies.
         q, *gates = q.unflatten(1, (self.heads, parts)).unbind(2) if parts > 1 else (q,)
         if isinstance(self.q_norm, WideNorm) and isinstance(self.k_norm, WideNorm):
             q, k = self.q_norm(q), self.k_norm(k)
         if (most := self.shape.clip) is not None:
             q, k, v = (x.clamp(-most, most) for x in (q, k, v))
+        if self.shape.value_norm:
+            v = self.context.fused(rms_norm, v, None, self.shape.eps, 0.0)
         return (q, k, v, *gates)
 
     def _placed(

@@ -93,6 +93,14 @@ class LayerScale(ShapedLayer[OneShape]):
         return torch.mul(x_nD, self.weight)
 
 
+class LayerScalar(ShapedLayer[OneShape]):
+    """A number that does not train, on the stream after a block: [n, D] -> [n, D]."""
+
+    def forward(self, x_nD: Tensor) -> Tensor:
+        """Return x times the number."""
+        return x_nD * self.weight.to(x_nD.dtype)
+
+
 class Sinks(ShapedLayer[OneShape]):
     """A logit per head [h] that joins the denominator of a softmax (arXiv:2309.17453)."""
 

@@ -39,10 +39,15 @@ def scaled(frequency: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
     """Return the frequencies of a model that was trained further on longer sequences.
 
     Sources: Llama 3.1 (arXiv:2407.21783, section 3.4.2), as in its published code; linear:
-    arXiv:2306.15595, section 3; YaRN: arXiv:2309.00071, section 3.2, by pairs as in its code.
+    arXiv:2306.15595, section 3; YaRN: arXiv:2309.00071, section 3.2, by pairs as in its code;
+    proportional: Gemma 4, as in `transformers` 5.24, modeling_rope_utils.
     """
     if scaling.rope_type == "linear":
         return frequency / scaling.factor
+    if scaling.rope_type == "proportional":
+        turning = int(scaling.partial_rotary_factor * len(frequency))
+        pair = torch.arange(len(frequency), device=frequency.device)
+        return frequency / scaling.factor * (pair < turning)
     if scaling.rope_type == "yarn":
         pair = torch.arange(len(frequency), device=frequency.device, dtype=frequency.dtype)
         first, last = _interpolated(len(frequency), scaling, theta)

@@ -184,10 +184,14 @@ class LanguageStage(ModelStage):
         seen = {sight.window: in_window(plain, sight.window, seq) for sight in sights}
         if batch.images is not None:
             given = batch.images, cp.index, cp.size, dtype
-            whole = self.kind.attending.whole_prompts
-            seen = {
-                window: with_images(context, *given, whole=whole)
-                for window, context in seen.items()
+            attending = self.kind.attending
+            seen |= {
+                window: with_images(seen[window], *given, whole=attending.whole_prompts)
+                for window in {
+                    sight.window
+                    for number, sight in self.sights.items()
+                    if attending.sees_later(number)
+                }
             }
         return {
             sight: replace(

@@ -24,7 +24,7 @@ from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.dropout import Draws, Dropout, dropout
 from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.linear import RowLinear
-from mimo_launch.layers.norms import LayerScale, Norm
+from mimo_launch.layers.norms import LayerScalar, LayerScale, Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.recompute import Remake, recomputed, remake
 from mimo_launch.layers.sequence_contexts import SequenceContext
@@ -78,6 +78,7 @@ class Block(Layer[BlockShape]):
     attention_scale: LayerScale | None
     mlp_scale: LayerScale | None
     mlp: Mlp | MoeMlp
+    layer_scalar: LayerScalar | None
 
     def __init__(self, context: ParallelContext, shape: BlockShape) -> None:
         super().__init__(context, shape)
@@ -85,6 +86,11 @@ class Block(Layer[BlockShape]):
         self.drop_mlp = dropout(context.dropout, context.fused)
 
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+        out = self._after_layers(x_nD, attention_context)
+        return out if self.layer_scalar is None else self.layer_scalar(out)
+
+    def _after_layers(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+        """Return the stream after attention and MLP."""
         attended = self._part("attention", self._attended, x_nD, attention_context)
         if self.shape.parallel:
             change = self._part("mlp", self._of_stream, x_nD, attention_context)

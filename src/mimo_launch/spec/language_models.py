@@ -150,7 +150,11 @@ class LanguageModel(CausalModel):
     @property
     def rotary_size(self) -> int:
         """Dimensions of a head that rotate with positions."""
-        return int(self.head_size * self.rotary_factor)
+        return self.rotary_part(self.head_size)
+
+    def rotary_part(self, head_size: int) -> int:
+        """Return how many dimensions of a head of some size rotate with positions."""
+        return int(head_size * self.rotary_factor)
 
     @property
     def query_parts(self) -> int:
@@ -227,10 +231,11 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         "Command A.",
         examples=["{layers: [3, 7, 11, 15]}"],
     )
-    bidirectional_images: bool = Field(
+    bidirectional_images: bool | Literal["in_windows"] = Field(
         False,
         description="The tokens of an image attend to each other in both directions, as in "
-        "Gemma 3; in layers with windows as far as these reach back.",
+        "Gemma 3; in layers with windows as far as these reach back. `in_windows`: only in these "
+        "layers, as in Gemma 4.",
     )
     bidirectional_prompts: bool = Field(
         False,
@@ -304,6 +309,22 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         "as in DBRX and OLMoE: after `wide_qk_norm`, before norms of single heads and rotation.",
         examples=[8.0],
     )
+    value_norm: Annotated[bool, _OF_HEADS] = Field(
+        False,
+        description="Each value head is divided by its root mean square, a norm without weights, "
+        "as in Gemma 4.",
+    )
+    values_from_keys: Annotated[bool, _OF_HEADS] = Field(
+        False,
+        description="In layers without windows the projection of keys, before norm and rotation, "
+        "is also that of values, as in larger Gemma 4.",
+    )
+    layer_scalar: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="After each layer the stream is multiplied by a number of the layer, at first "
+        "this one, which does not train, as in Gemma 4.",
+        examples=[1.0],
+    )
     residual_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="Factor on what attention and MLPs add to the stream, as in Granite.",
@@ -361,7 +382,7 @@ class DecoderModel(DecoderBlocks, LanguageModel):
     @property
     def rotary_size(self) -> int:
         """Dimensions of a head that rotate with positions."""
-        return self.mla.rope_head_dim if self.mla else int(self.head_size * self.rotary_factor)
+        return self.mla.rope_head_dim if self.mla else self.rotary_part(self.head_size)
 
     @property
     def gated_mlp(self) -> bool:

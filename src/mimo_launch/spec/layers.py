@@ -27,11 +27,13 @@ class RopeScaling(Strict):
     """Slower turns for long wavelengths, so that a model sees further than it was first trained to.
 
     The names are the ones in the settings of transformers. `linear` uses only the factor.
+    `proportional` leaves all but the shortest wavelengths out.
     """
 
     # The keys that each type uses besides `factor`.
     USED: ClassVar[dict[str, frozenset[str]]] = {
         "linear": frozenset(),
+        "proportional": frozenset({"partial_rotary_factor"}),
         "llama3": frozenset(
             {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
         ),
@@ -41,13 +43,19 @@ class RopeScaling(Strict):
         ),
     }
 
-    rope_type: Literal["llama3", "linear", "yarn"] = Field(
+    rope_type: Literal["llama3", "linear", "yarn", "proportional"] = Field(
         "llama3",
         description="`llama3`: long wavelengths rotate slower, as in Llama 3.1; `linear`: all do, "
-        "as in Gemma 3; `yarn`: long ones do, and scores grow, as in GPT-OSS and DeepSeek-V3.",
+        "as in Gemma 3; `yarn`: long ones do, and scores grow, as in GPT-OSS and DeepSeek-V3; "
+        "`proportional`: all do, and long ones do not rotate at all, as in Gemma 4.",
     )
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         description="How many times slower the longest wavelengths rotate.", examples=[8.0]
+    )
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0,
+        description="`proportional`: part of the pairs of a head that rotate, those of the "
+        "shortest wavelengths; 0.25 in Gemma 4.",
     )
     low_freq_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         1.0, description="Wavelengths above original length / this rotate `factor` times slower."
@@ -165,6 +173,19 @@ class SlidingWindow(LayerChoice):
         description="Base of the rotary position embedding in layers with windows, which is not "
         "scaled then; default that of the other layers, with its scaling.",
         examples=[10000.0],
+    )
+
+    head_dim: Count | None = Field(
+        None,
+        description="Size of a head in layers with windows, as in Gemma 4; default that of the "
+        "other layers.",
+        examples=[256],
+    )
+    kv_heads: Count | None = Field(
+        None,
+        description="Key/value heads in layers with windows, as in Gemma 4; default those of the "
+        "other layers.",
+        examples=[16],
     )
 
     def pairs(self, tokens: int) -> float:

@@ -334,8 +334,8 @@ class Oracle:
         if model.rope_theta is None:
             return text
 
-        def angles(theta: float, scaling: RopeScaling | None) -> Tensor:
-            turns = frequencies(model.rotary_size, theta, scaling)
+        def angles(theta: float, scaling: RopeScaling | None, size: int) -> Tensor:
+            turns = frequencies(size, theta, scaling)
             if model.mrope is None:
                 return text_angles(len(given), turns)
             later = {
@@ -347,10 +347,17 @@ class Oracle:
             return axis_angles(ids, model.mrope, turns, interleaved=model.mrope_interleaved)
 
         window, local = kind.attending.sliding, None
-        if window is not None and window.rope_theta is not None:
-            local = angles(window.rope_theta, None)
         scaling = model.rope_scaling if isinstance(model, DecoderModel) else None
-        everywhere = angles(model.rope_theta, scaling)
+        if window is not None and (window.rope_theta is not None or window.head_dim is not None):
+            size = model.rotary_size
+            if window.head_dim is not None:
+                size = int(window.head_dim * model.rotary_factor)
+            local = (
+                angles(model.rope_theta, scaling, size)
+                if window.rope_theta is None
+                else angles(window.rope_theta, None, size)
+            )
+        everywhere = angles(model.rope_theta, scaling, model.rotary_size)
         return replace(text, angles=everywhere, local_angles=local)
 
     def _sounds(self, given: Tensor, described: SampleData) -> dict[int, int]:

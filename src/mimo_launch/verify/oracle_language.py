@@ -11,6 +11,7 @@ Legend: S tokens, D width, H heads of K numbers, r rows of width E, N frames.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
+from mimo_launch.spec.layers import SlidingWindow
 from mimo_launch.spec.spec import DecoderModel, LanguageModel
 from mimo_launch.verify.oracle_blocks import RecordText, mixture, mlp
 from mimo_launch.verify.oracle_dropout import Weights
@@ -91,7 +93,9 @@ def decoder_block(
         change = mlp(weights, f"{layer}.mlp", y, activation)
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_mlp_norm")
-    return x_SD + factor * weights.added(change, f"{layer}.drop_mlp")
+    x_SD = x_SD + factor * weights.added(change, f"{layer}.drop_mlp")
+    scaled = more is not None and more.layer_scalar is not None
+    return x_SD * weights[f"{layer}.layer_scalar.weight"] if scaled else x_SD
 
 
 def norm_of(weights: Weights, model: CausalModel) -> Norm:
@@ -116,8 +120,13 @@ def _normed(
             return norm(x_SHK.flatten(1), name).view(x_SHK.shape)
         return norm(x_SHK, name)
     if isinstance(model, DecoderModel) and model.l2_qk_norm and not _is_still(model, number):
-        return x_SHK / (x_SHK.square().mean(dim=-1, keepdim=True) + model.norm_eps).sqrt()
+        return _over_its_root(x_SHK, model.norm_eps)
     return x_SHK
+
+
+def _over_its_root(x_SHK: Tensor, eps: float) -> Tensor:
+    """Return heads divided by their root mean square."""
+    return x_SHK / (x_SHK.square().mean(dim=-1, keepdim=True) + eps).sqrt()
 
 
 def _placed(
@@ -166,6 +175,37 @@ def _rotated(
 def _is_still(model: DecoderModel, number: int | None) -> bool:
     """Return whether a layer has no rotary positions."""
     return model.nope is not None and number in model.nope.layers
+
+
+def _normed_values(v_SHK: Tensor, model: DecoderBlocks | HybridModel) -> Tensor:
+    """Return values after their norm, if any."""
+    normed = isinstance(model, DecoderModel) and model.value_norm
+    return _over_its_root(v_SHK, model.norm_eps) if normed else v_SHK
+
+
+def _heads_of(
+    model: DecoderBlocks | HybridModel, number: int | None
+) -> tuple[int, int, Literal["k", "v"]]:
+    """Return the size of a layer's heads, their number for keys, and the map of values."""
+    found = model.head_size, model.num_kv_heads
+    if not isinstance(model, DecoderModel):
+        return *found, "v"
+    if (window := _window_of(model, number)) is None:
+        return *found, "k" if model.values_from_keys else "v"
+    return window.head_dim or found[0], window.kv_heads or found[1], "v"
+
+
+def _sees_images(model: DecoderBlocks | HybridModel, number: int | None) -> bool:
+    """Return whether the tokens of an image see each other in a layer, if they do in any."""
+    if not isinstance(model, DecoderModel) or model.bidirectional_images != "in_windows":
+        return True
+    return _window_of(model, number) is not None
+
+
+def _window_of(model: DecoderModel, number: int | None) -> SlidingWindow | None:
+    """Return the window of a layer, if it has one."""
+    window = model.sliding_window
+    return None if window is None or number in window.full else window
 
 
 def latent_heads(
@@ -260,7 +300,8 @@ def _attention(
     A query head's features may be a query followed by a gate. In multi-head latent attention, see
     `latent_heads`.
     """
-    heads, kv_heads, norm = model.heads, model.num_kv_heads, _rms_of(weights, model)
+    heads, norm = model.heads, _rms_of(weights, model)
+    head_size, kv_heads, of_value = _heads_of(model, number)
     angles, factor, window, size, cap, sinks = text.angles, 1.0, None, None, None, None
     growth: Tensor | None = None
     chunked = False
@@ -270,10 +311,10 @@ def _attention(
         size, cap = model.query_pre_attn_scalar, model.attention_softcap
         growth = query_growth(model.query_scaling, text.documents)
         sinks = weights[f"{name}.sinks.weight"] if model.attention_sinks else None
-        if model.sliding_window is not None and number not in model.sliding_window.full:
-            window, chunked = model.sliding_window.size, model.sliding_window.chunked
-            if text.local_angles is not None:
-                angles, factor = text.local_angles, 1.0
+        if (sliding := _window_of(model, number)) is not None:
+            window, chunked = sliding.size, sliding.chunked
+            factor = factor if sliding.rope_theta is None else 1.0
+            angles = angles if text.local_angles is None else text.local_angles
         if model.nope is not None and _is_still(model, number) and angles is not None:
             angles, factor = torch.zeros_like(angles), 1.0
             own = model.nope.query_scaling or model.query_scaling
@@ -283,20 +324,23 @@ def _attention(
         q, k, v = latent_heads(weights, y, f"{name}.latent", model, angles, factor)
     else:
         q, *gates = torch.split(
-            linear(weights, y, f"{name}.q").view(len(y), heads, -1), model.head_size, dim=-1
+            linear(weights, y, f"{name}.q").view(len(y), heads, -1), head_size, dim=-1
         )
-        k, v = (linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in "kv")
+        k, v = (
+            linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in ("k", of_value)
+        )
         turn = partial(_rotated, model=model, angles=angles, factor=factor)
         q, k = (
             _placed(norm, x, f"{name}.{p}_norm", model, number, turn)
             for x, p in ((q, "q"), (k, "k"))
         )
-        v = _clipped(v, model)
+        v = _normed_values(_clipped(v, model), model)
     if growth is not None:
         q = torch.einsum("shk,s->shk", q, growth)
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
     scale = (size or q.shape[-1]) ** -0.5
-    hidden = hidden_from(text.documents, text.images, window, chunked=chunked, prompts=text.prompts)
+    images = text.images if _sees_images(model, number) else None
+    hidden = hidden_from(text.documents, images, window, chunked=chunked, prompts=text.prompts)
     softmaxed = softmax if sinks is None else partial(softmax_beside, sinks_H=sinks)
     attended = attend(
         q * scale, k, v, hidden, cap=cap, weigh=lambda s: weights.attended(softmaxed(s), name)

@@ -215,6 +215,9 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> 
         return frequencies
     if scaling.rope_type == "linear":
         return [frequency / scaling.factor for frequency in frequencies]
+    if scaling.rope_type == "proportional":
+        rest = size // 2 - int(scaling.partial_rotary_factor * size / 2)
+        return [f / scaling.factor for f in frequencies[: size // 2 - rest]] + [0.0] * rest
     length, scaled = scaling.original_max_position_embeddings, list[float]()
     if scaling.rope_type == "yarn":
         # The pair that turns n times within the length: length * theta^(-2i/K) = 2 pi n.

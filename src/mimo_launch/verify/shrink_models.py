@@ -16,7 +16,7 @@ from mimo_launch.spec.base import LayerChoice, Strict
 from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 from mimo_launch.spec.hybrid import MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
-from mimo_launch.spec.layers import QueryScaling, SlidingWindow
+from mimo_launch.spec.layers import QueryScaling, RopeScaling, SlidingWindow
 from mimo_launch.spec.media import Tiles, Windows
 from mimo_launch.spec.module import FrozenLayers
 from mimo_launch.spec.spec import (
@@ -71,12 +71,37 @@ def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> Deco
         update["mla"] = model.mla.replace(**sizes)
     if model.query_pre_attn_scalar is not None:
         update["query_pre_attn_scalar"] = 2.0 * HEAD_SIZE
+    if model.layer_scalar is not None:
+        # A missing factor of 1 would not show.
+        update["layer_scalar"] = 0.5
     for key in ("attention_softcap", "logit_softcap"):
         # Small enough that capped values differ from uncapped ones.
         if (cap := getattr(model, key)) is not None:
             update[key] = min(cap, MAX_CAP)
     small = _shrink_language(model, module.grid.tp).replace(**update)
-    return _with_experts(small, module, model)
+    return _with_experts(_with_window_heads(small, module.grid.tp), module, model)
+
+
+def _with_window_heads(small: DecoderModel, tp: int) -> DecoderModel:
+    """Return a small model with small heads in layers with windows, of another size than others.
+
+    With `mrope` all heads have the same size.
+    """
+    window = small.sliding_window
+    if window is None or (window.head_dim is None and window.kv_heads is None):
+        return small
+    update: dict[str, object] = {}
+    if window.head_dim is not None:
+        update["head_dim"] = small.head_size + (4 if small.mrope is None else 0)
+    heads = small.heads
+    if window.kv_heads is not None:
+        update["kv_heads"] = kv_heads = _small_kv_heads(window.kv_heads, tp)
+        heads = lcm(heads, kv_heads)
+    head_dim = small.head_size if heads != small.heads else small.head_dim
+    window = window.replace(**update)
+    return small.replace(
+        heads=heads, kv_heads=small.num_kv_heads, head_dim=head_dim, sliding_window=window
+    )
 
 
 def _small_sections(of: Strict, before: int, layers: int) -> dict[str, object]:
@@ -87,6 +112,9 @@ def _small_sections(of: Strict, before: int, layers: int) -> dict[str, object]:
     if isinstance(of, SlidingWindow):
         # Smaller than small sequences.
         update["size"] = min(of.size, MAX_WINDOW)
+    if isinstance(of, RopeScaling) and of.partial_rotary_factor < 1:
+        # Several pairs of a small head rotate, so that their frequencies show.
+        update["partial_rotary_factor"] = 0.5
     if isinstance(of, QueryScaling):
         # Shorter than documents, and large enough to show wrong positions.
         update |= {"beta": max(of.beta, MIN_BETA), "length": min(of.length, MAX_LENGTH)}
@@ -181,11 +209,16 @@ def _small_heads(model: CausalModel | VitModel, tp: int) -> dict[str, int]:
     A rank that has several heads of either kind keeps two.
     """
     asked = model.kv_heads or model.heads
-    kv_heads = asked if asked < tp else tp * min(2, asked // tp)
+    kv_heads = _small_kv_heads(asked, tp)
     heads = lcm(tp, kv_heads) * min(2, max(1, model.heads // lcm(tp, asked)))
     if model.heads == asked:
         heads = kv_heads
     return {"heads": heads, "kv_heads": kv_heads}
+
+
+def _small_kv_heads(asked: int, tp: int) -> int:
+    """Return few key/value heads that are shared by as many of `tp` ranks as `asked` ones."""
+    return asked if asked < tp else tp * min(2, asked // tp)
 
 
 def _small_blocks(model: CausalModel, tp: int) -> dict[str, object]:

@@ -38,7 +38,7 @@ _COMMON: Config = {
     "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "tie_word_embeddings": True, _SCALAR: 256,
 }  # fmt: skip
-_TENSORS = decoders.TENSORS | in_layers(
+TENSORS = decoders.TENSORS | in_layers(
     LAYERS,
     {
         "post_attention_norm": "post_attention_layernorm",
@@ -54,7 +54,9 @@ def _scalar(config: Config) -> float | None:
     return None if scalar == head else scalar
 
 
-def _cap(ours: str, key: str) -> dict[str, Computed]:
+def cap(ours: str, key: str) -> dict[str, Computed]:
+    """Return the entry of a cap of scores or logits, which may be `null`."""
+
     def found(config: Config) -> float | None:
         if config.get(key) is None:
             return None
@@ -67,12 +69,10 @@ def _cap(ours: str, key: str) -> dict[str, Computed]:
     return {ours: Computed(found, lambda model: {key: getattr(model, ours)}, words)}
 
 
-_FIRST: dict[str, Any] = {
-    "norm_offset": True,
-    "embedding_scale": Computed(
-        lambda config: number(config, "hidden_size") ** 0.5, words="the root of `hidden_size`"
-    ),
-}
+ROOT_OF_WIDTH = Computed(
+    lambda config: number(config, "hidden_size") ** 0.5, words="the root of `hidden_size`"
+)
+_FIRST: dict[str, Any] = {"norm_offset": True, "embedding_scale": ROOT_OF_WIDTH}
 BOTH_WAYS = "use_bidirectional_attention"
 # Published folders name the exact function but mean its approximation.
 _FIRST_ACTIVATIONS = {_ACTIVATION: "gelu_tanh", "gelu": "gelu_tanh"}
@@ -106,15 +106,15 @@ _PARTS: dict[str, Any] = {
         _scalar, lambda model: {_SCALAR: model.query_pre_attn_scalar or model.head_size},
         f"`{_SCALAR}`, unless it is `head_dim`",
     ),
-    **_cap("logit_softcap", _LOGIT_CAP),
+    **cap("logit_softcap", _LOGIT_CAP),
 }  # fmt: skip
 GEMMA2 = Family(
     model_type="gemma2",
     kind="decoder",
     architecture="Gemma2ForCausalLM",
     published=("google/gemma-2-9b",),
-    settings=decoders.decoder(_BLOCK, _WINDOWS, **_PARTS, **_cap("attention_softcap", _SCORE_CAP)),
-    tensors=_TENSORS,
+    settings=decoders.decoder(_BLOCK, _WINDOWS, **_PARTS, **cap("attention_softcap", _SCORE_CAP)),
+    tensors=TENSORS,
     refused=refusals(
         *(one_of(key, (False, None), False) for key in ("attention_bias", BOTH_WAYS)),
         one_of("hidden_activation", _ACTIVATIONS, _ACTIVATION),
@@ -134,7 +134,7 @@ VAULTGEMMA = replace(
         _BLOCK,
         _WINDOWS,
         **(_PARTS | {"post_norms": False}),
-        **_cap("attention_softcap", _SCORE_CAP),
+        **cap("attention_softcap", _SCORE_CAP),
     ),
     tensors=decoders.TENSORS | in_layers(LAYERS, {"mlp_norm": "pre_feedforward_layernorm"}),
     notes="A Gemma 2 without norms after attention and MLP. Every second layer has a window.",
@@ -235,7 +235,7 @@ GEMMA3_TEXT = Family(
         **ROPES,
         **_PARTS,
     ),
-    tensors=_TENSORS,
+    tensors=TENSORS,
     refused=refusals(
         *(
             one_of(key, (False, None), False)
