@@ -219,6 +219,15 @@ def test_every_depth_of_further_tokens_has_labels_in_short_documents(depth: int)
     assert small.data.max_documents == 2
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 7])
+def test_several_depths_of_further_tokens_stay_several(depth: int) -> None:
+    """Each reads the one before: a proof of the first alone says nothing of the others."""
+    small = shrink(spec({"language": box(0, model={"mtp": {"depth": depth}})})).language.model
+    assert small.mtp is not None
+    assert (small.mtp.depth > 1) == (depth > 1)
+    assert small.mtp.depth <= min(depth, 3)
+
+
 def test_a_choice_of_many_experts_stays_one_of_three() -> None:
     moe = {"experts": 64, "top_k": 8, "width": 16}
     for ep in (1, 2, 4):
