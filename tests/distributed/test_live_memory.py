@@ -48,6 +48,14 @@ def step(
     )  # fmt: skip
 
 
+def frozen(made: Spec) -> Spec:
+    """Return a spec with vision frozen, and an adapter in language."""
+    modules = {n: m.model_dump(by_alias=True) for n, m in made.modules.items()}
+    modules["vision"]["frozen"] = True
+    modules["language"]["adapter"] = {"rank": 4, "alpha": 8}
+    return Spec.model_validate(made.model_dump(by_alias=True) | {"modules": modules})
+
+
 STEPS = {
     "activations": (1, step()),
     "one microbatch": (1, step(microbatches=1)),
@@ -58,6 +66,8 @@ STEPS = {
     "dp 2": (2, step(each={"dp": 2})),
     "dp 2, fully sharded": (2, step(each={"dp": 2, "sharding": "full"})),
     "ranks of their own": (2, step(first=1)),
+    "adapters on a frozen model": (1, frozen(step(tokens=64, image=8))),
+    "adapters, dp 2": (2, frozen(step(each={"dp": 2}, tokens=64, image=8))),
 }
 
 

@@ -14,6 +14,7 @@ from math import ceil, log2
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.parameters import StageWeights, adds_in_products
+from mimo_launch.estimate.weight_cut import WeightCut
 from mimo_launch.kinds.weights import Parameter
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.spec.base import Axis
@@ -113,12 +114,9 @@ class WeightTimes:
 
     def gather(self, weights: StageWeights) -> list[float]:
         """Return the seconds to gather each FSDP unit, the root last."""
-        number, seconds = self.spec.train.numbers.computed.bytes, []
+        cut, seconds = WeightCut.of(self.spec, self.module), []
         for unit in weights.units:
-            group = self._replicas(unit)
-            # Packed weights are whole on each rank, except under full sharding.
-            full = weights.full_sharding
-            size = sum(each.bytes(number) for each in unit if full or each.packed is None)
+            group, size = self._replicas(unit), cut.gathered(unit)
             # Weights are copied into the buffer and out of it.
             copies = 4 * size / self.constants.memory_bandwidth / GIGA
             seconds.append(self.links.collective(group, size) + copies)

@@ -16,6 +16,7 @@ from math import ceil
 
 from mimo_launch.estimate.alike_stages import alike_layers
 from mimo_launch.estimate.parameters import adds_in_products, stage_weights
+from mimo_launch.estimate.weight_cut import WeightCut
 from mimo_launch.estimate.workload import backward_path, gathered_patches
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.block_shapes import narrow_width
@@ -117,54 +118,24 @@ def with_activations(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """How many ranks share weights, and those of experts; `full`: they gather for each forward."""
-
-    over: int
-    of_experts: int
-    full: bool
-
-    def parts(self, weight: Parameter) -> int:
-        """Return how many ranks share a weight."""
-        return self.of_experts if weight.experts else self.over
-
-    def elements(self, some: Iterable[Parameter]) -> int:
-        """Return the elements of one rank's shards."""
-        return sum(each.shard(self.parts(each)) for each in some)
-
-    def gathered(self, some: Iterable[Parameter], number: int) -> int:
-        """Return the bytes of gathered weights, of a `number` of bytes each.
-
-        Packed ones are gathered in full sharding alone.
-        """
-        return sum(each.bytes(number) for each in some if self.full or each.packed is None)
-
-
 def weight_memory(
     spec: Spec, module: ModuleLayout, stage: Stage, tp: int, *, several: bool
 ) -> StageMemory:
     """Return the memory of a stage without activations; `several`: forwards in a step."""
     weights = stage_weights(spec, stage, tp)
     shards, replicas = module.num_shards, module.grid.size(Axis.DP) * module.grid.size(Axis.CP)
-    of_experts = module.experts.size(Axis.EXPERT_DP) if module.experts else 1
-    full, cut = weights.full_sharding, _Cut(shards, of_experts, weights.full_sharding)
-    stored, computed = spec.train.numbers.stored.bytes, spec.train.numbers.computed.bytes
+    full, numbers, cut = weights.full_sharding, spec.train.numbers, WeightCut.of(spec, module)
+    stored, computed = numbers.stored.bytes, numbers.computed.bytes
     trained = [weight for weight in weights.all() if weight.trains]
     packed = [weight for weight in weights.all() if weight.packed is not None]
     own = cut.elements(trained)
-    # Replicas hold packed weights whole, unless these are fully sharded.
-    shard = sum(
-        each.bytes(stored, cut.parts(each) if full or each.packed is None else 1)
-        for each in weights.all()
-    )
     unpacked = max((each.numel * _beside_values(each, computed) for each in packed), default=0)
     *blocks, root = weights.units
     if module.experts or weights.depths:
         # Units differ in size: in the worst case the two largest are adjacent.
         blocks.sort(key=lambda unit: -sum(each.numel for each in unit))
-    two_blocks = sum(cut.gathered(each, computed) for each in blocks[:2])
-    ends = cut.gathered(root, computed)
+    two_blocks = sum(map(cut.gathered, blocks[:2]))
+    ends = cut.gathered(root)
     accumulates = bool(own) and not full and several
     unit = [weight for weights in blocks[:1] for weight in weights if weight.trains]
     rest = [weight for weight in root if weight.trains]
@@ -174,11 +145,11 @@ def weight_memory(
     block, last = (sum(each.numel for each in some) for some in (unit, rest))
     moments, host = _moments(spec, module, [(each, cut.elements((each,))) for each in trained])
     return StageMemory(
-        weights=shard,
+        weights=sum(map(cut.held, weights.all())),
         moments=moments * stored,
         host=host * stored,
         # The root stays gathered, and one unit arrives while another computes.
-        gathered=two_blocks + ends if full else cut.gathered(weights.all(), computed),
+        gathered=two_blocks + ends if full else cut.gathered(weights.all()),
         gather_buffer=(two_blocks or ends) if shards > 1 else 0,
         # Fully sharded, every backward adds its shards to those of the backwards before.
         accumulated=own * stored if full else weights.trained * stored if accumulates else 0,
@@ -523,16 +494,19 @@ def checkpoint_bytes(spec: Spec) -> int:
     update = {"grid": Grid(), "experts": None}
     modules = {name: each.model_copy(update=update) for name, each in spec.modules.items()}
     alone = spec.model_copy(update={"modules": modules})
-    numbers, saving = 0, spec.saving or CheckpointSpec()
+    total, saving = 0, spec.saving or CheckpointSpec()
     for name, module in modules.items():
         rules = spec.optimizer.rules(module.optimizer)
         stage = Stage(name, 0, 0, module.model.layers, is_first=True, is_last=True)
         weights = [each for each in stage_weights(alone, stage, 0).all() if not each.packed]
         trained = [each for each in weights if each.trains]
         leaves_out = not saving.frozen_weights and module.init_from is not None
-        numbers += sum(each.numel for each in (trained if leaves_out else weights))
-        numbers += sum(_state(rules, each) * each.numel for each in trained)
-    return numbers * spec.train.numbers.stored.bytes
+        for each in trained if leaves_out else weights:
+            held = spec.train.numbers.held(trains=each.trains, ndim=len(each.shape))
+            total += each.numel * held.bytes
+        states = sum(_state(rules, each) * each.numel for each in trained)
+        total += states * spec.train.numbers.stored.bytes
+    return total
 
 
 def _state(rules: tuple[UpdateRule, ...], weight: Parameter) -> int:

@@ -115,6 +115,10 @@ def build_modules(
             with torch.device("meta"):
                 network = build_network(spec, stage, context)
             _freeze(network, spec, module.name)
+            for each in network.parameters():
+                if each.is_floating_point():
+                    held = spec.train.numbers.held(trains=each.requires_grad, ndim=each.ndim)
+                    each.data = each.data.to(torch_type(held))
             flag = before_dp_sum[stage.index] = FiniteFlag(context.device)
             shard(network, stage, grids, module.sharding, spec.train.numbers, flag)
             constants = {n: b for n, b in network.named_buffers() if not b.is_meta}

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from mimo_launch.comm.finite_flags import FiniteFlag, watch
@@ -47,17 +48,19 @@ def shard(
         reduce_dtype=torch_type(numbers.stored) if low else None,
         cast_forward_inputs=False,
     )
-    # Packed weights do not train. Where FSDP does not reshard, each rank holds them whole, without
-    # the shards that FSDP would keep beside them.
-    packed = set[nn.Parameter]()
-    if not reshard:
-        packed = {each for each in network.parameters() if each.dtype == torch.uint8}
-    wrap = partial(
-        fully_shard, mp_policy=policy, reshard_after_forward=reshard, ignored_params=packed
-    )
     experts = [each for each in network.modules() if isinstance(each, Experts)]
     mesh = grids.mesh(stage.module)
     replicas = grids.mesh(stage.module, Axis.EXPERT_DP) if experts else mesh
+    meshes = {weight: replicas for each in experts for weight in each.parameters()}
+    computed = torch_type(numbers.computed)
+    whole = {
+        weight
+        for weight in network.parameters()
+        if _is_whole(weight, meshes.get(weight, mesh), computed, reshards=reshard)
+    }
+    wrap = partial(
+        fully_shard, mp_policy=policy, reshard_after_forward=reshard, ignored_params=whole
+    )
     for each in experts:
         wrap(each, mesh=replicas)
     blocks = list(cast(_Stage, network).layers.values())
@@ -79,6 +82,20 @@ def shard(
             watch(wrapped, flag, alone=own.size(-1) == 1)
         if low and not reshard:
             accumulate_in_products(wrapped)
+
+
+def _is_whole(
+    weight: nn.Parameter, mesh: DeviceMesh, computed: torch.dtype, *, reshards: bool
+) -> bool:
+    """Return whether ranks hold a weight whole, without the shard that FSDP would keep beside it.
+
+    It does not train, and either is packed, where FSDP does not reshard, or has no other replica.
+    """
+    if weight.requires_grad:
+        return False
+    if weight.dtype == torch.uint8:
+        return not reshards
+    return mesh.size() == 1 and weight.dtype == computed
 
 
 def fsdp_modules(network: nn.Module) -> Iterator[FSDPModule]:

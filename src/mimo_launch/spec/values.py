@@ -47,6 +47,14 @@ class Precision:
         """Whether proofs compute in it: nothing is fused for speed."""
         return self.computed.bytes == 8
 
+    def held(self, *, trains: bool, ndim: int) -> NumberType:
+        """Return the type in which a rank holds a weight between steps.
+
+        Updates need more bits than products. A matrix that does not train is only ever multiplied;
+        vectors are few, and some compute in fp32.
+        """
+        return self.stored if trains or ndim < 2 else self.computed
+
 
 _FP64, _FP32, _BF16 = NumberType("float64", 8), NumberType("float32", 4), NumberType("bfloat16", 2)
 PRECISIONS: dict[PrecisionName, Precision] = {
