@@ -260,10 +260,13 @@ def test_matrices_decay_and_biases_norms_and_numbers_of_heads_do_not(
 
 
 @LAYOUTS
-def test_every_kind_of_weight_has_its_distribution(kind: str, more: dict[str, int]) -> None:
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_kind_of_weight_has_its_distribution(
+    kind: str, more: dict[str, int], quick: bool
+) -> None:
     """Measured on what a parameter is filled with, not on what is declared."""
     name, network = network_of(kind, **more)
-    init_parameters(name, network, 11)
+    init_parameters(name, network, 11, quick=quick)
     seen = set()
     for item in local_segments(declared_parameters("", network), torch.Tensor.detach):
         values, inner = item.local.double(), item.name

@@ -36,10 +36,12 @@ class NotWritten(Exception):
 class RankTask(ABC):
     """The work of a rank. Workers get it with the job, so it must pickle.
 
-    A `resumable` task continues from its newest checkpoint; others start again.
+    A `resumable` task continues from its newest checkpoint; others start again. With
+    `quick_weights` it needs only the distributions of the initial weights.
     """
 
     resumable: ClassVar[bool] = False
+    quick_weights: ClassVar[bool] = False
 
     @property
     def in_common(self) -> str:
@@ -135,6 +137,7 @@ class Training(RankTask):
 class Benching(RankTask):
     """Time steps of the spec; rank 0 writes `bench.json` and emits its contents."""
 
+    quick_weights: ClassVar[bool] = True
     options: "BenchOptions"
 
     @property

@@ -99,9 +99,11 @@ class RankModule:
 
 
 def build_modules(
-    spec: Spec, layout: Layout, grids: GridSet, *, randomise: bool = False
+    spec: Spec, layout: Layout, grids: GridSet, *, randomise: bool = False, quick: bool = False
 ) -> dict[str, RankModule]:
     """Return this rank's modules by name, initialised by (seed, name) and sharded.
+
+    `randomise` and `quick` are those of `init_parameters`.
 
     Ranks: collective over the dp x cp group of each module, in the order of the layout.
     """
@@ -126,7 +128,14 @@ def build_modules(
             for path, values in constants.items():
                 network.get_buffer(path).copy_(values)
             given = plain_values(spec, module.name, network)
-            init_parameters(module.name, network, spec.train.seed, randomise=randomise, given=given)
+            init_parameters(
+                module.name,
+                network,
+                spec.train.seed,
+                randomise=randomise,
+                quick=quick,
+                given=given,
+            )
             stages[stage.index] = network
         if context.fp8 is not None:
             context.fp8.allocate()

@@ -37,11 +37,13 @@ class RankSession:
         *,
         device: torch.device | None = None,
         randomise: bool = False,
+        quick: bool = False,
         progress: Progress | None = None,
     ) -> None:
         """Compare plans, create groups, build modules.
 
-        `progress` records what this rank is doing.
+        `randomise` and `quick` are those of `init_parameters`; `progress` records what this rank
+        is doing.
 
         Ranks: collective over the world. Raises: RuntimeError if ranks hold different plans.
         """
@@ -63,7 +65,9 @@ class RankSession:
         )
         warm(self.grids, self.mine.channels)
         self.progress.enter(Phase.BUILDING)
-        self.modules = build_modules(spec, self.layout, self.grids, randomise=randomise)
+        self.modules = build_modules(
+            spec, self.layout, self.grids, randomise=randomise, quick=quick
+        )
         self.executor = Executor(
             spec,
             self.layout,
