@@ -3,13 +3,19 @@
 What ranks hold and what they compute is compared with weights that are all held in fp32.
 """
 
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
+from tests.support.exports import with_sections
+from tests.support.hugging_face import made as made_of_text
+from tests.support.hugging_face import save, tiny
 from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
+from mimo_launch.checks.all_checks import check
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.layers.parameter_segments import local_tensor
@@ -94,3 +100,26 @@ def test_a_plan_counts_what_ranks_hold(name: str) -> None:
         parts = plan.spec, plan.layout, module, module.stages[0]
         estimated = stage_memory(*parts, work[module.name][0], 0)
         assert estimated.weights == pytest.approx(holds[module.name], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "saved", "words"),
+    [
+        (torch.float32, {}, ["float32"]),
+        (torch.float16, {}, ["float16"]),
+        (torch.bfloat16, {}, []),
+        (torch.float32, {"frozen_weights": False}, []),
+    ],
+)
+def test_bits_that_checkpoints_would_lose_are_named(
+    dtype: torch.dtype, saved: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    save(tiny("llama").to(dtype), tmp_path)
+    made = made_of_text("llama", "one rank", tmp_path, "bf16", **LORA)
+    made = with_sections(made, checkpoint={"every": 1, **saved})
+    found = [each for each in check(made) if "frozen weights" in each.headline]
+    assert [each.headline for each in found] == [
+        f"frozen weights of `language` are {word} in {tmp_path}, and bfloat16 in this run"
+        for word in words
+    ]
+    assert not any(each.is_error for each in found)

@@ -41,6 +41,8 @@ from mimo_launch.spec.spec import ModuleSpec, Spec
 from mimo_launch.spec.wording import text_of
 
 _SHOWN = 4
+# Types of numbers in files with bits that bf16 lacks.
+_WIDE = {"F16": "float16", "F32": "float32", "F64": "float64"}
 
 
 # Dropouts of language in folders, and the keys of a module that drop the same.
@@ -109,6 +111,7 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
     yield from start.unlike_training(training)
     yield from start.unlike_videos()
     yield from start.unlike_depths()
+    yield from start.rounded()
     yield from start.unlike_tensors(same=not differ)
 
 
@@ -258,6 +261,33 @@ class _Start:
             why="what predicts further tokens then starts with drawn weights",
             help=f"write `init_partial: true` in `{self.name}`, or delete `mtp`",
             related=(self._taken_from(),),
+        )
+
+    def rounded(self) -> Findings:
+        """Warn where checkpoints would hold fewer bits of frozen weights than the folder."""
+        module, saving = self.module, self.spec.saving
+        numbers = self.spec.train.numbers
+        saves = saving is not None and saving.frozen_weights
+        trains = module.body_trains and not module.frozen_layers
+        if trains or not saves or not numbers.is_mixed:
+            return
+        wide = {
+            header.dtype
+            for name, header in self.headers.items()
+            if header.dtype in _WIDE and len(header.shape) > 1 and self.part.inner_name(name)
+        }
+        if not wide:
+            return
+        yield Diagnostic(
+            code="init-from-unlike-model",
+            severity=Severity.WARNING,
+            headline=f"frozen weights of `{self.name}` are {_WIDE[min(wide)]} in {self.folder}, "
+            f"and {numbers.computed.torch} in this run",
+            path=("modules", self.name, "init_from"),
+            why="frozen matrices are only multiplied, so they are held in the type of products; "
+            "checkpoints, and folders that are exported from them, hold the rounded numbers",
+            help="write `frozen_weights: false` in `checkpoint`: all bits are then read from "
+            f"{self.folder} again",
         )
 
     def _taken_from(self) -> Related:
