@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.docs.files_page import ROOT
 from tests.support.shards import shard_data
 from tests.support.specs import box, spec
 from tests.unit.test_expected_steps import walk
@@ -15,7 +16,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.fact_source import Source
-from mimo_launch.data.sample_statistics import statistics_text
+from mimo_launch.data.sample_statistics import read_statistics, statistics_text
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.spec import Spec
@@ -122,13 +123,26 @@ def test_a_file_of_statistics_stands_for_the_shards(kind: str, tmp_path: Path) -
         ]
 
 
+def test_a_file_of_an_older_version_is_read() -> None:
+    """It lacks what is new, such as the sound of videos."""
+    made = load_spec(ROOT / "docs/measured/photographs_qwen3_vl_4b.yaml").spec
+    assert made is not None
+    samples, number = read_statistics(made, ROOT / "docs/measured/photographs.json")
+    assert (len(samples), number) == (512, 512)
+    first = samples[0]
+    assert (first.num_tokens, first.num_labels) == (831, 75)
+    assert [(s.position, s.height, s.width, s.parts) for s in first.spans["vision"]] == [
+        (6, 12, 21, ()), (260, 13, 18, ()), (496, 13, 18, ()),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("expect", "why"),
     [
         ({"images": {"eye": 1}, "text": 3}, "encoders of this spec: `vision`"),
         ({"images": 9, "rows": 90, "text": 3}, "no sample has room in `batch.seq` 512"),
         ("nowhere.json", "cannot be read"),
-        ({"version": 2}, "was not written by"),
+        ({"version": 3}, "was not written by"),
         ({"version": 1, "modules": ["vision", "language"], "sizes": 3}, "is damaged"),
         ({"version": 1, "modules": ["eye", "language"], "sizes": []}, "is for the modules eye"),
     ],

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from mimo_launch.data.dataset import Dataset
-from mimo_launch.data.index.columns import SpanFields, numbers_of, placed_from
+from mimo_launch.data.index.columns import LISTS, SpanFields, numbers_of, placed_from
 from mimo_launch.data.samples.media_rows import PlacedMedium
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.spec import Spec
 
-VERSION = 2
+# Version 1 lacks the sound of videos.
+VERSION, READ = 2, (1, 2)
 _MOST = 4096
 
 
@@ -54,7 +55,7 @@ def read_statistics(spec: Spec, path: Path) -> tuple[list[SampleData], int]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or found.get("version") != VERSION:
+        if not isinstance(found, dict) or found.get("version") not in READ:
             raise BadStatistics(f"{path} was not written by `mimo-launch data --stats`")
         names = found["modules"]
         if {*names} != {*spec.modules}:
@@ -85,7 +86,10 @@ def _numbers(names: list[str], sample: SampleData) -> list[Any]:
 def _sample(found: dict[str, Any], sizes: list[Any]) -> SampleData:
     num_tokens, num_labels, ahead, numbers = sizes
     spans: dict[str, tuple[ImageSpan, ...]] = {}
-    of_module = (found[each.name] for each in fields(SpanFields))
+    # What a file of an older version lacks, its samples do not have.
+    width, nothing = len(LISTS["span"]), [False] * len(found["modules"])
+    numbers = [(*each, *[0] * (width - len(each))) for each in numbers]
+    of_module = (found.get(each.name, nothing) for each in fields(SpanFields))
     for placed in placed_from(numbers, SpanFields(*of_module)):
         name = found["modules"][placed.module]
         spans[name] = (*spans.get(name, ()), placed.span)
