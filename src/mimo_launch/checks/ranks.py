@@ -224,10 +224,14 @@ def groups_inside_nodes(spec: Spec, name: str) -> Findings:
     for axis in (Axis.TP, Axis.CP):
         if grid.size(axis) == 1:
             continue
-        crossing = [ranks for ranks in grid.groups(axis) if ranks[0] // gpus != ranks[-1] // gpus]
-        if not crossing:
+        # The first rank of the first group that crosses; a list of all groups takes long.
+        last = (grid.size(axis) - 1) * grid.strides[axis]
+        firsts = grid.slice(**{axis: 0})
+        first = next((each for each in firsts if each // gpus != (each + last) // gpus), None)
+        if first is None:
             continue
-        ranks = ", ".join(map(str, crossing[0][:8])) + (", ..." if len(crossing[0]) > 8 else "")
+        crossing = grid.group_of(first, axis)
+        ranks = ", ".join(map(str, crossing[:8])) + (", ..." if len(crossing) > 8 else "")
         yield Diagnostic(
             code="group-crosses-nodes",
             severity=Severity.WARNING,
