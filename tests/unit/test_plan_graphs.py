@@ -159,3 +159,13 @@ def test_pictures_and_traces_have_modules_but_no_bridges_as_modules() -> None:
 def test_a_layout_of_stars_is_one() -> None:
     assert build_layout(STAR).is_star
     assert not PLAN.layout.is_star
+
+
+def test_tokens_are_counted_without_the_work_of_a_forward() -> None:
+    made = Plan.of(spec({"vision": box(0, cp=2), "language": box(0, cp=2)}, microbatches=2, mbs=2))
+    for plan in (PLAN, made):
+        step = StepWork(plan.layout, expected_steps(plan.spec).sampled[0])
+        for module in plan.layout.modules:
+            for replica in range(module.grid.size(Axis.DP)):
+                held = tuple(work.held for work in step.forwards(module, replica))
+                assert step.tokens_held(module, replica) == held

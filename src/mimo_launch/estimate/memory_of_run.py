@@ -107,6 +107,6 @@ class MemoryOfRun:
 
     def _load(self, step: StepWork, module: ModuleLayout, replica: int) -> tuple[int, int]:
         """Return the tokens and rows of a replica: in the step, and the most of a forward."""
-        held = [work.held for work in step.forwards(module, replica)]
+        held = step.tokens_held(module, replica)
         rows = [step.received(path, replica) for path in self.layout.bridges_into(module.name)]
         return sum(held) + sum(map(sum, rows)), max(held) + sum(map(max, rows))

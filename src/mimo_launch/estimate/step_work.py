@@ -16,7 +16,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mimo_launch.data.expected_steps import expected_steps
-from mimo_launch.estimate.workload import rows_received, rows_sent, samples_of, workload
+from mimo_launch.estimate.workload import (
+    rows_received,
+    rows_sent,
+    samples_of,
+    tokens_held,
+    workload,
+)
 from mimo_launch.kinds.layer import Workload
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.samples import Bridge
@@ -73,6 +79,13 @@ class StepWork:
             )
             self._forwards[key] = tuple(self.same.setdefault(key_of(each), each) for each in made)
         return self._forwards[key]
+
+    def tokens_held(self, module: ModuleLayout, replica: int) -> tuple[int, ...]:
+        """Return the tokens that a rank of a replica holds in each forward."""
+        return tuple(
+            tokens_held(self.views, module, replica, forward)
+            for forward in range(self.layout.num_groups(module))
+        )
 
     def slowest(self, module: ModuleLayout) -> Forwards:
         """Return the forwards of a module for which its replicas wait."""

@@ -46,11 +46,27 @@ def workload(views: StepViews, module: ModuleLayout, replica: int, forward: int)
         blocks = Counter(each.num_tokens - each.num_labels for each in records)
     return Workload(
         spans=Counter(chain.from_iterable(language_spans(sample, seq) for sample in samples)),
-        held=len(samples) * seq // module.grid.size(Axis.CP),
+        held=_tokens_of(module, len(samples) * seq),
         rows=0,
         forwards=forwards,
         blocks=blocks,
     )
+
+
+def tokens_held(views: StepViews, module: ModuleLayout, replica: int, forward: int) -> int:
+    """Return the tokens that a rank holds in one forward: `held` of its work, which takes longer."""
+    if module.is_language:
+        samples = views.language(replica, forward).samples
+        return _tokens_of(module, len(samples) * views.layout.seq)
+    return _tokens_of_view(views.encoder(module.name, replica, forward))
+
+
+def _tokens_of(language: ModuleLayout, tokens: int) -> int:
+    return tokens // language.grid.size(Axis.CP)
+
+
+def _tokens_of_view(view: EncoderView) -> int:
+    return len(view.held(0)) + view.extra_tokens * shards_of_cp_rank(view.module)
 
 
 def samples_of(views: StepViews, replica: int, microbatch: int) -> list[SampleData]:
@@ -65,7 +81,7 @@ def encoder_workload(view: EncoderView, forwards: int) -> Workload:
     return Workload(
         spans=Counter(map(add, view.lengths, view.extras)),
         windows=Counter(() if module.window_side is None else map(add, *view.windows)),
-        held=len(view.held(0)) + extra_tokens,
+        held=_tokens_of_view(view),
         extra_tokens=extra_tokens,
         rows=view.num_rows,
         reads=view.rows_read,
