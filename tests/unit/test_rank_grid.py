@@ -95,6 +95,20 @@ def test_a_slice_is_every_rank_at_some_coordinates():
     assert TP2_DP3.slice() == (4, 5, 6, 7, 8, 9)
 
 
+def test_a_slice_is_made_of_runs_of_consecutive_ranks():
+    assert list(TP2_DP2_PP2.runs(pp=1)) == [range(4, 8)]
+    assert list(PP_FASTEST.runs(pp=1)) == [range(1, 2), range(3, 4), range(5, 6), range(7, 8)]
+    assert list(TP2_DP3.runs()) == [range(4, 10)]
+
+
+@settings(deadline=None)
+@given(grids(), st.sets(st.sampled_from(AXES)))
+def test_runs_hold_the_ranks_of_a_slice(grid, fixed):
+    coords = {axis: grid.size(axis) - 1 for axis in fixed}
+    runs = [rank for run in grid.runs(**coords) for rank in run]
+    assert runs == list(grid.slice(**coords))
+
+
 @pytest.mark.parametrize("rank", [-1, 3, 10])
 def test_a_rank_outside_the_box_has_no_coordinates(rank):
     assert rank not in TP2_DP3

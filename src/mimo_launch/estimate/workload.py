@@ -54,7 +54,7 @@ def workload(views: StepViews, module: ModuleLayout, replica: int, forward: int)
 
 
 def tokens_held(views: StepViews, module: ModuleLayout, replica: int, forward: int) -> int:
-    """Return the tokens that a rank holds in one forward: `held` of its work, which takes longer."""
+    """Return `held` of the work of one forward, without the rest of it, which takes longer."""
     if module.is_language:
         samples = views.language(replica, forward).samples
         return _tokens_of(module, len(samples) * views.layout.seq)

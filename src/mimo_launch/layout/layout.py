@@ -8,7 +8,7 @@ Leaves: process groups to `rank_groups`, the order of work to `schedule`, rows t
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial, wraps
-from itertools import takewhile
+from itertools import chain, pairwise, repeat, takewhile
 from math import prod
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -236,13 +236,20 @@ class Layout:
         places = [
             (module, index) for module in self.modules for index in range(module.grid.size(Axis.PP))
         ]
-        # The places of a rank along pp, as one number, which is faster than a tuple per rank.
-        held, base = [0] * self.world_size, len(places) + 1
-        for place, (module, index) in enumerate(places, start=1):
-            for rank in module.grid.slice(pp=index):
-                held[rank] = held[rank] * base + place
+        runs = [list(module.grid.runs(pp=index)) for module, index in places]
+        edges = {edge for each in runs for run in each for edge in (run.start, run.stop)}
+        # All ranks between two edges hold the same: far fewer numbers than ranks.
+        borders = sorted(edges | {0, self.world_size})
+        number_of = {edge: number for number, edge in enumerate(borders)}
+        # The places of ranks along pp, as one number, which is faster than a tuple.
+        held, base = [0] * (len(borders) - 1), len(places) + 1
+        for place, each in enumerate(runs, start=1):
+            for run in each:
+                for number in range(number_of[run.start], number_of[run.stop]):
+                    held[number] = held[number] * base + place
         roles = {number: self._role(places, number) for number in dict.fromkeys(held)}
-        return tuple([roles[number] for number in held])
+        sizes = (stop - start for start, stop in pairwise(borders))
+        return tuple(chain.from_iterable(map(repeat, map(roles.__getitem__, held), sizes)))
 
     def _role(self, places: Sequence[tuple[ModuleLayout, int]], number: int) -> Role:
         """Return the stages at places along pp of modules, which are the digits of a number."""

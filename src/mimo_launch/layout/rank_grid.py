@@ -12,7 +12,7 @@ The grid of the module determines the ranks of a stage and the tokens of a rank.
 determines the experts of a rank, and tokens travel between ranks.
 """
 
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -117,6 +117,17 @@ class RankGrid:
         if isinstance(offsets, range):
             return tuple(range(start, start + len(offsets)))
         return tuple([start + offset for offset in offsets])
+
+    def runs(self, **coords: int) -> Iterator[range]:
+        """Yield the same ranks as `slice`, as runs of consecutive ranks in increasing order."""
+        length, apart = 1, list[Axis]()
+        for axis in self._others(coords):
+            if self.strides[axis] == length:
+                length *= self._size_of[axis]
+            else:
+                apart.append(axis)
+        for start in map(self.rank_at(**coords).__add__, self._offsets(apart)):
+            yield range(start, start + length)
 
     def slices(self, axis: Axis, **coords: int) -> tuple[tuple[int, ...], ...]:
         """Return the slice at every position of `axis`, in order; `coords` fixes other axes."""
