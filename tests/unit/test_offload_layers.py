@@ -1,7 +1,7 @@
 """What layers save goes to the host: which tensors, when, and what stays on the device."""
 
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ class NotedLink(HostLink):
         super().__init__(torch.device("cpu"))
         self.sent: list[int] = []
         self.here: WeakSet[Any] = WeakSet()
+        self.fetched: list[Any] = []
         self.most = 0
 
     def send(self, here: Tensor) -> Tensor:
@@ -32,6 +33,7 @@ class NotedLink(HostLink):
     def fetch(self, there: Tensor) -> Tensor:
         here = super().fetch(there)
         self.here.add(here.untyped_storage())
+        self.fetched.append(ref(here))
         self.most = max(self.most, self.bytes_here)
         return here
 
@@ -150,6 +152,23 @@ def test_evaluations_copy_nothing() -> None:
     with torch.no_grad():
         forward(layers)
     assert not link.sent
+
+
+def test_memory_that_copies_write_into_outlives_a_dropped_graph() -> None:
+    """Until the device has waited for them: a freed block would go to other tensors."""
+    layers, link = made(), NotedLink()
+    offload_layers(layers, link)
+    x, angles = (torch.randn(TOKENS, WIDTH, dtype=torch.float64) for _ in range(2))
+    for layer in layers[:-1]:
+        x = layer(x, angles)
+    loss = layers[-1](x, angles).sum()
+    # This backward ends in the last layer, while what the layer before it saved comes back.
+    torch.autograd.grad(loss, x)
+    del loss, x
+    assert link.fetched
+    assert all(each() is not None for each in link.fetched)
+    forward(layers)
+    assert all(each() is None for each in link.fetched)
 
 
 class Careless(nn.Module):

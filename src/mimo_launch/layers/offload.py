@@ -90,6 +90,8 @@ class _Layer:
         self.shared: WeakValueDictionary[int, _Kept] = WeakValueDictionary(shared)
         self.sent: Mark = None
         self.fetched: Mark = None
+        # Copies may still write into these after their graph was dropped.
+        self.arriving: list[Tensor] = []
 
     def send(self, link: HostLink) -> None:
         """Start to copy to the host."""
@@ -101,17 +103,24 @@ class _Layer:
     def leave(self, link: HostLink) -> None:
         """Give up what is on the device, once its copies have ended."""
         link.wait(self.sent)
-        link.wait(self.fetched)
+        self.arrive(link)
         for kept in self.kept.values():
             kept.leave()
-        self.is_here, self.sent, self.fetched = False, None, None
+        self.is_here, self.sent = False, None
 
     def fetch(self, link: HostLink) -> None:
         """Start to copy to the device."""
         for kept in self.kept.values():
             if not kept.stays:
                 kept.here = link.fetch(kept.bytes)
+                self.arriving.append(kept.here)
         self.is_here, self.fetched = True, link.mark()
+
+    def arrive(self, link: HostLink) -> None:
+        """Let the work of the device wait for the copies of `fetch`."""
+        link.wait(self.fetched)
+        self.fetched = None
+        self.arriving.clear()
 
 
 class _Stage:
@@ -197,5 +206,5 @@ class _Stage:
         for each in wanted:
             if not each.is_here:
                 each.fetch(self._link)
-        self._link.wait(layer.fetched)
+        layer.arrive(self._link)
         self._here, self._reached = wanted, layer
