@@ -8,11 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.specs import box, layout_specs, spec
 
+from mimo_launch.layout import step_views
 from mimo_launch.layout.balance import (
     balanced,
+    even_share,
+    even_shares,
     replica_links,
     replica_sources,
     replicas_that_share,
+    shared_out,
 )
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
@@ -184,6 +188,42 @@ def test_equal_images_stay_where_the_even_cut_has_them(made, rows):
             [layout.samples.encoder(replica, dp, group, k) for replica in range(dp)]
             for group in range(layout.samples.microbatches // k)
         ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(layout_specs(16, supported_only=False), st.integers(0, 99))
+def test_the_even_cut_of_all_replicas_is_the_one_of_each(made, seed):
+    layout = build_layout(made)
+    for module in layout.encoders:
+        data = step_of(skewed(made.batch.global_, seed), module.name)
+        replicas, groups = range(module.grid.size("dp")), range(layout.num_groups(module))
+        table = [[even_share(layout, module, r, group) for r in replicas] for group in groups]
+        assert [even_shares(layout, module, group).tolist() for group in groups] == [
+            [list(part) for part in row] for row in table
+        ]
+        rows = [[sum(data.rows(module.name, part)) for part in row] for row in table]
+        assert StepViews(layout, data).even_loads(module).tolist() == [
+            sum(each) for each in zip(*rows, strict=True)
+        ]
+
+
+def test_the_load_of_a_replica_deals_out_one_island(monkeypatch):
+    """A rank pays for its own island, however many replicas a job has."""
+    modules = {"vision": box(0, dp=64), "language": box(64, dp=32)}
+    layout = build_layout(spec(modules, mbs=8))
+    data, dealt = step_of(skewed(layout.samples.global_batch, 0)), list[int]()
+
+    def counted(layout, data, module, island):
+        dealt.append(island)
+        return shared_out(layout, data, module, island)
+
+    monkeypatch.setattr(step_views, "shared_out", counted)
+    views, vision = StepViews(layout, data), layout["vision"]
+    loads = [views.load(vision, 5), views.load(vision, 4)]
+    assert dealt == [2]
+    assert loads == [
+        sum(data.rows("vision", views.encoder("vision", replica, 0).samples)) for replica in (5, 4)
+    ]
 
 
 def test_samples_that_cannot_be_read_move_no_other():

@@ -98,6 +98,8 @@ def gathered_patches(module: ModuleLayout, stage: Stage, work: Workload) -> int:
 
 def language_spans(sample: SampleData, seq: int) -> tuple[int, ...]:
     """Return the lengths of a sequence's attention spans: records, the last with padding."""
+    if sample.parts is None:
+        return (max(sample.num_tokens, seq),)
     *others, last = (record.num_tokens for record in sample.records)
     return (*others, max(last, seq - sum(others)))
 

@@ -32,7 +32,7 @@ from heapq import heapify, heapreplace
 from math import gcd, lcm
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
-from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_data import Int64s, StepData
 from mimo_launch.spec.base import Axis
 
 # The search stops once the largest share is within this factor of the mean.
@@ -158,6 +158,11 @@ def _overlapping(mine: Sequence[range], theirs: Sequence[range]) -> tuple[range,
 def even_share(layout: Layout, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
     """Return the samples of one encoder replica for one group by the even cut."""
     return layout.samples.encoder(replica, module.grid.size(Axis.DP), group, module.group_size)
+
+
+def even_shares(layout: Layout, module: ModuleLayout, group: int) -> Int64s:
+    """Return the samples of one group by the even cut, [replicas, samples of a replica]."""
+    return layout.samples.of_group(group, module.group_size).reshape(module.grid.size(Axis.DP), -1)
 
 
 def shared_out(

@@ -15,6 +15,9 @@ evenly over the encoder's dp.
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ModuleSpec, Spec
 
@@ -50,6 +53,12 @@ class SampleMap:
             language, inside = divmod(position, per_language)
             samples.append(language * of_language + group * per_language + inside)
         return tuple(samples)
+
+    def of_group(self, group: int, group_size: int) -> npt.NDArray[np.int64]:
+        """Return the samples of one group of all language replicas, in the order of the cut."""
+        microbatches = np.arange(self.global_batch).reshape(self.replicas, self.microbatches, -1)
+        here = slice(group * group_size, (group + 1) * group_size)
+        return microbatches[:, here].reshape(-1)
 
     def locate(self, sample: int) -> tuple[int, int, int]:
         """Return (replica, microbatch, item) of a sample."""

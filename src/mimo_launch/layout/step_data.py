@@ -15,6 +15,9 @@ from itertools import accumulate, zip_longest
 from math import inf
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.tiles import Shown
 from mimo_launch.spec.base import LANGUAGE
@@ -115,6 +118,8 @@ def whole_video(sound: ImageSpan, spans: Iterable[ImageSpan]) -> range:
     after = min((place for place in begins if place > sound.position), default=inf)
     return range(first, max(each.end for each in spans if first <= each.position < after))
 
+
+Int64s = npt.NDArray[np.int64]
 
 NO_RECORD = -1
 
@@ -241,6 +246,10 @@ class StepData:
     def rows(self, module: str, samples: Sequence[int]) -> list[int]:
         """Return the number of rows that a module makes of each of these samples, as indexed."""
         return [self.indexed[sample].rows(module) for sample in samples]
+
+    def rows_of_samples(self, module: str) -> Int64s:
+        """Return the number of rows that a module makes of each sample, [samples], as indexed."""
+        return np.array(self.rows(module, range(len(self.indexed))), dtype=np.int64)
 
     @cached_property
     def num_records(self) -> int:

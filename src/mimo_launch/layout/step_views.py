@@ -11,16 +11,22 @@ the StepData. Which patches a cp rank holds depends on which samples are readabl
 reads all pixels of its replica.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mimo_launch.layout.balance import Shares, even_share, replicas_that_share, shared_out
+from mimo_launch.layout.balance import (
+    Shares,
+    even_share,
+    even_shares,
+    replicas_that_share,
+    shared_out,
+)
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.replica_views import EncoderView, LanguageView, pieces_of
 from mimo_launch.layout.row_owners import Piece, Run
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
-from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_data import Int64s, StepData
 from mimo_launch.spec.base import LANGUAGE, Axis
 
 
@@ -33,6 +39,14 @@ class Imbalance:
 
     before: float
     after: float
+
+    @classmethod
+    def of(cls, even: Int64s, after: int) -> "Imbalance":
+        """Return it from the rows of each replica by the even cut, and the most after balancing."""
+        if not (total := int(even.sum())):
+            return cls(1.0, 1.0)
+        mean = total / len(even)
+        return cls(int(even.max()) / mean, after / mean)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,26 +116,29 @@ class StepViews:
             return self.language(replica, forward).samples
         return self.encoder(module.name, replica, forward).samples
 
+    def even_loads(self, module: ModuleLayout) -> Int64s:
+        """Return the rows of each replica of an encoder in the step by the even cut, as indexed."""
+        groups = range(self.layout.num_groups(module))
+        shares = (even_shares(self.layout, module, group) for group in groups)
+        rows = self.data.rows_of_samples(module.name)
+        loads: Int64s = sum(rows[samples].sum(axis=1) for samples in shares)
+        return loads
+
+    def load(self, module: ModuleLayout, replica: int) -> int:
+        """Return the rows of one replica of an encoder in the whole step, as indexed."""
+        groups = range(self.layout.num_groups(module))
+        shares = (self._encoder_samples(module, replica, group) for group in groups)
+        return sum(sum(self.data.rows(module.name, samples)) for samples in shares)
+
     def imbalance(self, module: ModuleLayout) -> Imbalance:
-        """Return the imbalance of an encoder over the whole step, as indexed."""
+        """Return the imbalance of an encoder over the whole step, as indexed.
+
+        All replicas are dealt their samples. A rank of a run deals out those of its own island, and
+        the ranks exchange their loads: see `train.prefetch`.
+        """
         replicas = range(module.grid.size(Axis.DP))
-        costs = [sample.rows(module.name) for sample in self.data.indexed]
-        mean = sum(costs) / len(replicas)
-
-        def most(owners: Callable[[int, int], tuple[int, ...]]) -> int:
-            return max(
-                sum(costs[sample] for group in self._groups(module) for sample in owners(r, group))
-                for r in replicas
-            )
-
-        if not mean:
-            return Imbalance(1.0, 1.0)
-        before = most(lambda replica, group: even_share(self.layout, module, replica, group))
-        after = most(lambda replica, group: self._encoder_samples(module, replica, group))
-        return Imbalance(before / mean, after / mean)
-
-    def _groups(self, module: ModuleLayout) -> range:
-        return range(self.layout.num_groups(module))
+        most = max(self.load(module, replica) for replica in replicas)
+        return Imbalance.of(self.even_loads(module), most)
 
     def _encoder_samples(self, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
         inside = replicas_that_share(self.layout, module)

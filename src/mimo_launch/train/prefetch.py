@@ -6,8 +6,10 @@ Leaves: detecting damage to `loader` and the data sets.
 
 The agreement costs an all-reduce of a few numbers per step. Without it, the ranks that could not
 read a sample would disagree with the others on rows, routes and N, and hang. The same all-reduce
-carries the peak memory of the ranks, by module, and whether a rank lacks kept rows of an encoder:
-if one does, all of its ranks compute the rows of the step, since they gather weights together.
+carries the peak memory of the ranks, by module, the rows of their replicas, and whether a rank
+lacks kept rows of an encoder: if one does, all of its ranks compute the rows of the step, since
+they gather weights together. So a rank deals out the samples of its own island only, and all ranks
+know the most rows of any replica.
 
 A thread reads one step ahead of the running step, and starts the agreement on it; the main thread
 waits for both when it reaches that step. The agreement has its own gloo group, so that it waits for
@@ -33,9 +35,11 @@ from mimo_launch.comm.world import group_timeout, peak_memory
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.order.record_order import Sample
 from mimo_launch.data.random_draws import Split
-from mimo_launch.layout.step_views import StepViews, reads_of
+from mimo_launch.layout.step_data import Int64s
+from mimo_launch.layout.step_views import Imbalance, StepViews, reads_of
 from mimo_launch.models.kept_rows import State
 from mimo_launch.runtime.progress import EndOfRun, Phase, RunState
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import UserData
 from mimo_launch.train.events import BadSamples, Listener, ListenerFailed, Reading
 from mimo_launch.train.loader import ReadStep, read_step, step_inputs
@@ -51,13 +55,16 @@ class _RankPart:
     """This rank's part of a step, and the maxima that the ranks exchange with it.
 
     `most` has the largest number of samples that any rank could not read, then for each module the
-    largest peak memory of its ranks, then for each module that keeps rows the worst state of them.
+    largest peak memory of its ranks, then for each module of `even` the most rows of any replica,
+    then for each module that keeps rows the worst state of them. `even` has the rows of each
+    replica by the even cut, for the modules among whose replicas samples may move.
     """
 
     inputs: ReadStep
     reasons: dict[int, str]
     most: MaxOverRanks
     seconds: float
+    even: dict[str, Int64s]
 
 
 class TooManyBadSamples(EndOfRun):
@@ -150,11 +157,14 @@ class StepReader:
         bad = agree(read.reasons, read.most, self._group)
         _, *most = read.most.wait()
         names = [module.name for module in self._session.layout.modules]
-        memory, caches = most[: len(names)], most[len(names) :]
+        memory, most = most[: len(names)], most[len(names) :]
+        loads, caches = most[: len(read.even)], most[len(read.even) :]
+        even = zip(read.even.items(), loads, strict=True)
         waited = time.perf_counter() - begin
         inputs = replace(
             read.inputs,
             peak_memory=dict(zip(names, memory, strict=True)),
+            imbalance={name: Imbalance.of(rows, after) for (name, rows), after in even},
             reading=Reading(waited_s=waited, read_s=read.seconds),
             from_cache=self._from_cache(caches),
         )
@@ -196,13 +206,17 @@ class StepReader:
             caches=self._caches,
         )
         inputs = replace(inputs, views=views)
-        if split == "train":
-            # This covers all samples of the step.
-            imbalance = {each.name: views.imbalance(each) for each in session.layout.moving}
-            inputs = replace(inputs, imbalance=imbalance)
+        moving = session.layout.moving if split == "train" else ()
+        even = {module.name: views.even_loads(module) for module in moving}
+        loads = [
+            views.load(module, module.grid.index(Axis.DP, session.rank))
+            if session.rank in module.grid
+            else 0
+            for module in moving
+        ]
         seconds = time.perf_counter() - begin
-        told = MaxOverRanks((len(reasons), *self._memory(), *self._missing(inputs)), self._group)
-        return _RankPart(inputs, reasons, told, seconds)
+        mine = len(reasons), *self._memory(), *loads, *self._missing(inputs)
+        return _RankPart(inputs, reasons, MaxOverRanks(mine, self._group), seconds, even)
 
     def _memory(self) -> list[int]:
         """Return the peak memory of this rank for each of its modules, and 0 for the others."""
