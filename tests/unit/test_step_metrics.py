@@ -25,7 +25,7 @@ from mimo_launch.optimizer.gradients import (
     sum_tied_gradients,
 )
 from mimo_launch.optimizer.step_end import StepEnd
-from mimo_launch.optimizer.step_metrics import PendingMetrics, reduce_metrics
+from mimo_launch.optimizer.step_metrics import PendingMetrics, SourceLosses, reduce_metrics
 from mimo_launch.schedule.actions import ONCE, Kind
 from mimo_launch.schedule.step_end import END_OF
 from mimo_launch.spec.spec import Spec
@@ -87,15 +87,20 @@ def with_gradients(made: Spec, context: ParallelContext, value: float) -> tuple[
     return network, SimpleNamespace(declared=lambda: declared, context=context, aux_loss=None)
 
 
-def test_counting_zeros_leaves_norms_as_they_are() -> None:
+def test_counting_zeros_leaves_all_other_numbers_as_they_are() -> None:
+    """Norms, flags and the losses of sources."""
+    sources = SourceLosses({"books": 3.0, "web": 1.0}, torch.tensor([0.25, 0.5]).double())
     made = spec({"language": box(0)})
     network, module = with_gradients(made, ParallelContext(), 0.5)
     network.norm.weight.grad.zero_()
     layout, losses = build_layout(made), {"language": torch.ones(())}
     plain, counted = (
-        reduce_metrics(layout, {"language": module}, losses, count_zeros=count).read()
+        reduce_metrics(
+            layout, {"language": module}, losses, (1, 0), count_zeros=count, sources=sources
+        ).read()
         for count in (False, True)
     )
+    assert (plain.flags, plain.sources) == ((1, 0), {"books": 0.25, "web": 0.5})
     assert counted.zeros == {"language": network.norm.weight.numel()}
     assert replace(counted, zeros=None) == plain
 
