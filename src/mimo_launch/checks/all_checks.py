@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from mimo_launch.checks import (
     adapters,
     backends,
+    backward_settings,
     batch,
     data,
     evaluations,
@@ -68,6 +69,7 @@ _READS = (
 )
 _HEADS = ("heads-over-kv-heads", "hidden-over-heads")
 _BATCH = ("batch-not-divisible", *_GRID)
+_BACKWARD = (*_READS, *_HEADS, "nothing-to-train", "adapter-frozen", "adapter-cannot")
 _KINDS = ("virtual-stages-without-interleaved", "interleaved-without-stages")
 _PACKAGES = ("missing-package",)
 _SHARDS = ("shards-not-found", "shards-compressed", "shards-not-tar", "source-not-read")
@@ -227,6 +229,9 @@ RULES: tuple[Rule, ...] = (
     SpecRule(training_settings.warmup_ends, needs=("wsd-longer-than-run",)),
     ModuleRule(training_settings.sequence_parallel_used),
     ModuleRule(training_settings.own_optimizer_used),
+    ModuleRule(backward_settings.recompute_used, needs=_BACKWARD),
+    ModuleRule(backward_settings.offload_used, needs=_BACKWARD),
+    SpecRule(backward_settings.common_offload_used),
     SpecRule(training_settings.encoder_microbatches_used),
     SpecRule(training_settings.generator_microbatches_used),
     SpecRule(training_settings.lr_schedule_used),

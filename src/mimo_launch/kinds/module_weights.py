@@ -14,6 +14,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import Weight
 from mimo_launch.spec.module import ModuleSpec
 from mimo_launch.spec.quantized_base import QuantizedBase
+from mimo_launch.spec.spec import Spec
 
 
 def lowest_trained(module: ModuleSpec) -> int:
@@ -31,6 +32,26 @@ def lowest_trained(module: ModuleSpec) -> int:
         if narrow_width(kind.layer(number), adapter.of_layer(number), 1)
     )
     return next(found, layers)
+
+
+def has_backward(spec: Spec, name: str) -> bool:
+    """Return whether a backward runs through any layer of a module, or any depth after them.
+
+    It does where a layer trains, and where a module trains that it reads, directly or through
+    others.
+    """
+    module = spec.modules[name]
+    if any(_has_gradient(spec, source) for source in spec.sources_of(name)):
+        return True
+    numbers = kind_of(module.model).numbers(range(module.model.layers), is_last=True)
+    return module.trains_besides_projector and numbers.stop > lowest_trained(module)
+
+
+def _has_gradient(spec: Spec, name: str) -> bool:
+    """Return whether anything trains in a module or before it."""
+    if spec.modules[name].frozen is not True:
+        return True
+    return any(_has_gradient(spec, source) for source in spec.sources_of(name))
 
 
 def packed_in_layers(module: ModuleSpec) -> Iterator[Weight]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import get_args
 
+from mimo_launch.kinds.module_weights import has_backward
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import (
@@ -87,14 +88,16 @@ def _keeping_more(spec: Spec, point: Point, name: str) -> Iterator[Point]:
 def may_offload(spec: Spec, name: str) -> list[Offloaded]:
     """Return the parts of a module that its own setting can put on the host.
 
-    FP8 products keep activations on the GPU. Moments on the host need weights that train, and an
-    optimizer that can; `offload` of `optimizer` moves them already.
+    FP8 products keep activations on the GPU, and without a backward there are none. Moments on the
+    host need weights that train, and an optimizer that can; `offload` of `optimizer` moves them
+    already.
     """
     module = spec.modules[name]
     trains = module.trains_besides_projector or module.projector_trains
     rules = spec.optimizer.rules(module.optimizer)
     moments = trains and not spec.optimizer.offload and any(rule.may_offload for rule in rules)
-    can = {"activations": module.fp8 is None, "optimizer": moments}
+    activations = module.fp8 is None and has_backward(spec, name)
+    can = {"activations": activations, "optimizer": moments}
     return [part for part in _OFFLOADED if can[part]]
 
 
