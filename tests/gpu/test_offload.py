@@ -59,7 +59,10 @@ def one_step(moves: bool, forwards: int) -> tuple[list[Tensor], float, float]:
         layers = nn.ModuleList(Layer() for _ in range(LAYERS)).to(torch.bfloat16)
         x = torch.randn(ROWS, WIDTH, dtype=torch.bfloat16)
     if moves:
-        offload_layers(layers, HostLink(torch.device("cuda", torch.cuda.current_device())))
+        offload_layers(
+            dict(layers.named_children()),
+            HostLink(torch.device("cuda", torch.cuda.current_device())),
+        )
     seconds = kept = 0.0
     for _ in range(3):
         layers.zero_grad()

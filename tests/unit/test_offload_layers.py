@@ -86,7 +86,7 @@ def gradients(layers: nn.ModuleList) -> list[Tensor]:
 @pytest.mark.parametrize("way", ["", "norms", "full"])
 def test_the_device_holds_what_two_layers_save_of_all_forwards_that_wait(way: str) -> None:
     plain, layers, link = made(way), made(way), NotedLink()
-    offload_layers(layers, link)
+    offload_layers(dict(layers.named_children()), link)
     for seed in range(3):
         forward(plain, seed).backward()
     losses = [forward(layers, seed) for seed in range(3)]
@@ -106,7 +106,7 @@ def test_the_device_holds_what_two_layers_save_of_all_forwards_that_wait(way: st
 
 def test_weights_small_tensors_and_what_all_layers_share_stay() -> None:
     layers, link = made(layers=3), NotedLink()
-    offload_layers(layers, link)
+    offload_layers(dict(layers.named_children()), link)
     forward(layers)
     assert min(link.sent) >= LEAST
     # Input, its norm, the product of which there are two views, a sine. The angles go with the
@@ -141,14 +141,14 @@ class Scale(nn.Module):
 def test_weights_stay_that_are_saved_as_another_tensor() -> None:
     """Full sharding frees them at the end of their layer, while copies may still run."""
     layers, link = nn.ModuleList([Scale()]), NotedLink()
-    offload_layers(layers, link)
+    offload_layers(dict(layers.named_children()), link)
     forward(layers)
     assert link.sent == [SIZE]
 
 
 def test_evaluations_copy_nothing() -> None:
     layers, link = made(), NotedLink()
-    offload_layers(layers, link)
+    offload_layers(dict(layers.named_children()), link)
     with torch.no_grad():
         forward(layers)
     assert not link.sent
@@ -157,7 +157,7 @@ def test_evaluations_copy_nothing() -> None:
 def test_memory_that_copies_write_into_outlives_a_dropped_graph() -> None:
     """Until the device has waited for them: a freed block would go to other tensors."""
     layers, link = made(), NotedLink()
-    offload_layers(layers, link)
+    offload_layers(dict(layers.named_children()), link)
     x, angles = (torch.randn(TOKENS, WIDTH, dtype=torch.float64) for _ in range(2))
     for layer in layers[:-1]:
         x = layer(x, angles)
@@ -183,6 +183,6 @@ class Careless(nn.Module):
 @pytest.mark.parametrize("others", [0, 2])
 def test_a_tensor_changed_after_it_was_saved_is_refused(others: int) -> None:
     layers = nn.ModuleList([Layer(), Careless(), *made(layers=others)])
-    offload_layers(layers, NotedLink())
-    with pytest.raises(RuntimeError, match="changed in place"):
+    offload_layers(dict(layers.named_children()), NotedLink())
+    with pytest.raises(RuntimeError, match="that 1 keeps for its backward was changed in place"):
         forward(layers).backward()

@@ -10,7 +10,7 @@ Storages move, not tensors: views of one storage move once and share one storage
 as before, in the same strides.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -28,11 +28,14 @@ from mimo_launch.layers.parameter_segments import local_tensor
 LEAST = 1024
 
 
-def offload_layers(layers: Iterable[nn.Module], link: HostLink) -> None:
-    """Let the layers of a stage, in the order of its forward, keep what they save on the host."""
+def offload_layers(layers: Mapping[str, nn.Module], link: HostLink) -> None:
+    """Let the layers of a stage, in the order of its forward, keep what they save on the host.
+
+    The keys of `layers` name them in errors.
+    """
     stage = _Stage(link)
-    for number, layer in enumerate(layers):
-        layer.forward = partial(stage.run, layer, layer.forward, number == 0)
+    for number, (name, layer) in enumerate(layers.items()):
+        layer.forward = partial(stage.run, name, layer, layer.forward, number == 0)
 
 
 class _Kept:
@@ -53,7 +56,8 @@ class _Kept:
     def check(self) -> None:
         """Raise RuntimeError if the tensor was changed in place, as autograd does without hooks."""
         if self.source is not None and self.source._version != self.version:
-            raise RuntimeError("a layer changed in place a tensor that it keeps for its backward")
+            name = self.layer.name
+            raise RuntimeError(f"a tensor that {name} keeps for its backward was changed in place")
 
     def leave(self) -> None:
         """Give up what is on the device."""
@@ -76,15 +80,16 @@ class _View:
 
 
 class _Layer:
-    """One forward of a layer; `before` is that of the layer before it.
+    """One forward of the layer `name`; `before` is that of the layer before it.
 
     `kept` has the storages that it saved, by address, as long as the graph needs them; `shared` has
     those that a layer before it saved, too, such as angles of rotations, which stay on the device.
     `weights` are the addresses of weights.
     """
 
-    def __init__(self, before: "_Layer | None", weights: frozenset[int]) -> None:
-        self.before, self.weights, self.is_here = before, weights, True
+    def __init__(self, name: str, before: "_Layer | None", weights: frozenset[int]) -> None:
+        self.name, self.before = name, before
+        self.weights, self.is_here = weights, True
         self.kept: WeakValueDictionary[int, _Kept] = WeakValueDictionary()
         shared = () if before is None else before.shared
         self.shared: WeakValueDictionary[int, _Kept] = WeakValueDictionary(shared)
@@ -132,14 +137,14 @@ class _Stage:
         self._here: list[_Layer] = []
         self._reached: _Layer | None = None  # By the present backward.
 
-    def run(self, module: nn.Module, forward: Any, is_first: bool, *args: Any) -> Any:
+    def run(self, name: str, module: nn.Module, forward: Any, is_first: bool, *args: Any) -> Any:
         """Return what a layer makes of its arguments."""
         if not torch.is_grad_enabled():
             return forward(*args)
         # FSDP has gathered them for this forward, and frees them at its end, before copies end.
         held = chain(module.parameters(), module.buffers())
         weights = frozenset(local_tensor(each).untyped_storage().data_ptr() for each in held)
-        layer = _Layer(None if is_first else self._last, weights)
+        layer = _Layer(name, None if is_first else self._last, weights)
         self._reached = None
         with saved_tensors_hooks(partial(self._pack, layer), self._unpack):
             out = forward(*args)

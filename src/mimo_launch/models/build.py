@@ -202,8 +202,10 @@ def build_network(spec: Spec, stage: Stage, context: ParallelContext) -> nn.Modu
     network: Any = _maker(spec, stage.module).build(spec, stage, adapted)
     name_dropouts(stage.module, network)
     if module.offloads:
-        depths = getattr(network, "mtp", ())
-        offload_layers([*network.layers.values(), *depths], HostLink(context.device))
+        layers = {f"layer {n} of `{stage.module}`": each for n, each in network.layers.items()}
+        for n, depth in enumerate(getattr(network, "mtp", ())):
+            layers[f"depth {n} of `{stage.module}`"] = depth
+        offload_layers(layers, HostLink(context.device))
     made: nn.Module = network
     return made
 
