@@ -173,6 +173,20 @@ def test_sliding_windows_are_counted_by_the_pairs_that_attend() -> None:
     assert found == [2 * cut + whole, 3 * cut, 3 * whole, 3 * 62]
 
 
+@pytest.mark.parametrize("full", [[2], [0, 1]])
+def test_a_depth_attends_to_as_many_tokens_as_the_last_layer(full: list[int]) -> None:
+    """In a window only if the last layer has one; layers before it may differ."""
+    window, found = {"sliding_window": {"size": 8, "full": full}}, []
+    for more in ({"layers": 2}, {}, {"mtp": {"depth": 2}}):
+        made = spec({"language": box(0, model={**DECODER, **window, **more})}, mbs=2, seq=32)
+        layout = build_layout(made)
+        (stage,) = layout.language.stages
+        work = nominal_work(layout, layout.language, made)
+        found.append(forward_flops(made, stage, work).attention)
+    without_last, without_depths, whole = found
+    assert whole - without_depths == 2 * (without_depths - without_last) > 0
+
+
 def test_chunks_are_counted_by_the_pairs_that_attend() -> None:
     """Two sequences of 32 tokens; of chunks of 12 the last one is shorter, and 40 is the whole."""
     found = []
