@@ -449,6 +449,16 @@ def test_a_talker_that_says_digits_is_proved(inside: dict[str, Any]) -> None:
     assert failures(verdicts(made_of(modules, data))) == []
 
 
+def test_right_codes_of_held_out_clips_are_counted_as_one_rank_would() -> None:
+    """In the frame that ends a clip, all codes of a predictor count as right, and the first may."""
+    modules, _ = TALKERS["with a code predictor, alone"]
+    found = training_verdicts(made_of(modules, {"eval": {"samples": 3}}))
+    assert failures(found) == []
+    numbers = {(each.what, each.module): each.tensors for each in found}
+    # Loss, and accuracy of codes.
+    assert numbers["evaluation", "all modules"] == 2
+
+
 def test_a_run_with_a_generator_is_skipped_evaluated_and_resumed_as_one_rank_would() -> None:
     modules = {
         "vision": box(0, dp=2),
