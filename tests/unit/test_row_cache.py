@@ -1,6 +1,10 @@
 """Files of kept rows: named by the picture, whole or missing, and no more than the limit."""
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +13,22 @@ from tests.unit.test_checks_model import codes
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.models.kept_rows import RowCache, State
 from mimo_launch.models.patches import Patches
-from mimo_launch.train.row_caches import bytes_in
+from mimo_launch.train.row_caches import bytes_in, reason_of
 
 SPAN = ImageSpan(position=3, height=2, width=1)
 IMAGE = Patches(torch.arange(6.0).view(2, 3), torch.tensor([[0, 0], [1, 0]]))
 ROWS = torch.arange(8.0).view(2, 4)
+
+RECIPE = "0" * 32
+
+
+def failing(code: int) -> Callable[..., Any]:
+    """Return a function that fails with an error of the system."""
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return fail
 
 
 def cache(folder: Path, room: int = 1000) -> RowCache:
@@ -66,6 +81,61 @@ def test_a_full_or_unwritable_folder_keeps_nothing_more(tmp_path: Path) -> None:
         assert full.stopped
     assert not list((tmp_path / "new").rglob("*"))
     assert full.look_up(IMAGE, SPAN).state is not State.KEPT
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO])
+def test_a_file_that_cannot_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    first = cache(tmp_path / RECIPE)
+    first.keep(first.look_up(IMAGE, SPAN).key, ROWS)
+    monkeypatch.setattr(Path, "read_bytes", failing(code))
+    found = first.look_up(IMAGE, SPAN)
+    assert found.state is State.NOT_READ
+    reason = reason_of(found.told, "vision", {"vision": tmp_path / RECIPE})
+    assert reason == f"a file in {tmp_path} cannot be read: {os.strerror(code)}"
+    monkeypatch.undo()
+    assert first.look_up(IMAGE, SPAN).state is State.KEPT
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("replace", errno.ENOSPC), ("exists", errno.EACCES), ("mkdir", errno.EROFS)],
+)
+def test_a_failed_write_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    first = cache(tmp_path / RECIPE)
+    key = first.look_up(IMAGE, SPAN).key
+    monkeypatch.setattr(Path, name, failing(code))
+    first.keep(key, ROWS)
+    monkeypatch.undo()
+    found = first.look_up(IMAGE, SPAN)
+    assert found.state is State.NOT_WRITTEN
+    reason = reason_of(found.told, "vision", {"vision": tmp_path / RECIPE})
+    assert reason == f"{tmp_path} cannot be written: {os.strerror(code)}"
+    assert bytes_in(tmp_path) == 0
+
+
+def test_a_full_folder_names_the_rows_that_this_run_does_not_use(tmp_path: Path) -> None:
+    full = cache(tmp_path / RECIPE, 63)
+    full.keep(full.look_up(IMAGE, SPAN).key, ROWS)
+    told = full.look_up(IMAGE, SPAN).told
+    folders = {"vision": tmp_path / RECIPE, "audio": tmp_path / ("1" * 32)}
+    for name in (RECIPE, "1" * 32, "photographs"):
+        (tmp_path / name).mkdir()
+    assert reason_of(told, "vision", folders) == f"{tmp_path} is full, see `limit_gib`"
+    old = ["2" * 32, "3" * 32]
+    for name in old:
+        (tmp_path / name).mkdir()
+    assert reason_of(told, "vision", folders).endswith(
+        f"; delete what no other run uses of {old[0]}, {old[1]}"
+    )
+
+
+def test_rows_that_may_be_kept_give_no_reason(tmp_path: Path) -> None:
+    found = cache(tmp_path / RECIPE).look_up(IMAGE, SPAN)
+    assert reason_of(found.told, "vision", {"vision": tmp_path / RECIPE}) == ""
 
 
 @pytest.mark.parametrize(

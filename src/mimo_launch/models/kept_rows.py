@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import IntEnum
+from errno import EIO
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -39,29 +40,45 @@ class State(IntEnum):
     KEPT = 0
     MISSING = 1
     FULL = 2
-    DAMAGED = 3
+    NOT_WRITTEN = 3
+    DAMAGED = 4
+    NOT_READ = 5
+
+
+# Numbers of errors of the system are below; so one number has a state and its error.
+ERRORS = 1 << 16
 
 
 class KeptRows(NamedTuple):
-    """One image in a cache: `key` is the name of its file, `rows` [n, L] are what it holds."""
+    """One image in a cache: `key` is the name of its file, `rows` [n, L] are what it holds.
+
+    `error` is the number of the system's error if it could not be read or written, else 0.
+    """
 
     cache: "RowCache"
     key: str
     num_rows: int
     state: State
     rows: Tensor | None
+    error: int = 0
+
+    @property
+    def told(self) -> int:
+        """State and error as one number, which ranks compare."""
+        return self.state * ERRORS + self.error
 
 
 class RowCache:
     """The kept rows of one encoder.
 
-    It has `stopped` to keep more if it is full or cannot be written.
+    It has `stopped` to keep more if it is full or cannot be written; `error` is then the number of
+    the system's error, 0 if it is full.
     """
 
     def __init__(self, folder: Path, *, width: int, dtype: torch.dtype, room: int) -> None:
         """Keep rows [n, width] of `dtype` in `folder`, at most `room` bytes more than there are."""
         self.folder, self._width, self._dtype, self._room = folder, width, dtype, room
-        self.stopped = False
+        self.stopped, self.error = False, 0
 
     def look_up(self, image: Patches, span: ImageSpan) -> KeptRows:
         """Return what is kept of an image; a damaged file is removed."""
@@ -74,10 +91,11 @@ class RowCache:
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            state = State.FULL if self.stopped else State.MISSING
-            return KeptRows(self, key, span.rows, state, None)
-        except OSError:
-            return KeptRows(self, key, span.rows, State.DAMAGED, None)
+            stopped = State.NOT_WRITTEN if self.error else State.FULL
+            state = stopped if self.stopped else State.MISSING
+            return KeptRows(self, key, span.rows, state, None, self.error)
+        except OSError as error:
+            return KeptRows(self, key, span.rows, State.NOT_READ, None, error.errno or EIO)
         values, checksum = content[:-_CHECKSUM_BYTES], content[-_CHECKSUM_BYTES:]
         num_bytes = span.rows * self._width * self._dtype.itemsize
         if len(values) != num_bytes or sha256(values).digest() != checksum:
@@ -92,14 +110,16 @@ class RowCache:
 
         A run goes on if they cannot be written.
         """
+        if self.stopped:
+            return
         path, values = self._path(key), _bytes(rows.to(self._dtype))
-        if self.stopped or path.exists():
-            return
-        self._room -= len(values) + _CHECKSUM_BYTES
-        if self._room < 0:
-            self.stopped = True
-            return
         try:
+            if path.exists():
+                return
+            self._room -= len(values) + _CHECKSUM_BYTES
+            if self._room < 0:
+                self.stopped = True
+                return
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
             try:
@@ -110,8 +130,8 @@ class RowCache:
             except OSError:
                 Path(name).unlink(missing_ok=True)
                 raise
-        except OSError:
-            self.stopped = True
+        except OSError as error:
+            self.stopped, self.error = True, error.errno or EIO
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / key

@@ -37,17 +37,16 @@ from mimo_launch.data.order.record_order import Sample
 from mimo_launch.data.random_draws import Split
 from mimo_launch.layout.step_data import Int64s
 from mimo_launch.layout.step_views import Imbalance, StepViews, reads_of
-from mimo_launch.models.kept_rows import State
+from mimo_launch.models.kept_rows import ERRORS, State
 from mimo_launch.runtime.progress import EndOfRun, Phase, RunState
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import UserData
 from mimo_launch.train.events import BadSamples, Listener, ListenerFailed, Reading
 from mimo_launch.train.loader import ReadStep, read_step, step_inputs
 from mimo_launch.train.rank_session import RankSession
-from mimo_launch.train.row_caches import open_caches
+from mimo_launch.train.row_caches import open_caches, reason_of
 
 _MOST_LISTED = 5
-_TOLD = {State.FULL: "full, or cannot be written", State.DAMAGED: "a file is damaged"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +93,9 @@ class StepReader:
         self._session, self._state, self._emit = session, state, emit
         self._decodes: set[Split] = {"heldout"} if dataset.scores or answers else set()
         self._known: set[int] = set()
-        self._caches = open_caches(session) if caches else {}
-        self._least, self._told = State.KEPT if caches else State.MISSING, set[str]()
+        self._caches, self._folders = open_caches(session) if caches else ({}, {})
+        self._least = 0 if caches else State.MISSING * ERRORS
+        self._told = set[tuple[str, int]]()
         timeout = group_timeout(session.spec.train.timeout, session.device)
         self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="reader")
         # One thread, so that ranks start their agreements in the same order.
@@ -228,7 +228,7 @@ class StepReader:
     def _missing(self, inputs: ReadStep) -> list[int]:
         """Return what this rank says of the kept rows of a step, by module that keeps rows."""
         return [
-            max((each.state for each in inputs.kept_of(module.name)), default=self._least)
+            max((each.told for each in inputs.kept_of(module.name)), default=self._least)
             for module in self._session.layout.modules
             if module.keeps_rows
         ]
@@ -237,9 +237,10 @@ class StepReader:
         """Return the modules for which no rank lacks kept rows; say once if a cache is in need."""
         names = [module.name for module in self._session.layout.modules if module.keeps_rows]
         for name, number in zip(names, worst, strict=True):
-            reason = _TOLD.get(State(number))
-            if reason and name + reason not in self._told:
-                self._told.add(name + reason)
+            if (name, number) in self._told or name not in self._folders:
+                continue
+            self._told.add((name, number))
+            if reason := reason_of(number, name, self._folders):
                 effect = f"{name} makes the rows of pictures that are missing again"
                 cache = f"cache of {name}"
                 self._emit(ListenerFailed(listener=cache, reason=reason, effect=effect))

@@ -10,6 +10,9 @@ so that ranks add up their shards, and every layout finds the same mark.
 """
 
 import json
+import os
+import re
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import reduce
 from hashlib import sha256
@@ -26,7 +29,7 @@ from mimo_launch.layers.parameter_segments import LocalSegment, local_segments
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.models.build import RankModule
 from mimo_launch.models.fsdp import fsdp_modules
-from mimo_launch.models.kept_rows import RowCache
+from mimo_launch.models.kept_rows import ERRORS, RowCache, State
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.rank_session import RankSession
@@ -35,45 +38,83 @@ from mimo_launch.train.rank_session import RankSession
 _MIX = (-0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WHOLE = 1 << 64
+# Names of folders of recipes, and how many of them a message lists.
+_NAME, _LISTED = re.compile("[0-9a-f]{32}"), 5
 
 
-def open_caches(session: RankSession) -> dict[str, RowCache]:
-    """Return the caches of the encoders with their last stage on this rank.
+def open_caches(session: RankSession) -> tuple[dict[str, RowCache], dict[str, Path]]:
+    """Return the caches of encoders with their last stage on this rank, and the folders of all.
 
     Ranks: collective over the world if any module keeps rows. The weights must be loaded.
     """
     keeping = [module for module in session.layout.modules if module.keeps_rows]
     if not keeping:
-        return {}
+        return {}, {}
     mine = {each.name: _part(session, each) for each in keeping}
     ranks = gather_objects(mine)
-    found = {}
+    found, folders = {}, {}
     for module in keeping:
-        mark = sum(rank[module.name][0] for rank in ranks) % _WHOLE
-        used = max(rank[module.name][1] for rank in ranks)
+        name = module.name
+        mark = sum(rank[name][0] for rank in ranks) % _WHOLE
+        used = max(rank[name][1] for rank in ranks)
+        folders[name] = _folder(session.spec, name) / _recipe(session.spec, name, mark)
         if _has_last(session, module):
-            found[module.name] = _open(session.spec, module, mark, used)
-    return found
+            found[name] = _open(session.spec, module, folders[name], used)
+    return found, folders
 
 
-def _open(spec: Spec, module: ModuleLayout, mark: int, used: int) -> RowCache:
-    written, numbers = spec.modules[module.name], spec.train.numbers
-    asked, width = written.row_cache, spec.sent_width(module.name)
-    if asked is None:
-        raise ValueError(f"{module.name} keeps no rows")
+def reason_of(told: int, name: str, folders: Mapping[str, Path]) -> str:
+    """Return why the rows of a module are not kept, or nothing if they may be; see `told`."""
+    state, error = State(told // ERRORS), os.strerror(told % ERRORS)
+    folder = folders[name].parent
+    match state:
+        case State.FULL:
+            return f"{folder} is full, see `limit_gib`{_others(folder, folders.values())}"
+        case State.NOT_WRITTEN:
+            return f"{folder} cannot be written: {error}"
+        case State.NOT_READ:
+            return f"a file in {folder} cannot be read: {error}"
+        case State.DAMAGED:
+            return "a file is damaged"
+        case _:
+            return ""
+
+
+def _others(folder: Path, used: Collection[Path]) -> str:
+    """Return which rows in a folder this run does not use, as far as this host has it."""
+    try:
+        names = sorted(each.name for each in folder.iterdir() if each not in used)
+    except OSError:
+        return ""
+    names = [each for each in names if _NAME.fullmatch(each)]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    listed = ", ".join(names[:_LISTED]) + more
+    return f"; delete what no other run uses of {listed}" if names else ""
+
+
+def _recipe(spec: Spec, name: str, mark: int) -> str:
+    """Return the name of the folder for rows of a module with weights of this mark."""
+    written, numbers = spec.modules[name], spec.train.numbers
     recipe = {
         "release": __version__,
+        "torch": torch.__version__,
         "model": written.model.model_dump(mode="json"),
         "backend": written.backend,
         "numbers": [str(torch_type(each)) for each in (numbers.stored, numbers.computed)],
-        "width": width,
+        "width": spec.sent_width(name),
         "weights": mark,
     }
-    name = sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
+    return sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _open(spec: Spec, module: ModuleLayout, folder: Path, used: int) -> RowCache:
+    asked, width = spec.modules[module.name].row_cache, spec.sent_width(module.name)
+    if asked is None:
+        raise ValueError(f"{module.name} keeps no rows")
     # One rank of each replica writes.
     room = max(0, int(asked.limit_gib * 2**30) - used) // module.grid.size(Axis.DP)
-    dtype = torch_type(numbers.computed)
-    return RowCache(_folder(spec, module.name) / name, width=width, dtype=dtype, room=room)
+    dtype = torch_type(spec.train.numbers.computed)
+    return RowCache(folder, width=width, dtype=dtype, room=room)
 
 
 def _folder(spec: Spec, name: str) -> Path:
@@ -100,7 +141,7 @@ def bytes_in(folder: Path) -> int:
     """Return the bytes of the files in a folder, where other runs may rename and remove files."""
     found = 0
     for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             found += path.stat().st_size if path.is_file() else 0
     return found
 
