@@ -33,8 +33,11 @@ def recomputed(compute: Callable[..., Any], *args: Any) -> Any:
 
 def remake(compute: Callable[[Tensor], Tensor], x: Tensor) -> Remake:
     """Return how to make `compute(x)` again; x is kept like any tensor that a layer saves."""
-    node = _Saved.apply(x).grad_fn if torch.is_grad_enabled() else None  # type: ignore[no-untyped-call]
-    return partial(compute, x) if node is None else lambda: compute(*node.saved_tensors)
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return partial(compute, x)
+    # The node that saves x ends with its result: torch 2.11 then frees x, 2.13 does not.
+    saved: Any = _Saved.apply(x)  # type: ignore[no-untyped-call]
+    return lambda: compute(*saved.grad_fn.saved_tensors)
 
 
 class _Saved(torch.autograd.Function):
@@ -66,7 +69,8 @@ class _Again:
     """Hooks that keep everything but one tensor and its views."""
 
     def __init__(self, x: Tensor, make: Remake) -> None:
-        self._place, self._make = x.untyped_storage().data_ptr(), make
+        self._place = x.untyped_storage().data_ptr()
+        self._make: Remake | None = make
         self._made: Tensor | None = None
         if x.requires_grad:
             x.register_hook(self._forget)  # type: ignore[no-untyped-call]
@@ -82,9 +86,12 @@ class _Again:
         if isinstance(kept, Tensor):
             return kept
         if self._made is None:
+            if self._make is None:
+                raise RuntimeError("a backward needs a tensor after the gradient of it was there")
             with torch.no_grad():
                 self._made = self._make()
         return self._made.as_strided(*kept)
 
     def _forget(self, gradient: Tensor) -> None:
-        self._made = None
+        # x holds this hook, and the function that makes x again holds the graph before x.
+        self._made = self._make = None
