@@ -5,11 +5,15 @@ from weakref import WeakSet, ref
 
 import pytest
 import torch
+from tests.support.specs import box, spec
 from torch import Tensor, nn
 
 from mimo_launch.comm.host_link import HostLink
 from mimo_launch.layers.offload import LEAST, offload_layers
+from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.recompute import recomputed, remade, remake
+from mimo_launch.layout.layout import build_layout
+from mimo_launch.models.build import build_network
 
 WIDTH, TOKENS = 16, 64
 SIZE = WIDTH * TOKENS * 8
@@ -186,3 +190,13 @@ def test_a_tensor_changed_after_it_was_saved_is_refused(others: int) -> None:
     offload_layers(dict(layers.named_children()), NotedLink())
     with pytest.raises(RuntimeError, match="that 1 keeps for its backward was changed in place"):
         forward(layers).backward()
+
+
+def test_errors_name_the_module_and_the_layer() -> None:
+    model = {"layers": 2, "mtp": {"depth": 1}}
+    made = spec({"language": box(0, offload=["activations"], model=model)})
+    (stage,) = build_layout(made)["language"].stages
+    network: Any = build_network(made, stage, ParallelContext())
+    ways = [each.forward for each in (*network.layers.values(), *network.mtp)]
+    names = ["layer 0 of `language`", "layer 1 of `language`", "depth 0 of `language`"]
+    assert [each.args[0] for each in ways] == names
