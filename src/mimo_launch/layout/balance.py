@@ -30,10 +30,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heapreplace
 from math import gcd, lcm
+from typing import TYPE_CHECKING
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
-from mimo_launch.layout.step_data import Int64s, StepData
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.base import Axis
+
+if TYPE_CHECKING:
+    from mimo_launch.layout.step_data import Int64s
 
 # The search stops once the largest share is within this factor of the mean.
 GOOD_ENOUGH = 1.01
@@ -160,7 +164,7 @@ def even_share(layout: Layout, module: ModuleLayout, replica: int, group: int) -
     return layout.samples.encoder(replica, module.grid.size(Axis.DP), group, module.group_size)
 
 
-def even_shares(layout: Layout, module: ModuleLayout, group: int) -> Int64s:
+def even_shares(layout: Layout, module: ModuleLayout, group: int) -> "Int64s":
     """Return the samples of one group by the even cut, [replicas, samples of a replica]."""
     return layout.samples.of_group(group, module.group_size).reshape(module.grid.size(Axis.DP), -1)
 

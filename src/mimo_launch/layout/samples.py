@@ -14,12 +14,13 @@ evenly over the encoder's dp.
 """
 
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ModuleSpec, Spec
+
+if TYPE_CHECKING:
+    from mimo_launch.layout.step_data import Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,10 @@ class SampleMap:
             samples.append(language * of_language + group * per_language + inside)
         return tuple(samples)
 
-    def of_group(self, group: int, group_size: int) -> npt.NDArray[np.int64]:
+    def of_group(self, group: int, group_size: int) -> "Int64s":
         """Return the samples of one group of all language replicas, in the order of the cut."""
+        import numpy as np
+
         microbatches = np.arange(self.global_batch).reshape(self.replicas, self.microbatches, -1)
         here = slice(group * group_size, (group + 1) * group_size)
         return microbatches[:, here].reshape(-1)

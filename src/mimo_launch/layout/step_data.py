@@ -13,10 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, zip_longest
 from math import inf
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.tiles import Shown
@@ -119,7 +116,12 @@ def whole_video(sound: ImageSpan, spans: Iterable[ImageSpan]) -> range:
     return range(first, max(each.end for each in spans if first <= each.position < after))
 
 
-Int64s = npt.NDArray[np.int64]
+# numpy takes a tenth of a second to import, and `validate` does not need it.
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Int64s = npt.NDArray[np.int64]
 
 NO_RECORD = -1
 
@@ -247,8 +249,10 @@ class StepData:
         """Return the number of rows that a module makes of each of these samples, as indexed."""
         return [self.indexed[sample].rows(module) for sample in samples]
 
-    def rows_of_samples(self, module: str) -> Int64s:
+    def rows_of_samples(self, module: str) -> "Int64s":
         """Return the number of rows that a module makes of each sample, [samples], as indexed."""
+        import numpy as np
+
         return np.array(self.rows(module, range(len(self.indexed))), dtype=np.int64)
 
     @cached_property

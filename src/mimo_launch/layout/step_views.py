@@ -13,6 +13,7 @@ reads all pixels of its replica.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mimo_launch.layout.balance import (
     Shares,
@@ -26,8 +27,11 @@ from mimo_launch.layout.replica_views import EncoderView, LanguageView, pieces_o
 from mimo_launch.layout.row_owners import Piece, Run
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
-from mimo_launch.layout.step_data import Int64s, StepData
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.base import LANGUAGE, Axis
+
+if TYPE_CHECKING:
+    from mimo_launch.layout.step_data import Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Imbalance:
     after: float
 
     @classmethod
-    def of(cls, even: Int64s, after: int) -> "Imbalance":
+    def of(cls, even: "Int64s", after: int) -> "Imbalance":
         """Return it from the rows of each replica by the even cut, and the most after balancing."""
         if not (total := int(even.sum())):
             return cls(1.0, 1.0)
@@ -116,7 +120,7 @@ class StepViews:
             return self.language(replica, forward).samples
         return self.encoder(module.name, replica, forward).samples
 
-    def even_loads(self, module: ModuleLayout) -> Int64s:
+    def even_loads(self, module: ModuleLayout) -> "Int64s":
         """Return the rows of each replica of an encoder in the step by the even cut, as indexed."""
         groups = range(self.layout.num_groups(module))
         shares = (even_shares(self.layout, module, group) for group in groups)

@@ -68,7 +68,11 @@ def _heads(config: Config) -> Config:
 
 def _uneven(config: Config) -> Iterator[str]:
     """Yield settings of single layers other than heads, the same in all layers without windows."""
-    by_layer = _by_layer(config)
+    try:
+        by_layer = _by_layer(config)
+    except ConfigError:
+        yield f"{_BY_LAYER}: {short(config[_BY_LAYER])}"
+        return
     full = [by_layer.get(i, {}) for i in _full(config)]
     keys = {key for each in full for key in each}
     is_alike = all(each == full[0] for each in full)
