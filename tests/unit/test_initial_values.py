@@ -166,7 +166,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "flow": {"kind": "flow", **HALF, "heads": 2},
     "talker": {"kind": "talker", **HALF, "heads": 2, "vocab": 90},
     "decoder": {**HALF, "qkv_bias": True, "qk_norm": True, "moe": EXPERTS, "mtp": {"depth": 1}},
-    "tied": {**HALF, "tied": True, "mlp": 256},
+    "tied": {**HALF, "tied": True, "mlp": 256, "layer_scalar": FACTOR},
     "latent": {
         **HALF,
         "mla": {"kv_rank": 40, "q_rank": 24, "rope_head_dim": 4, "v_head_dim": 16},
@@ -223,7 +223,7 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
 
 def expected_number(name: str, kind: str) -> float:
     """Return what all numbers of a vector start with; a norm multiplies by 1."""
-    if name.endswith("_scale.weight"):
+    if name.endswith("_scale.weight") or "scalar" in name:
         return FACTOR
     own = kind == "wide norms" and not name.startswith("layers.0.attention.")
     return float(name.endswith(("norm.weight", ".D")) and not own)

@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,6 @@ from mimo_launch.comm.world import group_timeout, peak_memory
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.order.record_order import Sample
 from mimo_launch.data.random_draws import Split
-from mimo_launch.layout.step_data import Int64s
 from mimo_launch.layout.step_views import Imbalance, StepViews, reads_of
 from mimo_launch.models.kept_rows import ERRORS, State
 from mimo_launch.runtime.progress import EndOfRun, Phase, RunState
@@ -45,6 +45,9 @@ from mimo_launch.train.events import BadSamples, Listener, ListenerFailed, Readi
 from mimo_launch.train.loader import ReadStep, read_step, step_inputs
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.train.row_caches import open_caches, reason_of
+
+if TYPE_CHECKING:
+    from mimo_launch.layout.step_data import Int64s
 
 _MOST_LISTED = 5
 
@@ -63,7 +66,7 @@ class _RankPart:
     reasons: dict[int, str]
     most: MaxOverRanks
     seconds: float
-    even: dict[str, Int64s]
+    even: "dict[str, Int64s]"
 
 
 class TooManyBadSamples(EndOfRun):
