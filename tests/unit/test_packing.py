@@ -321,5 +321,7 @@ def test_every_count_of_a_pack_is_that_of_its_readable_records(bad: tuple[int, .
 
 
 def test_a_span_moves_with_all_that_it_says():
-    span = ImageSpan(*range(1, 1 + len(fields(ImageSpan))))
-    assert span.moved(5) == replace(span, position=6)
+    """Its parts move with it, since they are places in the text."""
+    numbers = {each.name: number for number, each in enumerate(fields(ImageSpan), start=1)}
+    span = ImageSpan(**{**numbers, "parts": ((1, 2), (7, 3))})
+    assert span.moved(5) == replace(span, position=6, parts=((6, 2), (12, 3)))
