@@ -54,7 +54,9 @@ def test_the_digits_without_any_folder(tmp_path: Path, run_cli: Cli) -> None:
     assert [module.grid.dp for module in spec.modules.values()] == [6, 6]
 
 
-def test_a_language_model_is_split_until_it_fits(llama: Path, tmp_path: Path, run_cli: Cli) -> None:
+def test_a_language_model_is_split_or_kept_on_the_host_until_it_fits(
+    llama: Path, tmp_path: Path, run_cli: Cli
+) -> None:
     tps = []
     for memory in ("141GB", "80GB", "24GB"):
         file = tmp_path / f"{memory}.yaml"
@@ -66,7 +68,8 @@ def test_a_language_model_is_split_until_it_fits(llama: Path, tmp_path: Path, ru
         assert spec.train.precision == "bf16"
         tps.append(spec.language.grid.tp * spec.language.grid.pp)
     assert tps == sorted(tps)
-    assert tps[0] < tps[-1]
+    # The least GPU needs another layout than the largest.
+    assert tps[0] < tps[-1] or spec.language.offload
 
 
 @pytest.mark.parametrize(

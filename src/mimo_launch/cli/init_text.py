@@ -19,11 +19,12 @@ MARKERS = {"vision": "<image>", "audio": "<audio>"}
 _WIDTH = 96
 _MODULE = (
     "model", "init_from", "placeholder", "ranks", "grid", "experts", "sequence_parallel",
-    "sharding", "recompute",
+    "sharding", "recompute", "offload",
 )  # fmt: skip
 _COSTS = {
     "sharding": "less memory, more communication",
     "recompute": "less memory, a third more work",
+    "offload": "less memory, copies to the host and back",
 }
 # Comments by the path of the key below them, or by that of a section and "": at its end.
 Comments = dict[YamlPath, list[str]]
