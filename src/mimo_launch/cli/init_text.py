@@ -11,20 +11,21 @@ from typing import Any
 
 from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.diag.quantities import percent
+from mimo_launch.layout.space import OF_MODULE
 from mimo_launch.search.first_spec import FirstSpec
 from mimo_launch.spec.wording import flow
 
 # The placeholders of an image and a clip in texts, unless `data` sets others.
 MARKERS = {"vision": "<image>", "audio": "<audio>"}
 _WIDTH = 96
-_MODULE = (
+# The keys of a module in the order in which people read them, then all others of a layout.
+_MODULE = tuple(dict.fromkeys((
     "model", "init_from", "placeholder", "ranks", "grid", "experts", "sequence_parallel",
-    "sharding", "recompute", "offload",
-)  # fmt: skip
+    "sharding", "recompute", *OF_MODULE,
+)))  # fmt: skip
 _COSTS = {
     "sharding": "less memory, more communication",
     "recompute": "less memory, a third more work",
-    "offload": "less memory, copies to the host and back",
 }
 # Comments by the path of the key below them, or by that of a section and "": at its end.
 Comments = dict[YamlPath, list[str]]
