@@ -46,8 +46,10 @@ def offload_used(spec: Spec, name: str) -> Findings:
 
 def common_offload_used(spec: Spec) -> Findings:
     """`offload` of `optimizer` needs a module with moments that may move."""
+    if not spec.optimizer.offload:
+        return
     reasons = {name: _without_moments(spec, name) for name in spec.modules}
-    if not spec.optimizer.offload or not all(reasons.values()):
+    if not all(reasons.values()):
         return
     yield no_effect(
         ("optimizer", "offload"),

@@ -123,9 +123,9 @@ def weight_memory(
 ) -> StageMemory:
     """Return the memory of a stage without activations; `several`: forwards in a step."""
     weights = stage_weights(spec, stage, tp)
-    shards, replicas = module.num_shards, module.grid.size(Axis.DP) * module.grid.size(Axis.CP)
-    full, numbers, cut = weights.full_sharding, spec.train.numbers, WeightCut.of(spec, module)
-    stored, computed = numbers.stored.bytes, numbers.computed.bytes
+    cut = WeightCut.of(spec, module)
+    full, shards, replicas = cut.full, cut.over, cut.over * cut.copies
+    stored, computed = cut.numbers.stored.bytes, cut.numbers.computed.bytes
     trained = [weight for weight in weights.all() if weight.trains]
     packed = [weight for weight in weights.all() if weight.packed is not None]
     own = cut.elements(trained)
