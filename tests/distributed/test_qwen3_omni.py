@@ -1,6 +1,8 @@
 """A thinker and a talker of ours are those of a Qwen3-Omni, its code predictor included."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,22 +156,25 @@ def test_a_step_is_that_of_plain_torch(
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-8, msg=name)
 
 
-def test_codes_of_all_codebooks_become_a_wave(tmp_path: Path) -> None:
-    """By the lines of docs/speech.md."""
+def test_codes_of_all_codebooks_become_a_wave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the script of docs/speech.md."""
     save(tiny(), tmp_path / "model")
-    script = [
-        block.partition("```")[0]
-        for block in Path("docs/speech.md").read_text(encoding="utf-8").split("```python\n")
-        if "Qwen3OmniMoeCode2Wav" in block
-    ]
-    np.save(tmp_path / "codes.npy", np.ones((3, 7), dtype=np.int64))
-    given = {"folder": tmp_path / "model", "path": tmp_path / "codes.npy", "torch": torch, "np": np}
-    with torch.no_grad():
-        exec(script[0], given)
+    page = Path("docs/speech.md").read_text(encoding="utf-8")
+    fence = re.search(r'^```python title="code2wav.py"\n(.*?)^```$', page, re.DOTALL | re.MULTILINE)
+    assert fence is not None
+    (tmp_path / "said").mkdir()
+    np.save(tmp_path / "said" / "one.npy", np.ones((3, 7), dtype=np.int64))
+    arguments = ["code2wav.py", str(tmp_path / "model"), str(tmp_path / "said")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    given: dict[str, Any] = {}
+    exec(fence[1], given)
     names = {name.removeprefix(given["prefix"]) for name in tensors(tmp_path / "model")}
     assert given["vocoder"].state_dict().keys() <= names
     # Four numbers a frame; its last convolution cuts off two.
-    assert given["wave"].shape == (1, 1, 7 * 2 * 2 - 2)
+    wave, rate = given["soundfile"].read(tmp_path / "said" / "one.wav")
+    assert (wave.shape, rate) == ((7 * 2 * 2 - 2,), 24_000)
 
 
 def test_an_untouched_export_is_the_folder_that_it_came_from(tmp_path: Path) -> None:
