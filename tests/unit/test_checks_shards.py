@@ -374,6 +374,22 @@ def test_plan_knows_the_rows_of_a_graph_over_shards(text: str, tmp_path: Path) -
     assert sample.num_tokens <= spec.batch.seq
 
 
+@pytest.mark.parametrize("many", [10, 200])
+def test_the_names_in_braces_are_measured_not_the_pattern(
+    text: str, tmp_path: Path, many: int
+) -> None:
+    """Names of 40 bytes each: together more than a name, or a whole path, may have."""
+    names = [f"a-name-of-a-shard-of-photographs-{n:03d}.tar" for n in range(many)]
+    for name in names:
+        (tmp_path / name).hardlink_to(tmp_path / "000.tar")
+    pattern = f"{tmp_path}/{{{','.join(names)}}}"
+    for setting in (f"data.shards={pattern}", f"data.shards=[{pattern!r}]"):
+        assert found(text, setting) == []
+    (only,) = found(text, f"data.shards={pattern.replace(names[-1], 'x' * 256)}")
+    assert only.code == "shards-not-found"
+    assert "the name of a file has at most 255 bytes, but its braces make" in only.headline
+
+
 def test_patterns_name_files_in_order_each_once(tmp_path: Path) -> None:
     for name in ("b.tar", "a.tar", "1.tar"):
         (tmp_path / name).touch()

@@ -761,6 +761,8 @@ def test_faults_in_a_list_of_sources_are_found_where_they_are() -> None:
         ("empty", "source-not-read", "files that end in .tar, .jsonl"),
         ("splits", "source-not-read", "splits/test, "),
         ("hub", "source-not-read", "hub/test-*, "),
+        ("{x.jsonl,splits}", "source-not-read", "splits/test, "),
+        (f"{{x.jsonl,{'splits,' * 40}}}", "source-not-read", "splits/test, "),
         ("none.jsonl", "shards-not-found", "paths are relative to"),
         ("hf://a/b.jsonl", "shards-not-found", "samples are read from anywhere in a file"),
         ({"path": "x.jsonl", "media": "x.jsonl"}, "source-not-read", "by paths in a folder"),

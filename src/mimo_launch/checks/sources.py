@@ -95,11 +95,12 @@ def _class_or_files(path: YamlPath, source: Source) -> Findings:
 
 
 def _files(path: YamlPath, source: Source) -> Findings:
-    there = True
+    there, named = True, list[Path]()
     for key, given in (("path", source.paths), ("media", source.media or ())):
         for pattern in patterns_of(given):
             found = yield from files_of((*path, key), pattern)
             there = there and bool(found)
+            named += found if key == "path" else ()
             if key == "media" and found and not all(map(Path.is_dir, found)):
                 there = False
                 yield _not_read(
@@ -110,12 +111,12 @@ def _files(path: YamlPath, source: Source) -> Findings:
                 )
     if not there:
         return
-    for pattern in source.paths:
-        if splits := splits_in(Path(pattern)):
+    for folder in named[:MOST_OPENED]:
+        if splits := splits_in(folder):
             names = ", ".join(splits)
             yield _not_read(
                 (*path, "path"),
-                f"`{pattern}` holds several splits",
+                f"`{folder}` holds several splits",
                 f"one is trained on, and another may be held out: {names}",
                 f"write `path: {splits[-1]}`",
             )

@@ -231,14 +231,27 @@ def part_of_run(value: int | str, steps: int) -> Fraction:
 
 def _path(value: Any) -> Any:
     """Return a value unchanged. Raises: ValueError for text that cannot be a path."""
-    if isinstance(value, str):
-        if "\0" in value:
-            raise ValueError("a path cannot contain NUL")
-        if len(os.fsencode(value)) > _MAX_PATH:
-            raise ValueError(f"a path has at most {_MAX_PATH} bytes")
-        if any(len(os.fsencode(part)) > _MAX_NAME for part in value.split("/")):
-            raise ValueError(f"the name of a file has at most {_MAX_NAME} bytes")
+    if isinstance(value, str) and (fault := path_fault(value)):
+        raise ValueError(fault)
     return value
+
+
+def path_fault(name: str) -> str:
+    """Return why text cannot be a path, "" if it can."""
+    if "\0" in name:
+        return "a path cannot contain NUL"
+    if len(os.fsencode(name)) > _MAX_PATH:
+        return f"a path has at most {_MAX_PATH} bytes"
+    if any(len(os.fsencode(part)) > _MAX_NAME for part in name.split("/")):
+        return f"the name of a file has at most {_MAX_NAME} bytes"
+    return ""
+
+
+def _pattern(value: Any) -> Any:
+    """Return a value unchanged. Raises: ValueError for text that cannot name paths."""
+    # The names that braces stand for are measured one by one, where they are made.
+    is_many = isinstance(value, str) and "{" in value and "\0" not in value
+    return value if is_many else _path(value)
 
 
 # The limits of Linux; beyond them the file system raises an error.
@@ -247,6 +260,7 @@ CLASS_PATH = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 # A class or function in a user's package.
 ClassPath = Annotated[str, Field(pattern=CLASS_PATH)]
 LocalPath = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string"})]
+PathPattern = Annotated[str, BeforeValidator(_pattern), WithJsonSchema({"type": "string"})]
 
 
 def rank_range(ranks: str) -> range:

@@ -14,6 +14,7 @@ from mimo_launch.spec.base import ClassPath, Count, LocalPath, Strict
 from mimo_launch.spec.user_data import (
     HOW,
     Paths,
+    Patterns,
     SetName,
     Template,
     UserData,
@@ -46,7 +47,7 @@ Options = dict[str, Any]
 class Source(Strict):
     """Files of one format, which is recognised by their content; or a data set of one's own."""
 
-    path: LocalPath | Paths | None = Field(
+    path: Patterns | None = Field(
         None,
         description="A file, a folder, a pattern with `*` or `{000..009}`, or a list of these: tar "
         "shards, JSON lines or lists, Parquet, Arrow. A file counts as often as it is written.",

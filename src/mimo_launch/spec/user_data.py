@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from mimo_launch.spec.base import Count, CountFrom0, LocalPath, Strict
+from mimo_launch.spec.base import Count, CountFrom0, LocalPath, PathPattern, Strict
 from mimo_launch.spec.expect import ExpectedSamples
 
 
@@ -111,6 +111,7 @@ def unlike(templates: Iterable[Template]) -> tuple[Template, ...]:
 
 Rate = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 Paths = Annotated[tuple[LocalPath, ...], Field(strict=False, min_length=1)]
+Patterns = PathPattern | Annotated[tuple[PathPattern, ...], Field(strict=False, min_length=1)]
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 
 
@@ -276,12 +277,12 @@ class WebdatasetData(UserData):
 
     kind: Literal["webdataset"]
     template: Template = Field(description=HOW, examples=["chat"])
-    shards: LocalPath | Paths = Field(
+    shards: Patterns = Field(
         description="Tar files to train on: a pattern with `*` or `{000..009}`, or a list of them. "
         "A file counts as often as it is written.",
         examples=["data/{000..009}.tar"],
     )
-    eval_shards: LocalPath | Paths | dict[SetName, LocalPath | Paths] | None = Field(
+    eval_shards: Patterns | dict[SetName, Patterns] | None = Field(
         None,
         description="Tar files of held-out samples, for `eval`; or several sets of them by name, "
         "each evaluated by itself.",

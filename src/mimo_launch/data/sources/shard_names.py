@@ -19,6 +19,7 @@ from typing import Any
 
 from mimo_launch.data.sources.fetching import Fetching, is_address
 from mimo_launch.data.sources.remote_files import DataPath, RemotePath, remote_names
+from mimo_launch.spec.base import path_fault
 from mimo_launch.spec.user_data import Template
 
 # The longest file name (Linux: NAME_MAX).
@@ -47,6 +48,8 @@ def expand(pattern: str, most: int) -> list[str]:
         raise PatternError(f"its braces stand for more than {most:,} names")
     names, letters = [], 0
     for name in braceexpand(pattern):
+        if fault := path_fault(name):
+            raise PatternError(f"{fault}, but its braces make `{name[:40]}...` of {len(name)}")
         letters += len(name)
         if letters > MAX_LETTERS:
             raise PatternError(f"its braces stand for names of more than {MAX_LETTERS:,} letters")
