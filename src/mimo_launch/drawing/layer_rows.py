@@ -3,14 +3,14 @@
 Decides: which facts there are; their names are the keys of `plan --json` (docs/plan-json.md); that
 one layer represents all of its kind, on the tp rank with the largest part; that the load of the
 experts is balanced, so that every rank sends the same amount.
-Relies on: `estimate.parameters`, `estimate.workload` and `estimate.memory`, which estimate a stage.
+Relies on: `estimate.parameters`, `workload` and `activations`, which estimate a stage.
 Leaves: seconds to `estimate.cost_model`, drawing to `cli`.
 """
 
 from dataclasses import dataclass, replace
 from math import prod
 
-from mimo_launch.estimate.memory import Activations
+from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.step_work import StepWork
 from mimo_launch.estimate.workload import backward_flops, forward_flops

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
+from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage, key_of_work
 from mimo_launch.estimate.communication_times import GIGA, MICRO, MILLI, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
@@ -22,7 +23,7 @@ from mimo_launch.estimate.host_costs import (
 from mimo_launch.estimate.host_starts import HostStarts
 from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.estimate.kernel_times import Seconds, StageKernels
-from mimo_launch.estimate.memory import Activations, row_bytes
+from mimo_launch.estimate.memory import row_bytes
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.step_work import Forwards, StepWork
 from mimo_launch.estimate.workload import (

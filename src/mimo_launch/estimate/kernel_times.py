@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.memory import Activations
 from mimo_launch.estimate.parameters import layer_parameters
 from mimo_launch.estimate.workload import BackwardPath, backward_path
 from mimo_launch.kinds.adapters import adapter_of

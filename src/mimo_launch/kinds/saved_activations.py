@@ -4,7 +4,7 @@ Decides: how such a tensor is described, in units of a layer's widths, and what 
 Relies on: how `models` compute: matrix products and attention keep their inputs, and so do the
 passes between them (norms, rotations, SwiGLU and GELU) if each is compiled separately, because
 torch.compile recomputes their inner tensors. A test compares this with what autograd keeps.
-Leaves: bytes to `estimate.memory`, the tensors of a layer to its shape.
+Leaves: bytes to `estimate.activations`, the tensors of a layer to its shape.
 """
 
 from dataclasses import dataclass
