@@ -42,6 +42,7 @@ TILES = {
     "positions": "learned", "image": [4, 4], "shuffle": 1,
     "tiles": {"grids": [[1, 2], [2, 2]], "most": 2},
 }  # fmt: skip
+GEMMA4 = {"kind": "gemma4_vision", "places": 64, "standardize": True}
 AWAY = {"offload": ["activations"]}
 SMALL = {"min_patches": 16, "max_patches": 64}
 Models = dict[str, dict[str, Any]]
@@ -97,6 +98,9 @@ STEPS = {
     "windows": step(vision(**QWEN2_5)),
     "tiles": step(vision(**TILES), data={"max_patches": 256}),
     "learned positions": step(vision(positions="learned", image=[8, 8]), data=SMALL),
+    "a tower of Gemma 4": step(vision(**GEMMA4)),
+    "a compiled tower of Gemma 4": step(vision(**GEMMA4), compiled=True),
+    "a frozen tower of Gemma 4": step(vision(**GEMMA4), vision={"frozen": "except_projector"}),
     "a class token": step(vision(class_token=True)),
     "rows of three layers": step(vision(layers=4, deepstack=[0, 1])),
     "a map after the projector": step(vision(projector="merger", projector_out=96)),
@@ -195,6 +199,7 @@ SP = {"tp": 2, "sequence_parallel": True}
 STEPS_OF_TWO_RANKS = {
     "tp 2 with sequence parallelism": step(each=SP, data={"max_images": 3}),
     "tp 2": step(vision(**QWEN2_5), each={"tp": 2}),
+    "tp 2, a tower of Gemma 4": step(vision(**GEMMA4), each={"tp": 2}),
     "tp 2, recomputing norms": step(each=SP | {"recompute": ["norms"]}),
     "tp 2 with experts": step(language(moe={"experts": 4, "top_k": 2, "width": 128}), each=SP),
     "cp 2, whole sequences": step(each={"cp": 2}, data={"max_images": 2}),
@@ -237,7 +242,10 @@ def judge(found: list[list[Kept]], above: float = 0.02) -> None:
 
 
 # Others have their parts: `recomputing MLPs and norms`, and blocks in `test_kept.py`.
-SELDOM = ("recomputing norms", "compiled windows and gates")
+SELDOM = (
+    "recomputing norms", "compiled windows and gates", "a compiled tower of Gemma 4",
+    "a frozen tower of Gemma 4",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

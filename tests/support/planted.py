@@ -17,6 +17,7 @@ from tests.support.planted_dinov3 import DINOV3_BUGS
 from tests.support.planted_experts import EXPERT_BUGS
 from tests.support.planted_gates import GATE_BUGS
 from tests.support.planted_gemma4 import GEMMA4_BUGS
+from tests.support.planted_gemma4_vision import GEMMA4_VISION_BUGS
 from tests.support.planted_graphs import GRAPH_BUGS
 from tests.support.planted_growth import GROWTH_BUGS
 from tests.support.planted_hybrid import HYBRID_BUGS
@@ -626,7 +627,7 @@ BUGS_OF_PARTS |= (
     DINOV3_BUGS | SILENCE_BUGS | CAP_BUGS | TILE_BUGS | REGISTER_BUGS | MTP_BUGS | GROWTH_BUGS
 )
 BUGS_OF_PARTS |= NOPE_BUGS
-BUGS_OF_PARTS |= NORM_BUGS | CHUNK_BUGS | GEMMA4_BUGS
+BUGS_OF_PARTS |= NORM_BUGS | CHUNK_BUGS | GEMMA4_BUGS | GEMMA4_VISION_BUGS
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),

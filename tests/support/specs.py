@@ -24,6 +24,12 @@ AXES = ("tp", "cp", "dp", "pp")
 ORDERS = [order for order in permutations(AXES) if order.index("cp") < order.index("dp")]
 TP_SIZES, CP_SIZES, PP_SIZES = (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4)
 ENCODERS = ("vision", "audio", "depth")
+# Keys that a tower of Gemma 4 decides.
+OF_OTHER_TOWERS = frozenset({
+    "positions", "image", "interpolation", "class_token", "registers", "rope_frequencies", "norm",
+    "qk_norm", "head_qk_norm", "projector_norm_eps", "projector_norm", "projector_norm_offset",
+    "projector_norm_of", "pooling", "activation",
+})  # fmt: skip
 KINDS = get_args(ScheduleKind)
 ACTIVATIONS = get_args(DecoderModel.model_fields["activation"].annotation)
 # Kinds of language models, each drawn as often as it is named; a decoder may have experts.
@@ -246,6 +252,7 @@ def talker(grid: dict[str, int]) -> dict[str, Any]:
 ENCODER_MODELS = {
     "vit": vit,
     "dinov3": vit,
+    "gemma4_vision": vit,
     "audio": audio,
     "aut": aut,
     "connector": connector,
@@ -564,6 +571,15 @@ def one_module(
             turning = {"positions": "rope2d", "rope_frequencies": "shared", "windows": None}
             without = {"image": None, "interpolation": "bicubic"}
             model |= {"kind": "dinov3", "rope_theta": 30.0, **turning, **without}
+        elif draw(seldom):
+            model = {key: each for key, each in model.items() if key not in OF_OTHER_TOWERS}
+            model |= {
+                "kind": "gemma4_vision",
+                "places": 64,
+                "rope_theta": 30.0,
+                "standardize": draw(st.booleans()),
+                "projector": draw(st.sampled_from(["linear", "mlp", "swiglu"])),
+            }
     if name != "language":
         # Of three encoders each has its own.
         made["placeholder"] = draw(st.sampled_from([None, 1 + ENCODERS.index(name)]))

@@ -6,8 +6,13 @@ import pytest
 from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.samples.member_readers import ImageReader
+from mimo_launch.processors.images import ImageRecipe
+from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 
 LEARNED = {"positions": "learned", "image": [2, 2]}
+GEMMA4 = {"kind": "gemma4_vision", "hidden": 8, "heads": 1, "shuffle": 1}
 
 
 def codes(model: dict[str, Any], **module: Any) -> list[str]:
@@ -31,6 +36,11 @@ def codes(model: dict[str, Any], **module: Any) -> list[str]:
         ({"positions": "rope2d", "registers": 2, "hidden": 8, "heads": 1}, []),
         ({"kind": "dinov3", "hidden": 6, "heads": 1}, ["head-not-multiple-of-4"]),
         ({"kind": "dinov3", "windows": {"side": 4}}, ["class-token-without-window"]),
+        ({**GEMMA4, "hidden": 6}, ["head-not-multiple-of-4"]),
+        (GEMMA4, []),
+        ({**GEMMA4, "image": [4, 4]}, ["setting-without-effect"]),
+        ({**GEMMA4, "places": 4}, []),
+        ({**GEMMA4, "places": 3}, ["image-beyond-places"]),
         ({"windows": {"side": 4}, "registers": 2}, ["class-token-without-window"]),
         ({"projector_activation": "quick_gelu"}, []),
         ({"layers": 2, "windows": {"side": 4, "full": [1]}}, []),
@@ -81,6 +91,7 @@ def test_settings_fit_together(model: dict[str, Any], found: list[str]) -> None:
         ({"windows": {"side": 2}, "activation": "swiglu"}, ["backend-cannot"] * 2),
         ({"layer_scale": 0.1, "qk_norm": True}, ["backend-cannot"] * 2),
         ({"kv_heads": 1}, ["backend-cannot"]),
+        ({"kind": "gemma4_vision", "shuffle": 1}, ["backend-cannot"]),
         ({"qkv_bias": False, "projector_bias": False, "projector_norm_eps": 1e-5}, []),
         ({"activation": "swiglu"}, ["backend-cannot"]),
         ({"activation": "swiglu", "block_bias": False}, []),
@@ -93,3 +104,12 @@ def test_transformer_engine_lacks_parts_of_towers(more: dict[str, Any], found: l
         train={"steps": 1, "precision": "bf16"},
     )
     assert [item.code for item in check(made) if item.is_error] == found
+
+
+def test_images_of_files_that_are_too_long_are_bad_samples() -> None:
+    """A patch beyond the learned rows or columns would have no vector."""
+    model = Gemma4VisionModel.model_validate({**GEMMA4, "layers": 1, "patch": 4, "places": 6})
+    reader = ImageReader("vision", "images", model, ImageRecipe(resize=None))
+    assert reader.rows((16, 24)) == (4, 6)
+    with pytest.raises(BadSample, match="28 x 16 pixels becomes 7 patches long, but `places` is 6"):
+        reader.rows((16, 28))

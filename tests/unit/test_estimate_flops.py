@@ -331,6 +331,23 @@ def test_learned_tokens_cost_what_torch_counts() -> None:
     assert (ahead["bmm"], back["bmm"]) == (forward.attention, backward.attention)
 
 
+def test_a_tower_of_gemma_4_costs_what_torch_counts() -> None:
+    """Two images of 60 patches; a row is the mean of four."""
+    model = {**VIT, "kind": "gemma4_vision", "shuffle": 2, "standardize": True, "kv_heads": 1}
+    data = {"kind": "synthetic", "image": [10, 6], "text_only": 0.0}
+    made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=2, seq=64, data=data)
+    batch = ImagesInput(
+        mask=image_context([60, 60], range(120), CPU, alone=True),
+        sizes=(30,),
+        patches=patches(120, 12),
+        places=torch.zeros(120, 2),
+    )
+    ahead, back, forward, backward = costs(made, "vision", batch)
+    assert ahead["addmm"] + ahead["mm"] == matmuls(forward)
+    assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
+    assert (ahead["bmm"], back["bmm"]) == (forward.attention, backward.attention)
+
+
 def test_windows_cost_what_torch_counts() -> None:
     """Two images of 5 x 3 rows of four patches; windows at their ends are smaller."""
     model = {**VIT, "shuffle": 2, "projector": "merger", "positions": "rope2d", "norm": "rms",

@@ -162,6 +162,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "audio": {"kind": "audio", **HALF},
     "aut": {"kind": "aut", **HALF, "heads": 2, "mels": 16, "channels": 24},
     "dinov3": {"kind": "dinov3", **HALF, "heads": 2, "layer_scale": FACTOR},
+    "gemma4_vision": {
+        "kind": "gemma4_vision",
+        **HALF,
+        "heads": 2,
+        "places": 90,
+        "standardize": True,
+    },
     "connector": {"kind": "connector", **HALF, "heads": 2, "queries": 9},
     "flow": {"kind": "flow", **HALF, "heads": 2},
     "talker": {"kind": "talker", **HALF, "heads": 2, "vocab": 90},

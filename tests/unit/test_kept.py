@@ -198,6 +198,23 @@ KEPT = {
         turned_beside_learned,
         learned=LEARNED,
     ),
+    # With few keys: statistics of norms of keys and values are left out.
+    "of a tower of Gemma 4": Row(
+        "vision",
+        {"kind": "gemma4_vision", "kv_heads": 2},
+        {
+            "norm": "rms",
+            "bias": False,
+            "qk_norm": True,
+            "value_norm": True,
+            "kv_heads": 2,
+            "score_size": 1.0,
+            "by_halves": True,
+            "post_norms": True,
+            "of_mlp": {"gate": "gelu_tanh"},
+        },
+        turned,
+    ),
     "with class token and registers": Row(
         "vision",
         {"class_token": True, "registers": LEARNED - 1},

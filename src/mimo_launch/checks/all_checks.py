@@ -156,6 +156,7 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(data.channels_fit_digits),
     ModuleRule(data.digits_are_seen),
     ModuleRule(data.clips_hold_a_row, needs=("frames-over-rows",)),
+    ModuleRule(data.places_hold_images, needs=(*_IMAGES, *_READS, *_ROLE)),
     ModuleRule(vocabulary.ends_are_codes),
     ModuleRule(vocabulary.codes_fit_digits, needs=("codes-outside-vocab",)),
     SpecRule(vocabulary.vocab_holds_tokens),

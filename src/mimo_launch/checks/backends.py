@@ -129,6 +129,13 @@ _LACKS = (
         "a gate, with biases",
     ),
     _Lack(
+        lambda kind: not kind.reads_tokens and getattr(kind.layer(0), "post_norms", False),
+        "kind",
+        "normalise what layers add to the stream",
+        "its blocks have a norm before attention and one before the MLP",
+        "norms on both sides",
+    ),
+    _Lack(
         lambda kind: kind.reading.beside and not kind.reads_tokens,
         "kind",
         "attend to rows beside tokens of its own",

@@ -8,6 +8,7 @@ Leaves: tokens to `vocabulary`, shards to `shards`.
 from math import gcd
 
 from mimo_launch.checks.rule import Findings, chosen_keys, no_effect
+from mimo_launch.data.sample_sizes import sizes_drawn
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
@@ -92,6 +93,25 @@ def shuffle_tiles_images(spec: Spec, name: str) -> Findings:
         why="pixel shuffle makes one row of each square, and an image is cut into whole squares",
         help=f"these fit: {fits}",
         related=(related,),
+    )
+
+
+def places_hold_images(spec: Spec, name: str) -> Findings:
+    """Images that are made have a learned place for each row and each column of patches."""
+    images, data = kind_of(spec.modules[name].model).images, spec.data
+    if images is None or (most := images.most_places) is None or isinstance(data, UserData):
+        return  # Images of files that are longer are bad samples.
+    sides = (max(size.height, size.width) for _, size in sizes_drawn(spec, name))
+    longest = max(sides) * images.shuffle
+    if longest <= most:
+        return
+    yield Diagnostic(
+        code="image-beyond-places",
+        headline=f"`{name}`: images are up to {longest} patches long, with `places: {most}`",
+        path=("modules", name, "model", "places"),
+        why="each row and each column of patches has a learned vector",
+        help=f"write `places: {longest}`",
+        related=(Related(("data",), "the sizes of images"),),
     )
 
 

@@ -39,7 +39,8 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
             yield idle_key(name, key, f"`positions: {model.positions}` need no table")
     if model.rope_frequencies != "shared" and not model.turns_patches:
         yield idle_key(name, "rope_frequencies", f"`positions: {model.positions}` rotate nothing")
-    if model.pooling == "mean" and model.shuffle == 1:
+    always_pools = type(model).model_fields["pooling"].default == "mean"
+    if model.pooling == "mean" and model.shuffle == 1 and not always_pools:
         yield idle_key(name, "pooling", "a row is one patch: `shuffle` is 1")
     has_norm = model.projector_norm_eps is not None
     for key, used, why in (

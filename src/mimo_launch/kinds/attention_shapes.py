@@ -7,6 +7,7 @@ Leaves: which model has which attention to its kind, what it computes to the cla
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved
@@ -24,6 +25,9 @@ from mimo_launch.kinds.shapes import (
 from mimo_launch.kinds.weights import LayerShape, Weight, of_key
 from mimo_launch.spec.layers import Mla
 
+# Which numbers of a head rotate together: `apart` by half of the head, neighbours, or, in each half
+# of the head by itself, those apart by half of it.
+Pairs = Literal["apart", "neighbours", "in_halves"]
 # With keys and values of this rank alone, or of each cp rank.
 LATENT_ALONE = (
     # Values are a view of this tensor.
@@ -109,7 +113,8 @@ class AttentionShape(LayerShape):
     Scores are divided by the square root of `score_size` (None: of the head size), and stay below
     `score_cap`; learned `sinks` join their softmax. If `gated`, each head's output is multiplied by
     the sigmoid of a gate, which follows the query of the head. `interleaved`: numbers of a head
-    that rotate together are neighbours. `latent` makes queries, keys and values of narrow widths.
+    that rotate together are neighbours; `by_halves`: they are in the same half. `latent` makes
+    queries, keys and values of narrow widths.
     """
 
     layer = "mimo_launch.layers.attention:Attention"
@@ -135,8 +140,16 @@ class AttentionShape(LayerShape):
     sinks: bool = of_key("attention_sinks", False)
     gated: bool = of_key("gated_attention", False)
     interleaved: bool = of_key("rotary_interleaved", False)
+    by_halves: bool = False
     latent: Mla | None = of_key("mla", None)
     out_scale: float = 1.0
+
+    @property
+    def pairs(self) -> Pairs:
+        """Which numbers of a head rotate together."""
+        if self.by_halves:
+            return "in_halves"
+        return "neighbours" if self.interleaved else "apart"
 
     @property
     def query_parts(self) -> int:

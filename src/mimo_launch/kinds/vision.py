@@ -49,7 +49,7 @@ class PatchesShape(LayerShape):
 
     patch: WholeShape
     patch_norm: NormShape | None
-    positions: PositionsShape | None
+    positions: LayerShape | None
     class_token: OneShape | None
     registers: OneShape | None
     pre_norm: NormShape | None
@@ -73,7 +73,7 @@ class BesideShape(LayerShape):
     projectors of layers before the last, and a linear map after it.
     """
 
-    norm: NormShape | None
+    norm: LayerShape | None
     newline: OneShape | None
     merge: WholeShape | None
     deepstack: ListShape | None
@@ -220,7 +220,7 @@ class VisionKind(TransformerEncoderKind):
         plain = TransformerEncoderKind.layer(self, number)
         return replace(plain, layer_scale=self.model.layer_scale)
 
-    def before(self, ends: Ends) -> LayerShape:
+    def before(self, ends: Ends) -> PatchesShape:
         """Return the embedding of patches, norms, positions and learned tokens."""
         model, width, positions = self.model, self.model.hidden, None
         if (grid := self.tokens.table) is not None:

@@ -106,7 +106,7 @@ class Attention(ShapedLayer[AttentionShape]):
             weights, eps = (None, None), self.shape.eps
         if weights is None and cos is None and factors is None:
             return q, k
-        rest = cos, sin, factors, weights, eps, offset, self.shape.interleaved, self.shape.norm_last
+        rest = cos, sin, factors, weights, eps, offset, self.shape.pairs, self.shape.norm_last
         return self.context.fused(placed_heads, q, k, *rest)
 
     def _gather_kv(self, k_NgK: Tensor, v_NgK: Tensor) -> tuple[Tensor, Tensor]:

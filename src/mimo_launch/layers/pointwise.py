@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mimo_launch.kinds.attention_shapes import Pairs
+
 EPSILON = 1e-5
 # Calls a function of tensors with its arguments (`ParallelContext.fused`).
 Fused = Callable[..., Any]
@@ -198,6 +200,22 @@ def _in_halves(x_K: Tensor, size: int) -> Tensor:
     return torch.cat([x_K[..., :size:2], x_K[..., 1:size:2], x_K[..., size:]], dim=-1)
 
 
+def rotated_by_halves(
+    x_SHK: Tensor, cos_SK: Tensor, sin_SK: Tensor, factor_S: Tensor | None = None
+) -> Tensor:
+    """Return `rotated` of x with pairs inside each half of a head, with numbers in another order.
+
+    Scores do not change if queries and keys are permuted alike.
+    """
+    return rotated(_halves_apart(x_SHK), cos_SK, sin_SK, factor_S)
+
+
+def _halves_apart(x_K: Tensor) -> Tensor:
+    """Return x with the first features of the pairs of both halves first."""
+    first, second, third, fourth = x_K.chunk(4, dim=-1)
+    return torch.cat([first, third, second, fourth], dim=-1)
+
+
 def placed_heads(
     q: Tensor,
     k: Tensor,
@@ -207,17 +225,19 @@ def placed_heads(
     weights_K: tuple[Tensor | None, Tensor | None] | None = None,
     eps: float = EPSILON,
     offset: float = 0.0,
-    interleaved: bool = False,
+    pairs: Pairs = "apart",
     norm_last: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return queries and keys: the RMSNorm of each head, rotated; queries times their factors.
 
     Each is left out where its tensors are None. With `norm_last` heads are rotated before their
-    norm. Shapes as in `rotated`.
+    norm. Shapes as in `rotated`. Raises: ValueError for norms of heads rotated by halves.
     """
     if norm_last and weights_K is not None and cos_SR is not None:
-        q, k = placed_heads(q, k, cos_SR, sin_SR, interleaved=interleaved)
-        if interleaved:
+        if pairs == "in_halves":
+            raise ValueError("no norm follows a rotation by halves")
+        q, k = placed_heads(q, k, cos_SR, sin_SR, pairs=pairs)
+        if pairs == "neighbours":
             # The rotation left heads in this order.
             size = cos_SR.shape[-1]
             of_q, of_k = (None if x is None else _in_halves(x, size) for x in weights_K)
@@ -227,5 +247,6 @@ def placed_heads(
         q, k = (rms_norm(x, each, eps, offset) for x, each in zip((q, k), weights_K, strict=True))
     if cos_SR is None or sin_SR is None:
         return (q if factor_S is None else grown(q, factor_S)), k
-    turn = rotated_interleaved if interleaved else rotated
+    turns = {"neighbours": rotated_interleaved, "in_halves": rotated_by_halves}
+    turn = turns.get(pairs, rotated)
     return turn(q, cos_SR, sin_SR, factor_S), turn(k, cos_SR, sin_SR)

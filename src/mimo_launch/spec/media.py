@@ -53,6 +53,11 @@ class Images(Strict):
         return self.channels * self.patch**2
 
     @property
+    def most_places(self) -> int | None:
+        """The most patches along a side of an image, if there is a limit."""
+        return None
+
+    @property
     def videos(self) -> "Videos | None":
         """How videos are read, if they are."""
         return None

@@ -36,6 +36,7 @@ from mimo_launch.spec.base import (
 from mimo_launch.spec.custom_loss import CustomLoss
 from mimo_launch.spec.dinov3 import Dinov3Model
 from mimo_launch.spec.encoders import AudioModel, ConnectorModel, EncoderModel, GeneratorKinds
+from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel
 from mimo_launch.spec.media import Clips, Images
@@ -128,7 +129,7 @@ Recompute = Literal["none", "full"] | RecomputedParts
 Offloaded = Literal["activations", "optimizer"]
 
 # Every kind of encoder except users' own classes.
-EncoderKinds = VitModel | Dinov3Model | AudioModel | AutModel | ConnectorModel
+EncoderKinds = VitModel | Dinov3Model | Gemma4VisionModel | AudioModel | AutModel | ConnectorModel
 Kinds = EncoderKinds | GeneratorKinds | DecoderModel | HybridModel
 Model = Annotated[Kinds, Field(discriminator="kind")] | CustomModel
 # The class of each kind, encoders first.

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.spec.encoders import EncoderBlocks, ProjectorActivation, TransformerEncoder
+from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 from mimo_launch.spec.layers import Moe
 from mimo_launch.spec.spec import VitModel
 from mimo_launch.verify.oracle_dropout import Weights
@@ -204,6 +205,7 @@ def block(
     Tokens attend inside each of `groups`, or all to all.
     """
     vit = model if isinstance(model, VitModel) else None
+    of_gemma = isinstance(model, Gemma4VisionModel)
     norm, eps = (NORMS[vit.norm], vit.norm_eps) if vit else (layer_norm, 1e-5)
     activation = vit.activation if vit else "gelu"
     y = norm(weights, x_ND, f"{layer}.attention_norm", eps)
@@ -219,18 +221,22 @@ def block(
             ).view(x.shape)
             for x, p in ((q, "q"), (k, "k"))
         )
+    if of_gemma:
+        v = v / (v.square().mean(dim=-1, keepdim=True) + eps).sqrt()
     k, v = (x.repeat_interleave(model.heads // kv_heads, dim=1) for x in (k, v))
     scaled = vit is not None and vit.layer_scale is not None
     if turn is not None:
         if vit and vit.rope_frequencies == "alternating":
             q, k = (pairs_in_halves(each, each.shape[-1]) for each in (q, k))
-        q, k = turned(q, turn), turned(k, turn)
-    attended, scale = torch.zeros_like(y), q.shape[-1] ** -0.5
+        q, k = (_turned(each, turn, of_gemma) for each in (q, k))
+    attended, scale = torch.zeros_like(y), 1.0 if of_gemma else q.shape[-1] ** -0.5
     for group in groups or [list(range(len(y)))]:
         attended = attended.index_add(
             0, torch.tensor(group), attend(scale * q[group], k[group], v[group])
         )
     added = linear(weights, attended, f"{layer}.attention.o")
+    if of_gemma:
+        added = norm(weights, added, f"{layer}.post_attention_norm", eps)
     added = added * weights[f"{layer}.attention_scale.weight"] if scaled else added
     x_ND = x_ND + weights.added(added, f"{layer}.drop_attention")
     y = norm(weights, x_ND, f"{layer}.mlp_norm", eps)
@@ -238,11 +244,23 @@ def block(
     if activation == "swiglu":
         gate = linear(weights, y, f"{layer}.mlp.gate")
         inner = gate / (1 + torch.exp(-gate)) * inner
+    elif of_gemma:
+        inner = gelu_tanh(linear(weights, y, f"{layer}.mlp.gate")) * inner
     else:
         inner = activated(inner, activation)
     added = linear(weights, inner, f"{layer}.mlp.down")
+    if of_gemma:
+        added = norm(weights, added, f"{layer}.post_mlp_norm", eps)
     added = added * weights[f"{layer}.mlp_scale.weight"] if scaled else added
     return x_ND + weights.added(added, f"{layer}.drop_mlp")
+
+
+def _turned(x_NHK: Tensor, turn: Tensor, by_halves: bool) -> Tensor:
+    """Return x turned by its angles [N, K/2], or each half of a head by half of them."""
+    if not by_halves:
+        return turned(x_NHK, turn)
+    halves = zip(x_NHK.chunk(2, dim=-1), turn.chunk(2, dim=-1), strict=True)
+    return torch.cat([turned(*each) for each in halves], dim=-1)
 
 
 def project(

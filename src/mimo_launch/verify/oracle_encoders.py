@@ -20,6 +20,7 @@ from mimo_launch.kinds.tiles import Frame, Shown
 from mimo_launch.spec.aut import AutModel
 from mimo_launch.spec.dinov3 import Dinov3Model
 from mimo_launch.spec.encoders import ConnectorModel
+from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, Model, VitModel
 from mimo_launch.verify.oracle_blocks import NORMS, activated, block, blocks, project
@@ -176,6 +177,11 @@ def _in_squares(height: int, width: int, side: int) -> list[int]:
 def _angles(model: VitModel, height: int, width: int) -> Tensor:
     """Return the angles of 2-D RoPE of each patch, [N, K/2]."""
     size = model.hidden // model.heads
+    if isinstance(model, Gemma4VisionModel):
+        turns = frequencies(size // 2, model.rope_theta)
+        places = [(x, y) for y in range(height) for x in range(width)]
+        angles = [[place * turn for place in each for turn in turns] for each in places]
+        return torch.tensor(angles, dtype=torch.float64)
     if not isinstance(model, Dinov3Model):
         return image_angles(height, width, size, model.rope_frequencies)
     turns, found = frequencies(size // 2, model.rope_theta), []
@@ -226,6 +232,12 @@ def _resized(grid: Tensor, size: tuple[int, int]) -> Tensor:
 
 def _before(weights: Weights, x: Tensor, encoder: str, model: VitModel) -> Tensor:
     """Return x after the norm before the projector, if there is one."""
+    if isinstance(model, Gemma4VisionModel):
+        x = x * x.shape[1] ** 0.5
+        if model.standardize:
+            name = f"{encoder}.projector.norm"
+            x = (x - weights[f"{name}.bias"]) * weights[f"{name}.weight"]
+        return x / (x.square().mean(dim=-1, keepdim=True) + model.norm_eps).sqrt()
     if model.projector_norm_eps is None:
         return x
     name, eps = f"{encoder}.projector.norm", model.projector_norm_eps
@@ -244,6 +256,12 @@ def _embedded(
         x_ND = NORMS[model.norm](weights, x_ND, f"{encoder}.patch_norm", model.norm_eps)
     if model.positions == "sincos":
         x_ND = x_ND + sincos(height, width, model.hidden)
+    if isinstance(model, Gemma4VisionModel):
+        table = weights[f"{encoder}.positions.weight"]
+        of_column, of_row = table[: model.places], table[model.places :]
+        x_ND = x_ND + torch.stack([
+            of_column[x] + of_row[y] for y in range(height) for x in range(width)
+        ])  # fmt: skip
     if model.has_table:
         if model.image is None:
             raise TypeError(f"no grid of positions for encoder {encoder}")
@@ -321,7 +339,7 @@ def connect(
 
 ENCODERS: dict[str, Callable[..., Tensor]] = {
     "audio": _encode_clip, "aut": _encode_clip,
-    "vit": _encode_image, "dinov3": _encode_image,
+    "vit": _encode_image, "dinov3": _encode_image, "gemma4_vision": _encode_image,
 }  # fmt: skip
 
 

@@ -129,8 +129,8 @@ class ImageReader(MemberReader):
     @property
     def sizing(self) -> list[object]:
         """The settings that the number of rows depends on."""
-        side, recipe = self.images.row_side, self.recipe
-        read = self.sizing_of_videos
+        side, recipe, most = self.images.row_side, self.recipe, self.images.most_places
+        read = [*self.sizing_of_videos, *([] if most is None else [most])]
         return [self.module, side, repr(recipe.resize), recipe.pad_square, recipe.crop, *read]
 
     @property
@@ -157,6 +157,7 @@ class ImageReader(MemberReader):
             raise BadSample(
                 f"a video of {size.width} x {size.height} pixels is too small for a row"
             )
+        self._limit(f"a video of {size.width} x {size.height}", taken.height, taken.width)
         return taken
 
     @property
@@ -187,7 +188,14 @@ class ImageReader(MemberReader):
         side = self.images.row_side
         if min(height, width) < side:
             raise BadSample(f"an image of {size[1]} x {size[0]} pixels is too small for one row")
+        self._limit(f"an image of {size[1]} x {size[0]}", height, width)
         return height // side, width // side
+
+    def _limit(self, what: str, height: int, width: int) -> None:
+        """Raise BadSample for an image that becomes longer than the places of its encoder."""
+        most, patches = self.images.most_places, max(height, width) // self.images.patch
+        if most is not None and patches > most:
+            raise BadSample(f"{what} pixels becomes {patches} patches long, but `places` is {most}")
 
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
         """Return the pixels of an image that becomes `span`, [channels, (frames,) h, w]."""

@@ -1,0 +1,113 @@
+"""A tower of Gemma 4, and known ways to get it wrong; `planted` lists them with the others."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch.nn.functional as F
+from tests.support.specs import box, spec
+
+from mimo_launch.kinds.gemma4_vision import Gemma4VisionKind
+from mimo_launch.layers import pointwise
+from mimo_launch.models import gemma4_vision
+from mimo_launch.models.gemma4_vision import Gemma4VisionStage, LearnedPlaces
+from mimo_launch.models.vision_encoder import VisionStage
+from mimo_launch.spec.spec import Spec
+
+MODEL: dict[str, Any] = {
+    "kind": "gemma4_vision", "layers": 2, "places": 24, "shuffle": 2, "standardize": True,
+    "rope_theta": 20.0, "norm_eps": 1e-2,
+}  # fmt: skip
+
+
+def pooled(
+    vision: dict[str, Any], language: dict[str, Any] | None = None, /, **sections: Any
+) -> Spec:
+    """Such a tower before a decoder on the ranks after it, or on others; images of any size."""
+    ranks = 1
+    for axis in ("tp", "cp", "pp", "dp"):
+        ranks *= vision.get(axis, 1)
+    modules = {
+        "vision": box(0, **{"model": MODEL, **vision}),
+        "language": box(**{"first": ranks, **(language or {})}),
+    }
+    usual = {"microbatches": 2, "mbs": 2, "max_images": 2, "max_patches": 24, "text_only": 0.2}
+    return spec(modules, **{**usual, **sections})
+
+
+def rows_for_columns() -> None:
+    """A patch reads the vector of its row where that of its column is meant, and the reverse."""
+    correct = LearnedPlaces.forward
+    LearnedPlaces.forward = (  # type: ignore[method-assign]
+        lambda self, places_n2: correct(self, places_n2.flip(1))
+    )
+
+
+def columns_alone() -> None:
+    """A patch reads the vector of its column only."""
+    LearnedPlaces.forward = (  # type: ignore[method-assign]
+        lambda self, places_n2: F.embedding(places_n2[:, 1], self.weight)
+    )
+
+
+def whole_heads_turned() -> None:
+    """Numbers half a head apart rotate together."""
+    pointwise.rotated_by_halves = pointwise.rotated
+
+
+def rows_turn_first() -> None:
+    """The first half of a head rotates by the row."""
+    Gemma4VisionStage.places = VisionStage.places  # type: ignore[method-assign]
+
+
+def usual_base() -> None:
+    """Frequencies have the base of other towers."""
+    Gemma4VisionStage.rope_theta = VisionStage.rope_theta  # type: ignore[method-assign]
+
+
+def _attention(**wrong: Any) -> None:
+    correct = Gemma4VisionKind.attention
+    Gemma4VisionKind.attention = (  # type: ignore[method-assign]
+        lambda self: replace(correct(self), **wrong)
+    )
+
+
+def values_not_normed() -> None:
+    """Only queries and keys have norms."""
+    _attention(value_norm=False)
+
+
+def scores_divided() -> None:
+    """Scores are divided by the root of the size of a head."""
+    _attention(score_size=None)
+
+
+def width_of_means() -> None:
+    """Rows are not multiplied by the root of the width, which the epsilon of their norm shows."""
+    correct = gemma4_vision._normed
+    gemma4_vision._normed = lambda x, *rest: correct(x / x.shape[1] ** 0.5, *rest)
+
+
+def rows_not_standardized() -> None:
+    """Rows go to their norm as they are."""
+    correct = gemma4_vision._normed
+    gemma4_vision._normed = lambda x, bias, weight, eps: correct(x, None, None, eps)
+
+
+def gates_of_silu() -> None:
+    """Gates have another activation."""
+    pointwise.GATED["gelu_tanh"] = pointwise.GATED["silu"]
+
+
+SPLIT = {"tp": 2, "cp": 2, "sequence_parallel": True}
+GEMMA4_VISION_BUGS = {
+    "rows for columns": (rows_for_columns, pooled({"cp": 2})),
+    "columns alone": (columns_alone, pooled({"tp": 2})),
+    "whole heads turned": (whole_heads_turned, pooled({"tp": 2})),
+    "rows turn first": (rows_turn_first, pooled(SPLIT)),
+    "Gemma 4 base of other towers": (usual_base, pooled({})),
+    "values of patches not normed": (values_not_normed, pooled({"tp": 2})),
+    "scores of patches divided": (scores_divided, pooled({})),
+    "width of means": (width_of_means, pooled({})),
+    "rows not standardized": (rows_not_standardized, pooled({"pp": 2})),
+    "gates of silu": (gates_of_silu, pooled({"tp": 2})),
+}
