@@ -245,6 +245,7 @@ _LLAVAS["llava of two layers"] = replace(
 )
 _SEEING_OFTEN = {
     "gemma3": ("cp2", "adamw"), "internvl": ("apart", "adamw"), "internvl_large": ("tp2", ""),
+    "gemma4": ("cp2", "adamw"),
     "video_llama_3": ("apart", "adamw"), "janus": ("", "adamw"), "video_llava": ("", "sgd"),
     "kimi_k25": ("apart", "sgd"),
     "cohere2_vision": ("apart", "sgd"), "aya_vision": ("cp2", ""),
@@ -263,6 +264,7 @@ _ONE_SIZE = (
 _STAYS = {
     "janus": r"vqmodel|generation_", "video_llava": r"post_layernorm|layers\.2\.|video_tower",
     "aya_vision": "post_layernorm", "vipllava": "post_layernorm",
+    "gemma4": r"layer_scalar$|std_bias$|std_scale$",
     **dict.fromkeys(("minicpm_ocr", "minicpmv4_6"), "vit_merger"),
 }  # fmt: skip
 
@@ -281,6 +283,7 @@ def _of_sizes(kind: str) -> dict[str, dict[str, Any]]:
         "paddleocr_vl",
         "minicpm_ocr",
         "lfm2_vl",
+        "gemma4",
     ):
         layout = "tp2" if kind == "mistral3" else "one rank"
         found[f"{layout}; images of any size"] = {"side": None}
@@ -648,6 +651,9 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("mistral3, seeing", "vision", {"projector_norm_eps": 0.1}, False),
         ("gemma3, seeing", "vision", {"projector_norm_offset": False}, False),
         ("gemma3, seeing", "language", {"bidirectional_images": False}, False),
+        ("gemma4, seeing", "language", {"bidirectional_images": True}, False),
+        ("gemma4, seeing", "vision", {"rope_theta": 30.0}, True),
+        ("gemma4, seeing", "vision", {"norm_eps": 1e-3}, False),
         ("paligemma, seeing", "language", {"bidirectional_prompts": False}, False),
         ("internvl, seeing", "vision", {"projector_norm_eps": 0.1}, False),
         ("internvl_large, seeing", "vision", {"norm_eps": 1e-2}, False),

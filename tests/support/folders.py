@@ -300,6 +300,7 @@ FORMS: dict[str, Config] = {
         f"{kind}, bare": {"model_type": kind}
         for kind in (
             "gemma2", "glm4", "ministral3", "smollm3", "gpt_oss", "radio", "dinov3_vit",
+            "gemma4_vision",
             "clip_vision_model", "siglip_vision_model", "cohere", "cohere2", "stablelm",
             "llama4_text", "arcee", "starcoder2", "hunyuan_v1_dense",
             "cohere_compass_text",
@@ -497,7 +498,7 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
     "Gemma 4, text": {
         "decoder": {
             "head_dim": 512, "kv_heads": 1, "values_from_keys": True, "logit_softcap": 30.0,
-            "rope_theta": 1e6, "query_pre_attn_scalar": 1.0,
+            "rope_theta": 1e6, "query_pre_attn_scalar": 1.0, "bidirectional_images": "in_windows",
             "sliding_window": {
                 "size": 1024, "full": (5, 11), "rope_theta": 10000.0, "head_dim": 256,
                 "kv_heads": 4,
@@ -505,6 +506,17 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "Gemma 4, text, heads by layer": {"decoder": {"head_dim": 512, "kv_heads": 2}},
+    "gemma-4-31b": {
+        "gemma4_vision": {
+            "shuffle": 3, "places": 10240, "standardize": True, "rope_theta": 100.0,
+            "activation": "gelu_tanh", "projector": "linear", "kv_heads": None, "norm_eps": 1e-6,
+        },
+        "decoder": {
+            "bidirectional_images": "in_windows", "head_dim": 512, "kv_heads": 4,
+            "sliding_window.size": 1024, "sliding_window.kv_heads": 16, "tied": True,
+        },
+    },
+    "gemma4_vision, bare": {"gemma4_vision": {"layers": 16, "hidden": 768, "heads": 12}},
     "gemma-3-4b": {
         "vit": {
             "image": (64, 64), "shuffle": 4, "pooling": "mean", "projector_norm": "rms",
@@ -807,6 +819,11 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"per_layer_config": {"0": {"head_dim": 512}}},
         ({"per_layer_config": {"5": {"head_dim": 512}, "11": {"head_dim": 256}}}, _BY_LAYER),
         ({"per_layer_config": {"5": {"mlp": 9}, "11": {"mlp": 9}}}, _BY_LAYER),
+    ],
+    ("gemma-4-31b", "gemma4_vision", "vision_config"): [
+        {"use_clipped_linears": True}, {"head_dim": 64}, {"attention_bias": True},
+        {"hidden_activation": "silu"}, {"attention_dropout": 0.1}, {"pooling_kernel_size": 1},
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_type: linear"),
     ],
     ("gemma-3-1b", "decoder", ""): [
         {"attn_logit_softcapping": 50.0}, {"use_bidirectional_attention": True},

@@ -72,6 +72,26 @@ def gemma3(*sizes: int, **more: Any) -> Config:
     }  # fmt: skip
 
 
+def gemma4(*sizes: int, **more: Any) -> Config:
+    """Return a Gemma 4 that sees, without embeddings of layers."""
+    common = {
+        "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": True, "sliding_window": 1024,
+        "final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision",
+        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    vision = {
+        "model_type": "gemma4_vision", "num_hidden_layers": 27, "hidden_size": 1152,
+        "intermediate_size": 4304, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "head_dim": 72, "patch_size": 16, "pooling_kernel_size": 3, "standardize": True,
+        "position_embedding_size": 10240, "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+    }  # fmt: skip
+    return {
+        "model_type": "gemma4", "text_config": dense("gemma4_text", *sizes, **common, **more),
+        "vision_config": vision, "audio_config": None, "image_token_id": 258880,
+    }  # fmt: skip
+
+
 def qwen_vl(model_type: str, vision: Config, *sizes: int, **more: Any) -> Config:
     rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
     common = {"rope_scaling": rope, "rope_theta": 1e6, "rms_norm_eps": 1e-6}
@@ -339,6 +359,9 @@ MODELS: dict[str, tuple[Config, int]] = {
     "gemma-3-12b": (gemma3(48, 3840, 16, 8, 15360, 262208), 16),
     "gemma-3-27b": (
         gemma3(62, 5376, 32, 16, 21504, 262208, head_dim=128, query_pre_attn_scalar=168), 64,
+    ),
+    "gemma-4-31b": (
+        gemma4(60, 5376, 32, 16, 21504, 262144, num_global_key_value_heads=4), 64,
     ),
     # The text part is a Llama of the default sizes, but for its vocabulary.
     "llava-1.5-7b": (

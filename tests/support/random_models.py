@@ -16,8 +16,9 @@ def theirs() -> Any:
 
 
 def of_norm(name: str) -> float:
-    """Return 1 for the weight of a norm, and for a number of a layer: near it they begin."""
-    return float(("norm" in name and name.endswith("weight")) or name.endswith("layer_scalar"))
+    """Return 1 for the weight of a norm, and for numbers that multiply: near it they begin."""
+    of_norm = "norm" in name and name.endswith("weight")
+    return float(of_norm or name.endswith(("layer_scalar", "std_scale")))
 
 
 def shaken(
@@ -34,8 +35,9 @@ def shaken(
         for _, bias in biases:
             # As transformers keeps it.
             bias.data = bias.to(torch.promote_types(dtype, torch.float32))
-        # A number of a layer, which does not train.
-        scalars = [each for each in model.named_buffers() if each[0].endswith("layer_scalar")]
+        # Numbers of a layer, or of rows, which do not train.
+        numbers = ("layer_scalar", "std_bias", "std_scale")
+        scalars = [each for each in model.named_buffers() if each[0].endswith(numbers)]
         for name, weight in (*model.named_parameters(), *biases, *scalars):
             noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)
             weight.copy_(noise * scale(name) + start(name))

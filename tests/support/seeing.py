@@ -80,6 +80,15 @@ _DELTA = {
     },
 }  # fmt: skip
 _YARN = {**ALIKE, "original_max_position_embeddings": 6}
+_GEMMA4_ROPES = {
+    "full_attention": {
+        "rope_type": "proportional",
+        "rope_theta": 500.0,
+        "factor": 2.0,
+        "partial_rotary_factor": 0.5,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+}
 _TEXT_KEYS = {
     "layers": 2, "hidden": 24, "heads": 4, "kv_heads": 2, "mlp": 40, "vocab": VOCAB,
     "vocab_multiple": 16, "norm_eps": 1e-6,
@@ -153,6 +162,41 @@ KINDS = {
         },
         {"model_type": "siglip_vision_model", "vision_use_head": False},
         {"mm_tokens_per_image": 4},
+    ),
+    # Images in both directions in the first layer alone, as far as its window reaches.
+    "gemma4": Kind(
+        "Gemma4",
+        {
+            "kind": "gemma4_vision", "layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2,
+            "mlp": 48, "patch": PATCH, "channels": 3, "shuffle": 2, "places": 16,
+            "rope_theta": 20.0, "norm_eps": 1e-2, "standardize": True,
+        },
+        {
+            "model_type": "gemma4_text", "head_dim": 8, "global_head_dim": 12,
+            "attention_k_eq_v": True, "num_global_key_value_heads": 1, "rms_norm_eps": 1e-2,
+            "hidden_size_per_layer_input": 0, "sliding_window": 5, "pad_token_id": TOKEN,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "use_bidirectional_attention": "vision", "rope_parameters": _GEMMA4_ROPES,
+        },
+        {
+            "head_dim": 12, "kv_heads": 1, "qk_norm": True, "value_norm": True,
+            "values_from_keys": True, "tied": True, "norm_eps": 1e-2, "rope_theta": 500.0,
+            "rope_scaling": {
+                "rope_type": "proportional", "factor": 2.0, "partial_rotary_factor": 0.5,
+            },
+            "activation": "gelu_tanh", "post_norms": True, "embedding_scale": 24**0.5,
+            "query_pre_attn_scalar": 1.0, "layer_scalar": 1.0,
+            "sliding_window": {
+                "size": 5, "full": [1], "rope_theta": 20.0, "head_dim": 8, "kv_heads": 2,
+            },
+            "bidirectional_images": "in_windows",
+        },
+        {
+            "model_type": "gemma4_vision", "head_dim": 8, "num_key_value_heads": 2,
+            "position_embedding_size": 16, "pooling_kernel_size": 2, "standardize": True,
+            "rms_norm_eps": 1e-2,
+            "rope_parameters": {"rope_type": "axial", "rope_theta": 20.0},
+        },
     ),
     # States of two layers after one of a layer later, in no order.
     "vipllava": Kind(
@@ -511,6 +555,10 @@ def logits_of(model: Any, made: Spec) -> Tensor:
             shown = _of_naflex(model, made, sample)
             rows.append(model(input_ids=tokens[None], **shown).logits)
             continue
+        if name.startswith("Gemma4"):
+            shown = _of_places(model, made, sample, tokens)
+            rows.append(model(input_ids=tokens[None], **shown).logits)
+            continue
         if name.startswith("MiniCPM"):
             shown = _in_one_line(model, made, sample)
             rows.append(model(input_ids=tokens[None], **shown).logits)
@@ -598,6 +646,45 @@ def _of_naflex(model: Any, made: Spec, sample: int) -> dict[str, Any]:
     }
 
 
+def _of_places(model: Any, made: Spec, sample: int, tokens: Tensor) -> dict[str, Any]:
+    """Return the patches of the images of a sample with their (x, y), colours last, padded.
+
+    Masks are of each image by itself: the model takes images for one without text between them.
+    """
+    from transformers.models.gemma4 import modeling_gemma4 as theirs
+
+    data = build_dataset(made)
+    found = data.images("train", sample, "vision")
+    if not found:
+        return {}
+    lines, places = [], []
+    for image in found:
+        each = torch.from_numpy(image).double().unfold(1, PATCH, PATCH).unfold(2, PATCH, PATCH)
+        # The model maps 0 .. 1 to -1 .. 1.
+        lines.append(each.permute(1, 2, 3, 4, 0).flatten(0, 1).flatten(1) / 2 + 0.5)
+        height, width = each.shape[1:3]
+        places.append(torch.tensor([[x, y] for y in range(height) for x in range(width)]))
+    longest = max(map(len, lines))
+    number = torch.full((len(tokens),), -1)
+    for image, span in enumerate(data.describe("train", sample).spans["vision"]):
+        number[span.position : span.end] = image
+    masks = theirs.create_masks_for_vision_model(
+        model.config.text_config,
+        torch.zeros(1, len(tokens), 1, dtype=model.dtype),
+        None,
+        None,
+        None,
+        number[None],
+    )
+    pixels = [F.pad(each, (0, 0, 0, longest - len(each))) for each in lines]
+    ids = [F.pad(each, (0, 0, 0, longest - len(each)), value=-1) for each in places]
+    return {
+        "pixel_values": torch.stack(pixels).to(model.dtype),
+        "image_position_ids": torch.stack(ids),
+        "attention_mask": masks,
+    }
+
+
 def _in_one_line(model: Any, made: Spec, sample: int) -> dict[str, Any]:
     """Return the patches of the images of a sample side by side, with their sizes."""
     found = build_dataset(made).images("train", sample, "vision")
@@ -671,7 +758,10 @@ def exact(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, "forward", MethodType(_angles, module))
         elif name.endswith("rotary_emb") and hasattr(module, "mrope_section"):
             monkeypatch.setattr(module, "forward", MethodType(axes, module))
-    if type(model).__name__.startswith("PaliGemma"):
+    if type(model).__name__.startswith("Gemma4"):
+        rope = model.model.vision_tower.encoder.rotary_emb
+        monkeypatch.setattr(rope, "forward", MethodType(_angles_of_places, rope))
+    if type(model).__name__.startswith(("PaliGemma", "Gemma4")):
         monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
         hugging_face.widen_softmax(monkeypatch)
     if type(model).__name__.startswith("Lfm2"):
@@ -696,6 +786,14 @@ def _angles(_self: Any, _x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of rows and columns of patches, for heads of 8."""
     angle = (places[..., None] * 10000.0 ** -torch.tensor([0, 0.5]).double()).flatten(1)
     return angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
+
+
+def _angles_of_places(self: Any, _x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of columns, then of rows, of patches, each twice."""
+    theta = self.config.rope_parameters["rope_theta"]
+    turns = theta ** -(torch.arange(len(self.inv_freq)).double() / len(self.inv_freq))
+    turn = (places[..., None] * turns).repeat(1, 1, 1, 2).flatten(2)
+    return turn.cos(), turn.sin()
 
 
 def _mask(model: Any, tokens: Tensor, images: int) -> dict[str, Any]:

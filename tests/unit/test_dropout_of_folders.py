@@ -30,6 +30,10 @@ VOXTRAL = {
     "num_mel_bins": 4, "max_source_positions": 4,
 }  # fmt: skip
 PICTURE = {"pixel_values": torch.linspace(-1, 1, 192).view(1, 3, 8, 8)}
+PLACED_PICTURE = {
+    "pixel_values": torch.linspace(0, 1, 192).view(1, 4, 48),
+    "pixel_position_ids": torch.tensor([[[0, 0], [1, 0], [0, 1], [1, 1]]]),
+}
 CLIP = {"input_features": torch.linspace(-1, 1, 32).view(1, 4, 8)}
 TEXT = {"input_ids": torch.arange(1, 9)[None]}
 SIZES = {
@@ -46,6 +50,10 @@ SIZES = {
     **dict.fromkeys(("siglip_vision_model", "clip_vision_model"), (VISION, PICTURE)),
     # Of which the places of patches are stretched at random by default.
     "dinov3_vit": ({**VISION, "pos_embed_rescale": None}, PICTURE),
+    "gemma4_vision": (
+        {**VISION, "head_dim": 8, "num_key_value_heads": 2, "pooling_kernel_size": 2},
+        PLACED_PICTURE,
+    ),
     "internvl_vision": ({**VISION, "image_size": [8, 8], "patch_size": [4, 4]}, PICTURE),
     "qianfan_ocr_vision": (
         {**VISION, "image_size": [8, 8], "patch_size": [4, 4], "drop_path_rate": 0.0}, PICTURE,

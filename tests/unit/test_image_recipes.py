@@ -45,6 +45,11 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     # Without pan and scan.
     "gemma3": ("gemma3", "Gemma3ImageProcessorPil", {"size": {"height": 28, "width": 28}}),
+    "gemma4": (
+        "gemma4",
+        "Gemma4ImageProcessorPil",
+        {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+    ),
     # That of InternVL, without tiles.
     "internvl": ("got_ocr2", "GotOcr2ImageProcessorPil", {"size": {"height": 28, "width": 28}}),
     "pixtral": (
@@ -198,6 +203,12 @@ def reference(processor: Any, path: Path) -> np.ndarray:
     made = processor(image, return_tensors="np")
     # A Video-LLaVA has its own name for them.
     pixels = made.get("pixel_values", made.get("pixel_values_images"))
+    if (places := made.get("image_position_ids")) is not None:
+        # Patches line by line, colours last, padded; the model centres them.
+        columns, rows = places[0].max(axis=0) + 1
+        patches = pixels[0, : rows * columns].reshape(rows, columns, *[processor.patch_size] * 2, 3)
+        whole = patches.transpose(4, 0, 2, 1, 3)
+        return 2 * whole.reshape(3, *(whole.shape[1] * whole.shape[2], -1)) - 1
     if "image_grid_thw" not in made:
         return pixels[0]
     _, rows, columns = made["image_grid_thw"][0]

@@ -37,6 +37,7 @@ ASKING: dict[str, dict[str, Any]] = {
     "`vision_feature_layer`": {"vision_feature_layer": [0, 1], "vision_config": SIZES},
     "`downsample_ratio`": {"downsample_ratio": 0.3},
     "`projection_dim` other": {"projection_dim": 3, "text_config": SIZES},
+    "`pooling_kernel_size` of 1": {"pooling_kernel_size": 1},
     "`mm_tokens_per_image`": {"mm_tokens_per_image": 3, "vision_config": SIZES},
     "the width of a row": {"audio_config": {"intermediate_size": 7, "hidden_size": 64}},
     "`image_grid_pinpoints`": {"image_grid_pinpoints": [[1, 1]], "vision_config": SIZES},

@@ -23,6 +23,7 @@ _IDEFICS = "image_token", "{fake_image_token}<global-img>{image_token}{fake_imag
 _PLAIN = "image_placeholder_token"
 _AROUND_IMAGES: dict[str, tuple[str, str]] = {
     "Gemma3": _GEMMA,
+    "Gemma4": ("image_token", "{boi_token}{image_token}{eoi_token}"),
     "Idefics3": _IDEFICS,
     "InternVL": (
         "context_image_token", "{start_image_token}{context_image_token}{end_image_token}",

@@ -31,6 +31,7 @@ from mimo_launch.processors.resize_rules import (
     ShortEdge,
     Smart,
     SmartAndLarge,
+    SoftTokens,
     Within,
     limit,
 )
@@ -153,6 +154,12 @@ def _over_time(config: Config) -> OverTime:
     )
 
 
+def _soft_tokens(config: Config) -> SoftTokens:
+    """Return the rule of Gemma 4."""
+    side = int(config["patch_size"]) * int(config["pooling_kernel_size"])
+    return SoftTokens(side, int(config["max_soft_tokens"]))
+
+
 def _patch_count(config: Config) -> PatchCount:
     """Return the rule for one image; its rows and four more tokens fit into `max_model_len`."""
     merge, least = round(1 / float(config["downsample_ratio"])), int(config["min_num_patches"])
@@ -191,7 +198,8 @@ class _ImageProcessor:
 
     `cut` returns the rule by which one image becomes several, if there is one. `fixed` are settings
     that hold whatever the file says. If it `pads`, an image becomes a square before or after it is
-    resized; `as_floats` is as in `ImageRecipe`.
+    resized; `as_floats` is as in `ImageRecipe`. The model itself `centres` pixels: it maps 0 .. 1
+    to -1 .. 1.
     """
 
     defaults: Config
@@ -201,6 +209,7 @@ class _ImageProcessor:
     pads: Literal["before", "after"] | None = None
     has_tiles: bool = False
     as_floats: bool = False
+    centres: bool = False
 
 
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
@@ -256,6 +265,14 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
     "Llava": _ImageProcessor(_CLIP, pads="before"),
     "Siglip": _ImageProcessor(_SIGLIP),
     "Gemma3": _ImageProcessor({**_SIGLIP, "resample": BILINEAR}),
+    "Gemma4": _ImageProcessor(
+        {
+            "patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 280,
+            "do_normalize": False, "image_mean": (0.0,) * 3, "image_std": (1.0,) * 3,
+        },
+        resize=_soft_tokens,
+        centres=True,
+    ),
     "Glm46V": _GLM,
     "Glm4v": _GLM,
     "Glmga": _GLM,
@@ -369,11 +386,20 @@ def _recipe(processor: _ImageProcessor, config: Config) -> ImageRecipe:
         pad_square=pads and canvas is None,
         canvas=canvas,
         crop=None if crop is None else (int(crop["height"]), int(crop["width"])),
-        **pixels_of(config),
+        **(_centred(pixels_of(config)) if processor.centres else pixels_of(config)),
         grids=grids_of(config) if processor.has_tiles else (),
         cut=cut,
         as_floats=processor.as_floats,
     )
+
+
+def _centred(pixels: dict[str, Any]) -> dict[str, Any]:
+    """Return the same settings of pixels that a model maps from 0 .. 1 to -1 .. 1."""
+    channels = list(zip(pixels["mean"], pixels["std"], strict=True))
+    return pixels | {
+        "mean": tuple(mean + std / 2 for mean, std in channels),
+        "std": tuple(std / 2 for _, std in channels),
+    }
 
 
 def pixels_of(config: Config) -> dict[str, Any]:

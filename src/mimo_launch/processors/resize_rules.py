@@ -246,6 +246,34 @@ class PatchCount(Resize):
         return tall * patch, wide * patch
 
 
+@dataclass(frozen=True, slots=True)
+class SoftTokens(OfFactor):
+    """Resize to the most multiples of `factor` that make up to `most` rows, near the aspect.
+
+    Sides are rounded down, so small images grow as well. The rule of Gemma 4.
+    """
+
+    most: int
+
+    @property
+    def most_pixels(self) -> int:
+        """The most pixels of an image."""
+        return self.most * self.factor**2
+
+    def size(self, height: int, width: int) -> Size:
+        """Return height and width of whole rows. Raises: ImageTooThin."""
+        grow = math.sqrt(self.most_pixels / (height * width))
+        tall, wide = (math.floor(grow * side / self.factor) for side in (height, width))
+        if not tall and not wide:
+            raise ImageTooThin(f"{width} x {height} pixels become no row")
+        # Of a thin image one line of rows is left.
+        if not tall:
+            tall, wide = 1, min(width // height, self.most)
+        elif not wide:
+            tall, wide = min(height // width, self.most), 1
+        return tall * self.factor, wide * self.factor
+
+
 def limit(height: int, width: int, *, made: int) -> None:
     """Raise ImageTooThin where an image would become too many pixels."""
     if made > MOST_PIXELS:

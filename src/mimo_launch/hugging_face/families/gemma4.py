@@ -134,6 +134,11 @@ _PARTS: dict[str, Any] = {
         f"`{_HEAD}` and `{_KEYS}`; 512, 10000",
     ),
     "activation": Named("hidden_activation", _ACTIVATIONS, _ACTIVATION),
+    "bidirectional_images": Computed(
+        lambda config: "in_windows" if config.get(gemma.BOTH_WAYS) == "vision" else False,
+        lambda model: {gemma.BOTH_WAYS: "vision" if model.bidirectional_images else None},
+        f"`in_windows` if `{gemma.BOTH_WAYS}` is `vision`",
+    ),
     "post_norms": True,
     "qk_norm": True,
     "value_norm": True,
