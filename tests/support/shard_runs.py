@@ -40,6 +40,7 @@ def shard_spec(
     *,
     placed: str = "disjoint",
     modules: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
     **sections: Any,
 ) -> Spec:
     """Vision dp n before language dp n, or on the same ranks, over the shards of a folder.
@@ -57,7 +58,7 @@ def shard_spec(
             "language": {**boxes["language"], "model": DECODER},
         },
         mbs=GLOBAL // dp,
-        data=shard_data(folder, tokenizer, max_rows=24),
+        data=shard_data(folder, tokenizer, max_rows=24, **(data or {})),
         seq=192,
         **{"train": {"steps": 1, "precision": "fp32"}, **sections},
     )

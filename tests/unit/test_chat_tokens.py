@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, models
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples import template_program
 from mimo_launch.data.samples.media_rows import ShardInputs
-from mimo_launch.data.samples.records import read_record
+from mimo_launch.data.samples.records import read_records
 from mimo_launch.data.samples.sample_encoder import SampleEncoder
 from mimo_launch.data.samples.template_program import TemplateRefused
 from mimo_launch.data.samples.text_tokens import EncodedSample, LiteralMarkers
@@ -68,7 +68,7 @@ def write(folder: Path, record: dict[str, Any], images: int = 0, **data: Any) ->
     found = with_vocab(folder, **data)
     sample_encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
     members = {"json": json.dumps(record).encode()}
-    return sample_encoder.encode(read_record(found.data, members.get), {"image": images})
+    return sample_encoder.encode(read_records(found.data, members.get)[0], {"image": images})
 
 
 def reference(folder: Path) -> Any:
@@ -189,7 +189,7 @@ def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> N
     assert sample_encoder.markers == {"image": "<|image_pad|>"}
     raw = json.dumps({"messages": chat}).encode()
     encoded = sample_encoder.encode(
-        read_record(found.data, lambda suffix: raw if suffix == "json" else None), {"image": 2}
+        read_records(found.data, lambda suffix: raw if suffix == "json" else None)[0], {"image": 2}
     )
     want = tokenizer.apply_chat_template(chat)["input_ids"]
     assert encoded.tokens.tolist() == [token for token in want if token != pad]
@@ -209,7 +209,7 @@ def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
     raw = json.dumps({"conversations": turns}).encode()
     sample_encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
     assert sample_encoder.markers == {"image": "<image>"}
-    record = read_record(found.data, {"json": raw}.get)
+    (record,) = read_records(found.data, {"json": raw}.get)
     encoded = sample_encoder.encode(record, {"image": 1})
     chat = [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
@@ -239,7 +239,7 @@ def test_a_template_may_look_at_the_first_part_of_a_message(tmp_path: Path) -> N
         {"role": "user", "content": parts},
         {"role": "assistant", "content": [{"type": "text", "text": "A hill."}]},
     ]
-    record = read_record(found.data, {"json": json.dumps({"messages": chat}).encode()}.get)
+    (record,) = read_records(found.data, {"json": json.dumps({"messages": chat}).encode()}.get)
     sample_encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
     encoded = sample_encoder.encode(record, {"image": 1})
     image = reference(folder).convert_tokens_to_ids("<image>")
@@ -280,7 +280,7 @@ def test_text_around_the_rows_of_an_image_is_that_of_its_processor(tmp_path: Pat
     ]
     sample_encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
     raw = json.dumps({"messages": chat}).encode()
-    record = read_record(found.data, lambda suffix: raw if suffix == "json" else None)
+    (record,) = read_records(found.data, lambda suffix: raw if suffix == "json" else None)
     encoded = sample_encoder.encode(record, {"image": 2})
     processor = Gemma3Processor(
         Gemma3ImageProcessorPil(size={"height": 8, "width": 8}),
@@ -449,12 +449,24 @@ def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
         ({"text": " \n"}, 0, "caption", "`text` of its JSON is empty"),
         ({"text": "<image> "}, 1, "caption", "`text` of its JSON is empty"),
         ({"text": 5}, 0, "caption", "is a number, not text"),
-        ({"text": ["a", 5]}, 0, "caption", "`text` of its JSON is a list, not text"),
-        ({"captions": []}, 0, "caption", "`captions` of its JSON is a list of nothing, not text"),
-        *(
-            ({key: ["a", "b"]}, 0, "caption", f"`{key}` of its JSON is a list of 2 texts, and a")
-            for key in ("caption", "captions")
+        ({"text": ["a", 5]}, 0, "caption", "text 2 of 2 in `text` of its JSON is a number, not"),
+        ({"text": [None, "a"]}, 0, "caption", "text 1 of 2 in `text` of its JSON is null, not"),
+        (
+            {"caption": ["a", " ", "b"]},
+            0,
+            "caption",
+            "text 2 of 3 in `caption` of its JSON is empty",
         ),
+        ({"caption": [["a"]]}, 0, "caption", "text 1 of 1 in `caption` of its JSON is a list, not"),
+        ({"captions": []}, 0, "caption", "`captions` of its JSON is a list of nothing, not text"),
+        ({"captions": ["a"] * 65_537}, 0, "caption", "is a list of more than 65,536 texts"),
+        (
+            {"messages": [{"role": "user", "content": ["a", "b"]}, CHAT[4]]},
+            0,
+            "chat",
+            "part of unk",
+        ),
+        ({"messages": ["a", "b"]}, 0, "chat", "one of its messages is text, not an object"),
         ({"texts": "x"}, 0, "caption", "no key `text` or `caption`"),
     ],
 )

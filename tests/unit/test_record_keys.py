@@ -12,7 +12,7 @@ from tests.unit.test_shard_samples import opened, shard_spec
 
 from mimo_launch.cli.data_tables import as_text
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.samples.records import read_record
+from mimo_launch.data.samples.records import read_records
 from mimo_launch.survey.reading_speed import survey
 
 ASKED = {"role": "user", "content": "What?"}
@@ -126,7 +126,7 @@ def test_a_key_of_a_call_that_joins_an_answer_is_counted_if_it_is_not_read(tmp_p
     folder = tokenizer_folder(tmp_path, QWEN3, specials=SPECIALS, vocab=400)
     calls = [{"role": "tool_call", "content": TEXT, "note": note} for note in "xy"]
     turns = [ASKED, FIRST, *calls, RESULT, SECOND]
-    record = read_record(
+    (record,) = read_records(
         made(folder, template="chat").data, {"json": json.dumps({"messages": turns}).encode()}.get
     )
     assert record.ignored == ("`note` of calls",)

@@ -219,7 +219,7 @@ def repeated(tmp_path: Path, shards: list[str], **data: Any) -> tuple[Counter[st
     for index in range(number):
         assert found.length("train", index) == found.describe("train", index).num_tokens
     split = found.splits["train"]
-    return keys, split.summary(), split.index.num_samples
+    return keys, split.summary(), split.index.num_rows
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,9 @@ def _facts(found: Survey) -> Iterator[str]:
         f"tokens     {facts.tokens:,}, {facts.tokens / facts.surveyed:,.1f} a record; "
         f"learnt: {facts.labels:,} ({facts.labels / facts.tokens:.1%})"
     )
+    if facts.captions is not None:
+        each = facts.captions / facts.records
+        yield f"captions   {facts.captions:,}, {each:.1f} a record, of which an epoch has one"
     yield f"lengths    {_spread(facts.lengths)} tokens; batch.seq is {found.seq:,}"
     for name, modality in facts.modalities.items():
         if modality.per_item is None:
@@ -130,7 +133,8 @@ def _facts(found: Survey) -> Iterator[str]:
         return
     if left_out.too_long:
         what = "cut" if left_out.are_cut else "left out"
-        yield f"too long   {_count(left_out.too_long, 'record')}, {what}"
+        texts = "record" if facts.captions is None else "text"
+        yield f"too long   {_count(left_out.too_long, texts)}, {what}"
     yield f"bad        {_count(left_out.bad, 'record')}" + (
         f", all in {left_out.file}" if left_out.bad else ""
     )

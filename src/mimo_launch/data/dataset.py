@@ -72,7 +72,8 @@ class BadSample(Exception):
 class Dataset(Protocol):
     """Samples by index; every answer is a pure function of (spec, split, index).
 
-    Every method that takes an index raises IndexError when it is not in [0, num_samples). Methods
+    Every method that takes an index raises IndexError when it is not in [0, num_samples), or that
+    of a further caption. Methods
     that read a record raise BadSample; callers treat OSError, EOFError and ValueError likewise.
     Without other answers, samples are generated from the settings, and nothing is scored or judged.
     """
@@ -103,6 +104,13 @@ class Dataset(Protocol):
     def sources(self) -> tuple[SourceSamples, ...]:
         """Return the training samples of each source, in order; empty if there is only one."""
         return ()
+
+    def captions(self) -> npt.NDArray[np.integer] | None:
+        """Return the number of captions of each training sample; None if each has one text.
+
+        Caption k of sample n, from 0 on, is a sample of its own: `n + k * num_samples("train")`.
+        """
+        return None
 
     def contents(self, split: Split) -> Contents:
         """Return the contents of the files; empty if samples are generated from the settings."""

@@ -7,6 +7,7 @@ Leaves: making an index to `train` and `data`, the steps of a run to `expected_s
 """
 
 from collections import defaultdict
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from mimo_launch.data.index.columns import Bad, Columns, ShardRows
 from mimo_launch.data.index.indexer import SampleIndexer, read_part
 from mimo_launch.data.index.open_index import find_index
 from mimo_launch.data.index.open_split import OpenSplit
-from mimo_launch.data.run_records import ColumnRecords, Records, records_like
+from mimo_launch.data.order.captions import first_epoch
+from mimo_launch.data.run_records import MOST, Int64s, Records, records_like
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.template_program import TemplateRefused
 from mimo_launch.data.sources.file_formats import open_file, split_files
 from mimo_launch.data.sources.source_file import Part
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.processors.files import ProcessorError, TokenizerError
 from mimo_launch.spec.spec import Spec, UserData
 
@@ -44,12 +47,32 @@ def records_of_shards(spec: Spec, data: UserData) -> Records | None:
     split = OpenSplit(spec, data, inputs, "train", index, fetches=False)
     if not split.num_samples:
         return None
-    lengths = split.lengths.astype(np.int64)
-    number = len(lengths)
-    basis = f"the run's own steps, from the index of {number:,} samples"
-    return ColumnRecords(
-        Source.INDEX, basis, number, lengths, split.rows_of, split.describe, split.sources
-    )
+    return IndexRecords(split)
+
+
+class IndexRecords(Records):
+    """All records of a run, by their index."""
+
+    source, most = Source.INDEX, MOST
+
+    def __init__(self, split: OpenSplit) -> None:
+        self._split = split
+        self.in_all = self.number = split.num_samples
+        self.basis = f"the run's own steps, from the index of {self.number:,} samples"
+        self.sources, self.captions = split.sources, split.num_captions
+        self._rows_of = cache(split.rows_of)
+
+    def tokens(self, ids: Int64s) -> Int64s:
+        """Return the number of tokens of each of these records."""
+        return self._split.lengths[self._split.rows_at(ids)].astype(np.int64)
+
+    def rows(self, module: str, ids: Int64s) -> Int64s:
+        """Return the number of rows that a module makes of each of these records."""
+        return self._rows_of(module)[self._split.rows_at(ids)]
+
+    def describe(self, index: int) -> SampleData:
+        """Return a record as a run describes it."""
+        return self._split.describe(index)
 
 
 def _looked_at(spec: Spec, data: UserData) -> Records | None:
@@ -72,7 +95,8 @@ def _looked_at(spec: Spec, data: UserData) -> Records | None:
     found = rows.index(bad)
     index = Columns(Path(), found.columns, {"num_bad": len(bad), "suffixes": list(found.suffixes)})
     split = OpenSplit(spec, data, indexer.inputs, "train", index, fetches=False)
-    given = [split.describe(sample) for sample in range(split.num_samples)]
+    records = first_epoch(split.num_captions, spec.train.seed, np.arange(split.num_samples))
+    given = [split.describe(sample) for sample in records.tolist()]
     if not given:
         return None
     in_all = defaultdict[int, float](float)

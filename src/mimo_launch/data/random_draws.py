@@ -40,6 +40,7 @@ class Purpose(IntEnum):
     NOISE = 5
     MIXTURE = 6
     SOURCE = 7
+    CAPTION = 8
 
 
 def split_key(seed: int, split: Split, purpose: Purpose) -> tuple[int, int]:

@@ -68,7 +68,7 @@ def _steps(records: "Records", walk: _Walk) -> int:
     number, times = records.in_all, Fraction(1)
     if records.source not in (Source.DRAWN, Source.INDEX) and number > _LOOKED_AT:
         number, times = _LOOKED_AT, Fraction(number, _LOOKED_AT)
-    in_order = record_order(spec, number, records.sources)
+    in_order = record_order(spec, number, records.sources, captions=records.captions)
     order = PackedOrder(in_order, records.tokens, spec.batch.seq)
     place, steps, end = 0, 0, order.place_after(ceil(wanted / times))
     while place < end:

@@ -25,7 +25,8 @@ MOST, MOST_PACKED, MOST_DRAWN = 2**20, 2**17, 2**12
 class Records(Protocol):
     """The records of an epoch, `in_all`; a plan orders `number` of them, and looks at `most`.
 
-    `basis` says in words where they come from; `sources` are those that the run mixes, if known.
+    `basis` says in words where they come from; `sources` are those that the run mixes, if known;
+    `captions` is the number of captions of each, None if each has one text (`Dataset.captions`).
     """
 
     source: Source
@@ -34,6 +35,7 @@ class Records(Protocol):
     number: int
     most: int
     sources: tuple[SourceSamples, ...] = ()
+    captions: Int64s | None = None
 
     def __hash__(self) -> int:
         """Return a hash by identity: a process looks at data once."""

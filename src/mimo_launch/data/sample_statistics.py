@@ -15,6 +15,7 @@ import numpy as np
 
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.index.columns import LISTS, SpanFields, numbers_of, placed_from
+from mimo_launch.data.order.captions import first_epoch
 from mimo_launch.data.samples.media_rows import PlacedMedium
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.spec import Spec
@@ -32,6 +33,7 @@ def statistics_text(spec: Spec, dataset: Dataset) -> str:
     """Return the sizes of samples of a data set as JSON, a sample in each line."""
     number = dataset.num_samples("train")
     chosen = np.unique(np.linspace(0, number - 1, min(number, _MOST)).round().astype(int))
+    chosen = first_epoch(dataset.captions(), spec.train.seed, chosen)
     samples = [dataset.describe("train", index) for index in chosen.tolist()]
     names = list(spec.modules)
     of_module = [[span for each in samples for span in each.spans.get(n, ())] for n in names]

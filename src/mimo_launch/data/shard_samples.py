@@ -90,8 +90,7 @@ class ShardSamples(Dataset):
     def length(self, split: Split, index: int) -> int:
         """Return the number of tokens of a sample, rows included."""
         found = self.splits[split]
-        found.row(index)
-        return int(found.lengths[index])
+        return int(found.lengths[found.row(index)])
 
     def num_cut(self, split: Split, index: int) -> int:
         """Return the number of tokens of a sample beyond the cut."""
@@ -102,6 +101,10 @@ class ShardSamples(Dataset):
     def sources(self) -> tuple[SourceSamples, ...]:
         """Return the training samples of each source; empty if there is only one."""
         return self.splits["train"].sources
+
+    def captions(self) -> npt.NDArray[np.int64] | None:
+        """Return the number of captions of each training sample; None if each has one text."""
+        return self.splits["train"].num_captions
 
     def contents(self, split: Split) -> Contents:
         """Return the contents of each shard that has samples."""
@@ -192,7 +195,7 @@ class ShardSamples(Dataset):
     def _keys(self, found: OpenSplit, row: int) -> KeyValues:
         members = found.members(row)
         read = partial(found.read, row, members)
-        record = self._sample_encoders.of(found.shard_of(row).template).read(
+        record, *_ = self._sample_encoders.of(found.shard_of(row).template).read(
             lambda suffix: read(suffix) if suffix in members else None
         )
         number = int(found.index.columns["labels"][row])
@@ -203,9 +206,12 @@ class ShardSamples(Dataset):
     def _text(self, found: OpenSplit, row: int) -> tuple[Int64s, Int64s]:
         members = found.members(row)
         encoder = self._sample_encoders.of(found.shard_of(row).template)
-        record = encoder.read(
+        records = encoder.read(
             lambda suffix: found.read(row, members, suffix) if suffix in members else None
         )
+        if (caption := int(found.index.columns["caption"][row])) >= len(records):
+            raise BadSample(f"it has {len(records)} captions, and more in the index")
+        record = records[caption]
         counts = {marker: len(each) for marker, each in _by_marker(members).items()}
         told: dict[Marker, list[list[int]]] = {}
         for marker, module in self._inputs.tellers.items():

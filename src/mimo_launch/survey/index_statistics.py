@@ -98,7 +98,10 @@ class SourceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts from the index about the first `surveyed` of the `records` of an epoch."""
+    """Facts from the index about the first `surveyed` of the `records` of an epoch.
+
+    `captions` are those of all records, None if each has one text.
+    """
 
     records: int
     surveyed: int
@@ -109,6 +112,7 @@ class Facts:
     filling: Filling
     evenness: dict[str, Evenness]
     sources: dict[str, SourceFacts] = field(default_factory=dict)
+    captions: int | None = None
 
 
 def source_facts(spec: Spec, dataset: Dataset) -> dict[str, SourceFacts]:
@@ -138,8 +142,8 @@ def source_facts(spec: Spec, dataset: Dataset) -> dict[str, SourceFacts]:
 
 def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts:
     """Survey at most `most` records of an epoch."""
-    num_records = dataset.num_samples("train")
-    order = record_order(spec, num_records, dataset.sources())
+    num_records, captions = dataset.num_samples("train"), dataset.captions()
+    order = record_order(spec, num_records, dataset.sources(), captions=captions)
     first = order.between(0, min(most, num_records))
     samples = [dataset.describe("train", index) for index in first.tolist()]
     modalities = {}
@@ -173,6 +177,7 @@ def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts
         ),
         evenness=evenness,
         sources=source_facts(spec, dataset),
+        captions=None if captions is None else int(captions.sum()),
     )
 
 

@@ -5,7 +5,8 @@ how many kinds of ignored keys are counted.
 Relies on: numpy's memory maps: ranks of a host share the pages that they touch.
 Leaves: reading samples to `indexer`, whether columns are out of date to `open_index`.
 
-A sample has any number of members, spans of images and learned runs. Their columns concatenate all
+A sample with a list of captions has a row for each of them, one after another, with equal members.
+A row has any number of members, spans of images and learned runs. Their columns concatenate all
 samples: a sample's part begins at the `*_end` of the sample before it and ends at its own `*_end`.
 """
 
@@ -32,12 +33,17 @@ from mimo_launch.layout.step_data import ImageSpan
 Column = npt.NDArray[Any]
 
 META, BAD, BLOCKS = "index.json", "bad.jsonl", "blocks.npy"
-VERSION = 14
+VERSION = 15
 
 # The fields of `Tiling` for an image in tiles; for a frame only a height, 2 for the last frame.
 TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
-# Per sample; `content` is a checksum of its members, `counted` the sum of a column for a loss.
-SAMPLES = {"tokens": "u4", "labels": "u4", "shard": "u4", "content": "u4", "counted": "f8"}
+# Per text of a sample; `content` is a checksum of its members, `counted` the sum of a column for a
+# loss, `caption` the place of the text in a list of captions, 0 for the first or the only one.
+SAMPLES = {
+    **dict.fromkeys(("tokens", "labels", "shard", "content"), "u4"),
+    "counted": "f8",
+    "caption": "u4",
+}
 # Per member that training reads; per span of rows of one image or per target; per run of learned
 # tokens; per byte of a key. Of a span, `reads` is the number of tokens from which a target is made,
 # `later` is, for a video, 1 plus the places by which it is later, and `told` is the number from
@@ -139,8 +145,8 @@ class Columns:
     meta: dict[str, Any]
 
     @property
-    def num_samples(self) -> int:
-        """Number of samples that can be trained on."""
+    def num_rows(self) -> int:
+        """Number of texts that can be trained on: of samples, or of each caption in a list."""
         return len(self.columns["tokens"])
 
     def range(self, name: str, sample: int) -> slice:
@@ -152,6 +158,12 @@ class Columns:
         """Return the key of a sample in its shard."""
         found = self.columns["key_byte"][self.range("key", sample)]
         return bytes(found).decode("utf-8", "surrogateescape")
+
+    def num_captions(self, row: int) -> int:
+        """Return the number of captions of the record that has this row."""
+        captions = self.columns["caption"]
+        end = next((n for n in range(row + 1, len(captions)) if not captions[n]), len(captions))
+        return int(captions[end - 1]) + 1
 
     def block_checksums(self) -> list[Column]:
         """Return the checksums of the blocks of each file; none of a local file."""
@@ -268,7 +280,7 @@ class ShardIndex:
     @property
     def num_samples(self) -> int:
         """Good samples."""
-        return len(self.columns["tokens"])
+        return int((self.columns["caption"] == 0).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +290,8 @@ class IndexedSample:
     `runs` are start and end of each run of learned tokens, [runs, 2]. `members` are the suffixes of
     its images, clips and targets, in order. `ignored` is its content that is not read. `checksum`
     covers its text and the first bytes of its members. `columns` are the suffixes of those that a
-    loss reads, `counted` the sum of the one that it counts.
+    loss reads, `counted` the sum of the one that it counts. `caption` is its place among the
+    captions of its record.
     """
 
     num_tokens: int
@@ -289,6 +302,7 @@ class IndexedSample:
     checksum: int = 0
     columns: tuple[str, ...] = ()
     counted: float = 0.0
+    caption: int = 0
 
 
 def count_ignored(counts: Counter[str], more: Mapping[str, int]) -> None:
@@ -308,9 +322,10 @@ class ShardRows:
         self.ignored: Counter[str] = Counter()
 
     def add(self, member: Member, seen: IndexedSample) -> None:
-        """Append one sample."""
+        """Append one sample, or one caption of a sample, which is counted with the first."""
         runs = seen.runs
-        count_ignored(self.ignored, dict.fromkeys(seen.ignored, 1))
+        if not seen.caption:
+            count_ignored(self.ignored, dict.fromkeys(seen.ignored, 1))
         kept = [
             suffix
             for suffix in (
@@ -324,7 +339,8 @@ class ShardRows:
         numbers = [self.suffixes.setdefault(suffix, len(self.suffixes)) for suffix in kept]
         num_labels = int((runs[:, 1] - runs[:, 0]).sum())
         content = crc32(str([place.size for place in places]).encode(), seen.checksum)
-        self._append(SAMPLES, [(seen.num_tokens, num_labels, self.number, content, seen.counted)])
+        sizes = seen.num_tokens, num_labels, self.number, content, seen.counted, seen.caption
+        self._append(SAMPLES, [sizes])
         found: dict[str, Iterable[Sequence[int]]] = {
             "member": ((at.offset, at.size, n) for at, n in zip(places, numbers, strict=True)),
             "span": chain.from_iterable(map(numbers_of, seen.placed)),

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -36,8 +36,8 @@ from mimo_launch.data.samples.decode_media import (
 from mimo_launch.data.samples.decode_video import sound_length, video_size
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.member_readers import MediumSize, ShownVideo
-from mimo_launch.data.samples.records import TEXT_SUFFIXES
-from mimo_launch.data.samples.sample_encoder import SampleEncoders
+from mimo_launch.data.samples.records import TEXT_SUFFIXES, Record
+from mimo_launch.data.samples.sample_encoder import SampleEncoder, SampleEncoders
 from mimo_launch.data.samples.text_tokens import loss_mask_among
 from mimo_launch.data.samples.token_columns import TokenColumns
 from mimo_launch.data.sources.file_formats import open_file
@@ -52,6 +52,19 @@ _HEADS = (4096, 1 << 17)
 _MOST_LISTED = 5
 # Bytes of the records that an index looked at last: each is read several times in a row.
 _KEPT = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Media:
+    """What the texts of a sample share: `sizes` are completed by the first of them."""
+
+    suffixes: Sequence[str]
+    members: dict[Marker, list[str]]
+    unread: Sequence[str]
+    videos: Sequence[ShownVideo]
+    told: Mapping[Marker, Sequence[Sequence[int]]]
+    sizes: dict[str, MediumSize]
+    read: Callable[[str, int | None], bytes]
 
 
 class SampleIndexer:
@@ -75,8 +88,8 @@ class SampleIndexer:
         suffixes: list[str],
         read: Callable[[str, int | None], bytes],
         template: Template | None = None,
-    ) -> IndexedSample:
-        """Return the index entry of a sample.
+    ) -> list[IndexedSample]:
+        """Return the index entry of a sample, or of each of its captions.
 
         Args:
             suffixes: Suffixes of its members.
@@ -93,8 +106,7 @@ class SampleIndexer:
         if "json" not in suffixes and not (encoder.reads_txt and "txt" in suffixes):
             unread += texts
             raise BadSample(f"it has no .json{' or .txt' * encoder.reads_txt}{_ignored(unread)}")
-        record = encoder.read(lambda suffix: read(suffix, None) if suffix in suffixes else None)
-        counts = {marker: len(found) for marker, found in members.items()}
+        records = encoder.read(lambda suffix: read(suffix, None) if suffix in suffixes else None)
         videos = [self._video(suffix, partial(read, suffix)) for suffix in members["video"]]
         told: dict[Marker, list[Sequence[int]]] = {"video": [video.told for video in videos]}
         sizes: dict[str, MediumSize] = {}
@@ -103,31 +115,52 @@ class SampleIndexer:
             told["image"] = [
                 [columns for columns, _ in self.inputs.pieces(size)] for size in sizes.values()
             ]
-        encoded = encoder.encode(record, counts, unread, told)
-        num_text = len(encoded.tokens)
-        for suffix in self._measured(members, but=sizes):
-            sizes[suffix] = self._size(suffix, partial(read, suffix))
-        placed = self.inputs.place(encoded.markers, num_text, members, sizes, videos)
-        is_row = self.inputs.rows_among(num_text, [(each.module, each.span) for each in placed])
-        loss_mask = loss_mask_among(encoded.loss_mask, is_row)
-        if not loss_mask.any() and not members["target"]:
-            raise BadSample("it has no token to learn from")
-        read_columns = self.columns.read(suffixes, int(loss_mask.sum()), lambda s: read(s, None))
-        runs = np.flatnonzero(np.diff(loss_mask, prepend=False, append=False)).reshape(-1, 2)
-        ignored = {*record.ignored, *encoded.ignored, *map(_named, unread)}
+        media = _Media(suffixes, members, unread, videos, told, sizes, read)
+        found = [
+            self._entry(encoder, record, media, (number, len(records)))
+            for number, record in enumerate(records)
+        ]
+        shared = set(map(_named, unread))
         if len(texts) > 1:
-            ignored.add(_named(*(each for each in texts if each != record.member)))
+            shared.add(_named(*(each for each in texts if each != records[0].member)))
+        # A sample is counted with its first caption.
+        ignored = tuple(sorted(shared.union(*(each.ignored for each in found))))
         texts += (each for found in members.values() for each in found)
         checksum = _checksum([*texts, *columns], read)
+        return [replace(each, ignored=ignored, checksum=checksum) for each in found]
+
+    def _entry(
+        self, encoder: SampleEncoder, record: Record, media: "_Media", place: tuple[int, int]
+    ) -> IndexedSample:
+        """Return the entry of a text, by its place and the number of texts of the sample."""
+        members, sizes, read = media.members, media.sizes, media.read
+        counts = {marker: len(found) for marker, found in members.items()}
+        with _naming_text(*place):
+            encoded = encoder.encode(record, counts, media.unread, media.told)
+        # The first text has all media measured.
+        for suffix in self._measured(members, but=sizes):
+            sizes[suffix] = self._size(suffix, partial(read, suffix))
+        num_text = len(encoded.tokens)
+        placed = self.inputs.place(encoded.markers, num_text, members, sizes, media.videos)
+        is_row = self.inputs.rows_among(num_text, [(each.module, each.span) for each in placed])
+        loss_mask = loss_mask_among(encoded.loss_mask, is_row)
+        with _naming_text(*place):
+            if not loss_mask.any() and not members["target"]:
+                raise BadSample("it has no token to learn from")
+            columns = self.columns.read(
+                media.suffixes, int(loss_mask.sum()), lambda suffix: read(suffix, None)
+            )
         return IndexedSample(
             len(is_row),
-            runs,
+            np.flatnonzero(np.diff(loss_mask, prepend=False, append=False)).reshape(-1, 2),
             placed,
             members,
-            tuple(sorted(ignored)),
-            checksum,
-            tuple(columns),
-            self.columns.counted(read_columns),
+            (*record.ignored, *encoded.ignored),
+            columns=tuple(
+                each for each in self.columns.suffixes.values() if each in media.suffixes
+            ),
+            counted=self.columns.counted(columns),
+            caption=place[0],
         )
 
     def _by_marker(self, suffixes: Iterable[str]) -> tuple[dict[Marker, list[str]], list[str]]:
@@ -165,6 +198,15 @@ class SampleIndexer:
                 f"its .{suffix} has {width} x {height} = {pixels / 1e6:.1f} million pixels, "
                 f"but `data.max_image_pixels` allows {most / 1e6:g} million"
             )
+
+
+@contextmanager
+def _naming_text(number: int, of: int) -> Iterator[None]:
+    """Name the text in a BadSample if the sample has several."""
+    try:
+        yield
+    except BadSample as error:
+        raise BadSample(f"text {number + 1} of {of}: {error}" if of > 1 else str(error)) from error
 
 
 def _ignored(suffixes: Sequence[str]) -> str:
@@ -235,13 +277,14 @@ def read_part(
                 continue
             try:
                 read = partial(file.read, member.places)
-                seen = indexer.look(list(member.places), read, shard.template)
+                entries = indexer.look(list(member.places), read, shard.template)
             except BadSample as error:
                 bad.append(Bad(name, member.key, str(error)))
             except (OSError, EOFError, ValueError) as error:
                 bad.append(Bad(name, member.key, f"{type(error).__name__}: {error}"))
             else:
-                rows.add(member, seen)
+                for entry in entries:
+                    rows.add(member, entry)
             yield member
     except (BrokenFile, OSError, ValueError) as error:
         bad.append(Bad(name, "", f"the rest of the file cannot be read: {error}"))

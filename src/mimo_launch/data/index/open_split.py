@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Contents, FileContents, SourceSamples
+from mimo_launch.data.index.caption_rows import CaptionRows
 from mimo_launch.data.index.columns import BAD, LISTS, Columns, SpanFields, placed_from
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.samples.decode_media import marker_of
@@ -45,6 +46,9 @@ class OpenSplit:
 
     `row` is the place of a sample in the index. The index also holds samples that are too long, and
     it holds each sample once, however often its shard counts.
+
+    Where records have lists of captions, the index has a row for each, and a sample is one of them
+    (`CaptionRows`); `num_samples` counts records.
     """
 
     def __init__(
@@ -80,13 +84,23 @@ class OpenSplit:
                 shard.path.expect(checksums)
         self._reader = OpenFiles(self._shards, open_file)
         self.num_too_long = int((self.index.columns["tokens"] > self._seq).sum())
+        # The rows of samples: of the first captions, if records have several.
         self._rows: npt.NDArray[np.int64] | None = None
         if self.num_too_long and self._data.too_long == "drop":
             self._rows = np.flatnonzero(self.index.columns["tokens"] <= self._seq)
+        self.captions: CaptionRows | None = None
+        if (column := self.index.columns["caption"]).any():
+            self.captions = CaptionRows.of(column, self._rows_used())
+            self._rows = self.captions.rows[self.captions.firsts]
         times = np.array([each.times for each in self._shards])
         if (times > 1).any():
-            rows = np.arange(self.index.num_samples) if self._rows is None else self._rows
-            self._rows = np.repeat(rows, times[self.index.columns["shard"][rows]])
+            rows = self._rows_used()
+            times = times[self.index.columns["shard"][rows]]
+            self._rows = np.repeat(rows, times)
+            self.captions = self.captions and self.captions.repeated(times)
+
+    def _rows_used(self) -> npt.NDArray[np.int64]:
+        return np.arange(self.index.num_rows) if self._rows is None else self._rows
 
     def check(self) -> None:
         """Raise NotTrainable if these samples must not be trained on."""
@@ -124,6 +138,8 @@ class OpenSplit:
     def summary(self) -> str:
         """Return the number of samples and of records left out, in one line."""
         words = [f"{self.num_samples:,} samples ({self.split})"]
+        if self.captions is not None:
+            words[0] += f" with {self.captions.counts.sum():,} captions, one of each in an epoch"
         if self.num_too_long:
             cut = "left out" if self._data.too_long == "drop" else "cut"
             words.append(f"{self.num_too_long:,} longer than {self._seq} tokens, {cut}")
@@ -156,16 +172,16 @@ class OpenSplit:
     @property
     def num_samples(self) -> int:
         """Number of samples to train on or to evaluate."""
-        return self.index.num_samples if self._rows is None else len(self._rows)
+        return self.index.num_rows if self._rows is None else len(self._rows)
+
+    @property
+    def num_captions(self) -> npt.NDArray[np.int64] | None:
+        """The number of captions of each record that are used; None if no record has a list."""
+        return None if self.captions is None else self.captions.counts
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.unsignedinteger]:
-        """Number of tokens of every sample, rows included, after any cut."""
-        return self._used if self._rows is None else self._used[self._rows]
-
-    @cached_property
-    def _used(self) -> npt.NDArray[np.unsignedinteger]:
-        """The same for every row of the index."""
+        """Number of tokens of every row of the index, rows of media included, after any cut."""
         lengths = self.index.columns["tokens"]
         if self.num_too_long and self._data.too_long != "drop":
             lengths = lengths.copy()
@@ -174,7 +190,7 @@ class OpenSplit:
         return lengths
 
     def rows_of(self, module: str) -> npt.NDArray[np.int64]:
-        """Return the number of rows that a module makes of every sample, without its cut part."""
+        """Return the rows that a module makes of each row of the index, without its cut part."""
         columns, names = self.index.columns, self._inputs.names
         spans = np.flatnonzero(columns["span_module"] == names.index(module))
         sample = np.searchsorted(columns["span_end"], spans, side="right")
@@ -182,11 +198,9 @@ class OpenSplit:
         # As in `spans_used`.
         rows *= (
             columns["span_position"][spans] + np.maximum(1, columns["span_reads"][spans])
-            <= (self._used[sample])
+            <= (self.lengths[sample])
         )
-        number = self.index.num_samples
-        found = np.bincount(sample, weights=rows, minlength=number).astype(np.int64)
-        return found if self._rows is None else found[self._rows]
+        return np.bincount(sample, weights=rows, minlength=self.index.num_rows).astype(np.int64)
 
     def describe(self, sample: int) -> SampleData:
         """Return the lengths and positions of a sample, from the index alone."""
@@ -213,9 +227,7 @@ class OpenSplit:
         """Return `describe` of many samples, with each column read once."""
         if not samples:
             return []
-        self.row(min(samples)), self.row(max(samples))
-        ids = np.array(samples)
-        columns, rows = self.index.columns, ids if self._rows is None else self._rows[ids]
+        columns, rows = self.index.columns, self.rows_at(np.array(samples))
         tokens, labels = columns["tokens"][rows], columns["labels"][rows]
         ends = columns["span_end"]
         begins = np.where(rows > 0, ends[rows - 1], 0).astype(np.int64)
@@ -248,9 +260,28 @@ class OpenSplit:
         for shard, first, end in zip(self._shards, [0, *ends], ends, strict=False):
             if end > first:
                 checksum = crc32(content[first:end].tobytes())
-                checksum = crc32(self.lengths[first:end].tobytes(), checksum)
+                checksum = crc32(self._lengths_of(first, end).tobytes(), checksum)
                 found.append(FileContents(shard.path.name, end - first, checksum))
         return tuple(found)
+
+    def _lengths_of(self, first: int, end: int) -> npt.NDArray[np.unsignedinteger]:
+        """Return the tokens of consecutive samples, of each of their captions in turn."""
+        if self.captions is not None:
+            rows = self.captions.between(first, end)
+        elif self._rows is not None:
+            rows = self._rows[first:end]
+        else:
+            return self.lengths[first:end]
+        found: npt.NDArray[np.unsignedinteger] = self.lengths[rows]
+        return found
+
+    def _tokens_of(self, first: int, end: int) -> int:
+        """Return the tokens of consecutive samples in an epoch, of their captions the mean."""
+        lengths = self._lengths_of(first, end)
+        if self.captions is None:
+            return int(lengths.sum(dtype=np.int64))
+        counts = self.captions.counts[first:end]
+        return round(float((lengths / np.repeat(counts, counts)).sum()))
 
     @cached_property
     def sources(self) -> tuple[SourceSamples, ...]:
@@ -264,7 +295,7 @@ class OpenSplit:
         # The samples of a source are consecutive, because its files are.
         ends = np.searchsorted(of_shard[shards], numbers, side="right").tolist()
         names, begins = self._data.source_names, [0, *ends]
-        tokens = [int(self.lengths[a:b].sum(dtype=np.int64)) for a, b in pairwise(begins)]
+        tokens = [self._tokens_of(a, b) for a, b in pairwise(begins)]
         return tuple(map(SourceSamples, names, begins, np.diff(begins).tolist(), tokens))
 
     @cached_property
@@ -275,21 +306,31 @@ class OpenSplit:
         """Return the name of the source of a sample, "" if there is only one."""
         if not self.sources:
             return ""
-        return self.sources[bisect_right(self._source_ends, sample)].name
+        return self.sources[bisect_right(self._source_ends, sample % self.num_samples)].name
 
     def samples_of(self, name: str) -> npt.NDArray[np.int64]:
         """Return the samples of a held-out set, each once."""
         is_other = ~np.array(in_set(self._data, name, self._shards))
-        rows = np.arange(self.index.num_samples) if self._rows is None else self._rows
+        rows = self._rows_used()
         # A shard that counts twice has each of its rows twice in a row.
         is_first = np.diff(rows, prepend=-1) != 0
         return np.flatnonzero(is_first & ~is_other[self.index.columns["shard"][rows]])
 
     def row(self, sample: int) -> int:
         """Return the place of a sample in the index. Raises: IndexError."""
+        if self.captions is not None:
+            return int(self.captions.at(np.array([sample]))[0])
         if not 0 <= sample < self.num_samples:
             raise IndexError(f"sample {sample} of {self.num_samples} ({self.split})")
         return sample if self._rows is None else int(self._rows[sample])
+
+    def rows_at(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the places of some samples in the index. Raises: IndexError."""
+        if self.captions is not None:
+            return self.captions.at(samples)
+        if len(samples):
+            self.row(int(samples.min())), self.row(int(samples.max()))
+        return samples if self._rows is None else self._rows[samples]
 
     def end(self, row: int) -> int:
         """Return how many tokens of a sample are used; a cut never splits an image."""
@@ -398,9 +439,12 @@ class OpenSplit:
         return self._reader.read(int(self.index.columns["shard"][row]), places, suffix)
 
     def name(self, row: int) -> str:
-        """Return shard and key of a sample."""
+        """Return shard and key of a sample, and which of its captions it is."""
         path = self._reader.path(int(self.index.columns["shard"][row]))
-        return f"{path.name} {self.index.key(row)}"
+        words = f"{path.name} {self.index.key(row)}"
+        if (number := self.index.num_captions(row)) > 1:
+            words += f", caption {self.index.columns['caption'][row] + 1} of {number}"
+        return words
 
     def named(self, row: int, read: Callable[[], T]) -> T:
         """Return what `read` returns. Raises: BadSample with shard and key if it is damaged."""

@@ -139,13 +139,13 @@ def _plain_order(spec: Spec, records: Records) -> KnownOrder:
     batch = spec.batch.global_
     most = min(records.most, _MOST_EPOCHS * records.number)
     wanted = min(spec.train.steps, max(1, most // batch)) * batch
-    order = record_order(spec, records.number, records.sources)
+    order = record_order(spec, records.number, records.sources, captions=records.captions)
     return KnownOrder(records, batch, order.between(0, wanted), np.arange(wanted + 1))
 
 
 def _packed_order(spec: Spec, records: Records) -> KnownOrder:
     """Return the order of the first steps, a pack each sample."""
-    in_order = record_order(spec, records.number, records.sources)
+    in_order = record_order(spec, records.number, records.sources, captions=records.captions)
     order = PackedOrder(in_order, records.tokens, spec.batch.seq)
     most = min(records.most, MOST_PACKED, _MOST_EPOCHS * records.number)
     ids, ends = list[int](), [0]

@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from mimo_launch.data.dataset import SourceSamples
+from mimo_launch.data.order.captions import Captions
 from mimo_launch.data.order.epochs import LARGE, Epochs
 from mimo_launch.data.order.permutation import Int64s
 from mimo_launch.data.order.record_order import RecordOrder
@@ -118,9 +119,13 @@ class MixedOrder(RecordOrder):
         phases: Sequence[Phase],
         global_batch: int,
         seed: int,
+        captions: Captions | None = None,
     ) -> None:
-        """Mix sources; the first phase begins with block 0, and blocks of phases never decrease."""
-        self.global_batch = global_batch
+        """Mix sources; the first phase begins with block 0, and blocks of phases never decrease.
+
+        With `captions`, each epoch of a source has one caption of each of its records.
+        """
+        self.global_batch, self._captions = global_batch, captions
         self._sources, self._phases = tuple(sources), tuple(phases)
         self._key = split_key(seed, "train", Purpose.MIXTURE)
         key = split_key(seed, "train", Purpose.SOURCE)
@@ -159,6 +164,11 @@ class MixedOrder(RecordOrder):
         for source, epochs, before, count in everything:
             # In order, so that an epoch of the source ends before its next one begins.
             here = np.sort(places[at : at + count])
-            ids[here] = source.first + epochs.between(before, before + count)
+            found = source.first + epochs.between(before, before + count)
+            if self._captions is not None:
+                found = self._captions.drawn(
+                    found, np.arange(before, before + count) // source.number
+                )
+            ids[here] = found
             at += count
         return ids

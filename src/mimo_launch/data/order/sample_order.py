@@ -11,8 +11,10 @@ from functools import lru_cache
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from mimo_launch.data.dataset import Dataset, SourceSamples
+from mimo_launch.data.order.captions import Captions
 from mimo_launch.data.order.epochs import LARGE, Epochs
 from mimo_launch.data.order.mixture import MixedOrder, schedule_of
 from mimo_launch.data.order.packing import best_fit
@@ -35,7 +37,8 @@ def global_order(spec: Spec, dataset: Dataset, version: int = NEWEST) -> SampleO
     Raises: ValueError if sources cannot be mixed as the spec says.
     """
     sources = dataset.sources() if _is_mixed(spec) else ()
-    records = record_order(spec, dataset.num_samples("train"), sources, version)
+    number, captions = dataset.num_samples("train"), dataset.captions()
+    records = record_order(spec, number, sources, version, captions)
     if not spec.data.packing:
         return records
 
@@ -46,13 +49,22 @@ def global_order(spec: Spec, dataset: Dataset, version: int = NEWEST) -> SampleO
 
 
 def record_order(
-    spec: Spec, number: int, sources: Sequence[SourceSamples], version: int = NEWEST
+    spec: Spec,
+    number: int,
+    sources: Sequence[SourceSamples],
+    version: int = NEWEST,
+    captions: npt.NDArray[np.integer] | None = None,
 ) -> RecordOrder:
-    """Return the order of records, without packs. Raises: ValueError."""
+    """Return the order of records, without packs; `captions` are as those of a data set.
+
+    Raises: ValueError.
+    """
     batch, seed = spec.batch.global_, spec.train.seed
+    draws = None if captions is None else Captions(captions, seed)
     if isinstance(spec.data, FilesData) and _is_mixed(spec) and sources:
-        return MixedOrder(sources, schedule_of(spec, spec.data, sources).phases, batch, seed)
-    return GlobalOrder(number, batch, seed, version)
+        phases = schedule_of(spec, spec.data, sources).phases
+        return MixedOrder(sources, phases, batch, seed, draws)
+    return GlobalOrder(number, batch, seed, version, draws)
 
 
 def _is_mixed(spec: Spec) -> bool:
@@ -78,7 +90,12 @@ class GlobalOrder(RecordOrder):
     """
 
     def __init__(
-        self, num_samples: int, global_batch: int, seed: int, version: int = NEWEST
+        self,
+        num_samples: int,
+        global_batch: int,
+        seed: int,
+        version: int = NEWEST,
+        captions: Captions | None = None,
     ) -> None:
         """Set up the order.
 
@@ -87,6 +104,7 @@ class GlobalOrder(RecordOrder):
             global_batch: Samples per step over all replicas.
             seed: `train.seed`.
             version: The version of the order in which the run began.
+            captions: The captions of records; None if each has one text.
 
         Raises:
             ValueError: A size is not positive.
@@ -94,6 +112,7 @@ class GlobalOrder(RecordOrder):
         if num_samples < 1 or global_batch < 1:
             raise ValueError(f"cannot take steps of {global_batch} out of {num_samples} samples")
         self.num_samples, self.global_batch = num_samples, global_batch
+        self._captions = captions
         key = split_key(seed, "train", Purpose.ORDER)
         self._epochs = Epochs(num_samples, key, computed=version > 1 and num_samples > LARGE)
 
@@ -107,7 +126,10 @@ class GlobalOrder(RecordOrder):
 
     def between(self, first: int, end: int) -> Int64s:
         """Return the ids of the records from one place to another."""
-        return self._epochs.between(first, end)
+        found = self._epochs.between(first, end)
+        if self._captions is None:
+            return found
+        return self._captions.drawn(found, np.arange(first, end) // self.num_samples)
 
     def shuffled(self, epoch: int, num: int, stream: int) -> Int64s:
         """Return a random order of `num` items of an epoch, another one for each `stream` > 0."""

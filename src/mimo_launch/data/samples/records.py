@@ -1,19 +1,27 @@
 """The text of a sample: a caption, or a conversation with the places of images and clips.
 
-Decides: which keys of its JSON are read, and which are only counted.
+Decides: which keys of its JSON are read, and which are only counted; that a list of texts is
+several captions, each a text of its own.
 Relies on: `template` in the spec; `messages` for a conversation.
 Leaves: writing a conversation as tokens to `sample_encoder`.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.decode_media import Medium
-from mimo_launch.data.samples.messages import Message, MessagePart, read_messages, split, type_of
+from mimo_launch.data.samples.messages import (
+    MOST_PARTS,
+    Message,
+    MessagePart,
+    read_messages,
+    split,
+    type_of,
+)
 from mimo_launch.data.samples.record_keys import (
     OLD_TOOLS,
     ignored_keys,
@@ -50,12 +58,13 @@ class Record:
         return tuple(part.kind for part in parts if part.kind != "text")
 
 
-def read_record(
+def read_records(
     data: UserData, member: Callable[[str], bytes | None], *, videos: bool = False
-) -> Record:
-    """Return the text of a sample; `member` returns the bytes of a suffix, None if it is absent.
+) -> tuple[Record, ...]:
+    """Return the text of a sample, or each of its captions, in their order.
 
-    With `videos`, an encoder reads videos, so texts have markers for them.
+    `member` returns the bytes of a suffix, None if it is absent. With `videos`, an encoder reads
+    videos, so texts have markers for them.
 
     Raises: BadSample.
     """
@@ -64,7 +73,7 @@ def read_record(
     if videos:
         markers[data.video_marker] = "video"
     if isinstance(template, CaptionTemplate):
-        return _caption(template, member, markers)
+        return tuple(_captions(template, member, markers))
     if template is None:
         raise TypeError("a record needs a template")
     record = _json_of(member)
@@ -85,7 +94,7 @@ def read_record(
         tools = [{"type": "function", "function": each} for each in old]
     known = (key, "system", "tools", "documents", OLD_TOOLS, "markers")
     ignored += ignored_keys(record, *known, *whole_sample_keys(record))
-    return Record((), tuple(messages), tools, documents, is_prose, tuple(ignored))
+    return (Record((), tuple(messages), tools, documents, is_prose, tuple(ignored)),)
 
 
 def _add_system(messages: list[Message], own: Any, usual: str | None) -> None:
@@ -101,11 +110,11 @@ def _add_system(messages: list[Message], own: Any, usual: str | None) -> None:
         messages.insert(0, Message("system", (MessagePart("text", text),)))
 
 
-def _caption(
+def _captions(
     template: CaptionTemplate,
     member: Callable[[str], bytes | None],
     markers: dict[str, Medium],
-) -> Record:
+) -> Iterator[Record]:
     text: Any
     is_prose, ignored, suffix = False, list[str](), "json"
     if template.text is None and (plain := member("txt")) is not None:
@@ -121,17 +130,17 @@ def _caption(
         is_prose = _is_prose(record)
         ignored += ignored_keys(record, key, "markers", *whole_sample_keys(record))
         where = f"`{key}` of its JSON"
-    if isinstance(text, list) and text and all(isinstance(each, str) for each in text):
-        raise BadSample(
-            f"{where} is a list of {len(text)} texts, and a record has one: write a record with "
-            "the same images for each of them"
-        )
-    if not isinstance(text, str):
-        raise BadSample(f"{where} is {type_of(text)}, not text")
-    caption = split(text, {} if is_prose else markers)
-    if not any(part.text.strip() for part in caption):
-        raise BadSample(f"{where} is empty")
-    return Record(tuple(caption), is_prose=is_prose, ignored=tuple(ignored), member=suffix)
+    texts = text if isinstance(text, list) and text else [text]
+    if len(texts) > MOST_PARTS:
+        raise BadSample(f"{where} is a list of more than {MOST_PARTS:,} texts")
+    for number, each in enumerate(texts, start=1):
+        here = f"text {number} of {len(texts)} in {where}" if text is texts else where
+        if not isinstance(each, str):
+            raise BadSample(f"{here} is {type_of(each)}, not text")
+        caption = split(each, {} if is_prose else markers)
+        if not any(part.text.strip() for part in caption):
+            raise BadSample(f"{here} is empty")
+        yield Record(tuple(caption), is_prose=is_prose, ignored=tuple(ignored), member=suffix)
 
 
 def _is_prose(record: dict[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from mimo_launch.data.samples.decode_media import Marker, Medium
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.media_text import find_markers, tile_text, with_parts
 from mimo_launch.data.samples.messages import Message, MessagePart
-from mimo_launch.data.samples.records import Record, read_record
+from mimo_launch.data.samples.records import Record, read_records
 from mimo_launch.data.samples.template_program import Spans, TemplateRefused, TooMuch, bounds
 from mimo_launch.data.samples.text_tokens import EncodedSample, TextTokens
 from mimo_launch.processors.image_texts import image_text
@@ -107,9 +107,9 @@ class SampleEncoder:
         """Whether a `.txt` may hold the text of a record."""
         return isinstance(self._data.template, CaptionTemplate) and self._data.template.text is None
 
-    def read(self, member: Callable[[str], bytes | None]) -> Record:
-        """Return the text of a record; see `read_record`."""
-        return read_record(self._data, member, videos=self._reads_videos)
+    def read(self, member: Callable[[str], bytes | None]) -> tuple[Record, ...]:
+        """Return the text of a record, or each of its captions; see `read_records`."""
+        return read_records(self._data, member, videos=self._reads_videos)
 
     @property
     def notes(self) -> tuple[str, ...]:
