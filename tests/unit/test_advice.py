@@ -31,7 +31,8 @@ from mimo_launch.search.advice import Changes
 from mimo_launch.search.changes import Change, changed, kind_between
 from mimo_launch.search.judge import Planned
 from mimo_launch.search.ladders import lighter
-from mimo_launch.search.moves import neighbours, placements, smaller_worlds
+from mimo_launch.search.moves import neighbours
+from mimo_launch.search.placements import placements, smaller_worlds
 from mimo_launch.search.search import Search
 from mimo_launch.search.tune import Wish, tune
 from mimo_launch.spec.editing import edit, lines_of, merge, tree_of

@@ -4,7 +4,7 @@ import pytest
 from tests.unit.test_checks_model import VALID, codes
 
 from mimo_launch.checks.all_checks import check
-from mimo_launch.search.moves import may_offload
+from mimo_launch.search.settled_points import may_offload
 from mimo_launch.spec.load import load_text
 
 NOTHING, IDLE = list[str](), ["setting-without-effect"]

@@ -10,7 +10,7 @@ from mimo_launch.layout.space import Point
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import changed
 from mimo_launch.search.first_spec import LEAST_GAIN, NothingFits, choose, first_spec, placed
-from mimo_launch.search.moves import placements
+from mimo_launch.search.placements import placements
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.spec import Spec
 

@@ -8,7 +8,9 @@ from tests.support.specs import box, spec
 
 from mimo_launch.layout.space import Point
 from mimo_launch.search.ladders import lighter
-from mimo_launch.search.moves import neighbours, placements, plain
+from mimo_launch.search.moves import neighbours
+from mimo_launch.search.placements import placements
+from mimo_launch.search.settled_points import plain
 from mimo_launch.search.tune import Wish, tune
 from mimo_launch.search.wide_moves import changes
 from mimo_launch.spec.spec import Spec

@@ -22,7 +22,8 @@ from mimo_launch.layout.space import (
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import changed
 from mimo_launch.search.ladders import lighter
-from mimo_launch.search.moves import neighbours, plain
+from mimo_launch.search.moves import neighbours
+from mimo_launch.search.settled_points import plain
 from mimo_launch.spec.base import AXES
 from mimo_launch.spec.sections import NodesSpec
 from mimo_launch.spec.spec import Grid

@@ -2,7 +2,7 @@
 
 Decides: where the search starts, how small it is, which changes are kept, and which one answers
 which loss.
-Relies on: `search` for the search, `moves` for the layouts it starts from.
+Relies on: `search` for the search, `placements` for the layouts it starts from.
 Leaves: the words of losses to `wastes`, the words of changes to `changes`.
 """
 
@@ -19,7 +19,7 @@ from mimo_launch.layout.space import Point
 from mimo_launch.search.changes import FEWER, Change, Settings, changed, kind_between
 from mimo_launch.search.judge import Judge, Planned
 from mimo_launch.search.ladders import lighter
-from mimo_launch.search.moves import placements, smaller_worlds
+from mimo_launch.search.placements import placements, smaller_worlds
 from mimo_launch.search.search import INFINITE, Search
 from mimo_launch.search.team import Team, processes_here
 from mimo_launch.search.wastes import Waste, wastes, work_of

@@ -26,7 +26,7 @@ from mimo_launch.layout.space import Placement, Point, divisors, legal_grids, mi
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.advice import Changes
 from mimo_launch.search.changes import FEWER, with_settings
-from mimo_launch.search.moves import MICROBATCHES_PER_STAGE
+from mimo_launch.search.placements import MICROBATCHES_PER_STAGE
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec

@@ -13,7 +13,7 @@ from typing import Any
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.space import Point, microbatch_numbers
-from mimo_launch.search.moves import LESS_AGAIN, may_offload, settled, sharing, with_part
+from mimo_launch.search.settled_points import LESS_AGAIN, may_offload, settled, sharing, with_part
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.module import Offloaded
 from mimo_launch.spec.spec import ExpertGrid, Spec

@@ -1,7 +1,7 @@
 """Finds the fastest layouts of given models, data and batch on a number of GPUs.
 
 Decides: where the search starts, when it looks further, and which layouts are listed.
-Relies on: `search` for the search, `moves` and `wide_moves` for the layouts it looks at.
+Relies on: `search` for the search; `placements`, `moves` and `wide_moves` for layouts to look at.
 Leaves: the table, and specs of the layouts, to `cli`.
 
 Starting points are all placements of plain layouts. From there the search climbs: it looks at every
@@ -24,8 +24,9 @@ from mimo_launch.layout.space import Placement, Point, legal_grids, microbatch_n
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import Change, with_settings
 from mimo_launch.search.judge import Judge, Planned, text_of
-from mimo_launch.search.moves import MICROBATCHES_PER_STAGE, neighbours, placements, with_others
+from mimo_launch.search.moves import neighbours
 from mimo_launch.search.pins import Pins
+from mimo_launch.search.placements import MICROBATCHES_PER_STAGE, placements, with_others
 from mimo_launch.search.search import INFINITE, Search
 from mimo_launch.search.team import Team
 from mimo_launch.search.wastes import work_of

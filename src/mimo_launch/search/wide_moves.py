@@ -18,7 +18,7 @@ from mimo_launch.layout.space import (
     legal_grids,
     microbatch_numbers,
 )
-from mimo_launch.search.moves import (
+from mimo_launch.search.settled_points import (
     LESS_AGAIN,
     may_offload,
     settled,
