@@ -138,7 +138,7 @@ def make_spec(layout: str, steps: int, **sections: Any) -> Spec:
 
 def run_on_rank(spec: Spec, folder: Path) -> list[Any]:
     events: list[Any] = []
-    with RankSession(Plan.of(spec)) as session:
+    with RankSession(Plan.of(spec), draw=False) as session:
         state, saver = start_run(session, folder, events.append)
         train(session, events.append, Hooks(saver=saver), state)
     return events

@@ -37,7 +37,7 @@ def adapted(layout: str, steps: int, base: Path, *, whole: bool = False) -> Spec
 
 def sums(spec: Spec, folder: Path) -> dict[str, float]:
     """Return the sum of each weight that commands read from a run, on one rank."""
-    with RankSession(Plan.of(spec)) as session:
+    with RankSession(Plan.of(spec), draw=False) as session:
         load_all_weights(session, folder, lambda event: None)
         boxes = [box for each in session.modules.values() for box in weight_boxes(each)]
         return {box.name: float(box.tensor.sum()) for box in boxes}

@@ -20,7 +20,7 @@ from mimo_launch.kinds.layer import Rotary
 from mimo_launch.layers.image_contexts import AttentionContext, image_context, turned_by_place
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext
-from mimo_launch.layers.parameter_segments import declared_parameters
+from mimo_launch.layers.parameter_segments import declared_parameters, weight_segments
 from mimo_launch.layers.sequence_contexts import Documents, sequence_context, zigzag_positions
 from mimo_launch.models.transformer_block import blocks
 from mimo_launch.spec.module import Recompute
@@ -190,7 +190,7 @@ def context_of(case: Case, way: str, device: torch.device, dtype: torch.dtype) -
 def _block(case: Case, context: ParallelContext) -> nn.ModuleDict:
     """Return a block whose weights are the same on every layout, and exact in bf16."""
     network = blocks(context, {0: case.shape}, recompute=case.recompute)
-    init_parameters("m", network, 0, randomise=True)
+    init_parameters(weight_segments("m", network), 0, randomise=True)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.copy_(parameter.bfloat16())

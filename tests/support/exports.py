@@ -44,7 +44,7 @@ def trained(spec: Spec, run: Path) -> Path:
 
 
 def train_on_rank(spec: Spec, run: Path) -> None:
-    with RankSession(Plan.of(spec)) as session:
+    with RankSession(Plan.of(spec), draw=False) as session:
         state, saver = start_run(session, run, lambda _: None)
         train(session, lambda _: None, Hooks(saver=saver), state)
 

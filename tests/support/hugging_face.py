@@ -912,7 +912,7 @@ class Seen(NamedTuple):
 
 def started(spec: Spec, run: Path) -> tuple[RankSession, list[Event]]:
     """Open a session and load what `init_from` names."""
-    session, events = RankSession(Plan.of(spec)), list[Event]()
+    session, events = RankSession(Plan.of(spec), draw=False), list[Event]()
     start_run(session, run, events.append)
     return session, events
 

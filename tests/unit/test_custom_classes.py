@@ -19,7 +19,11 @@ from mimo_launch.launcher.forking import custom_class_fault
 from mimo_launch.layers.image_contexts import image_context
 from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.parameter_segments import adopt_parameters, declared_parameters
+from mimo_launch.layers.parameter_segments import (
+    adopt_parameters,
+    declared_parameters,
+    weight_segments,
+)
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.custom_encoder import EncoderInput
 from mimo_launch.models.custom_stages import (
@@ -199,7 +203,7 @@ def values(made: Spec, context: ParallelContext) -> dict[str, torch.Tensor]:
         given = plain_values(made, "vision", network)
         assert all(parameter.is_meta for parameter in network.parameters())
         network.to_empty(device="cpu")
-        init_parameters("vision", network, made.train.seed, given=given)
+        init_parameters(weight_segments("vision", network), made.train.seed, given=given)
         for declared in declared_parameters("vision", network):
             values[declared.placed[0].name] = declared.parameter.detach().clone()
     return values

@@ -26,6 +26,7 @@ from mimo_launch.layers.parameter_segments import (
     declared_parameters,
     local_segments,
     replicated,
+    weight_segments,
 )
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.build import build_network
@@ -97,7 +98,7 @@ def test_blocks_of_rows_fill_all_parameters_with_the_same_values(
                 network = build_network(made, stage, ParallelContext(tp))
                 for parameter in network.parameters():
                     parameter.data.fill_(torch.nan)
-                init_parameters("language", network, 5)
+                init_parameters(weight_segments("language", network), 5)
                 found += [parameter.detach() for parameter in network.parameters()]
         return found
 
@@ -118,7 +119,7 @@ def test_blocks_of_a_cut_tensor_share_no_tile(monkeypatch: pytest.MonkeyPatch) -
     layer = SegmentedModule()
     cut = sharded("weight", (1000, 200), 0, range(100, 700))
     layer.declare("weight", cut, dtype=torch.float64)
-    init_parameters("m", layer, 0)
+    init_parameters(weight_segments("m", layer), 0)
     assert layer.weight.equal(initial_values("m.weight", cut, 0))
     assert len(drawn) == 2 * len(set(drawn)) == 2 * 6 * 2  # Here, and for the comparison.
 
@@ -130,7 +131,7 @@ def test_threads_draw_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
     layer.declare("weight", segment, dtype=torch.float64)
     layer.weight.data.fill_(torch.nan)
     monkeypatch.setattr(initial_weights, "_threads", lambda: 3)
-    init_parameters("m", layer, 0)
+    init_parameters(weight_segments("m", layer), 0)
     assert layer.weight.equal(initial_values("m.weight", segment, 0))
 
 
@@ -273,7 +274,7 @@ def test_every_kind_of_weight_has_its_distribution(
 ) -> None:
     """Measured on what a parameter is filled with, not on what is declared."""
     name, network = network_of(kind, **more)
-    init_parameters(name, network, 11, quick=quick)
+    init_parameters(weight_segments(name, network), 11, quick=quick)
     seen = set()
     for item in local_segments(declared_parameters("", network), torch.Tensor.detach):
         values, inner = item.local.double(), item.name
@@ -317,7 +318,7 @@ def test_no_kind_of_weight_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_positions_of_clips_have_the_wavelengths_of_whisper() -> None:
     """From 2 pi in the first column to 10000 * 2 pi in the last; sines, then cosines."""
     name, network = network_of("audio")
-    init_parameters(name, network, 11)
+    init_parameters(weight_segments(name, network), 11)
     declared = local_segments(declared_parameters("", network), torch.Tensor.detach)
     [found] = [item.local.double() for item in declared if "positions" in item.name]
     places = torch.arange(len(found), dtype=torch.float64)

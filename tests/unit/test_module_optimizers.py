@@ -44,7 +44,10 @@ def asked(seed: int = 0, model: dict[str, Any] | None = None, **optimizer: Any) 
 def built(made: Spec) -> dict[str, RankModule]:
     plan = Plan.of(made)
     grids = GridSet(plan, 0, timeout=timedelta(seconds=9), device=torch.device("cpu"))
-    return build_modules(made, plan.layout, grids)
+    modules = build_modules(made, plan.layout, grids)
+    for module in modules.values():
+        module.unfilled.draw()
+    return modules
 
 
 def values(modules: dict[str, RankModule]) -> dict[str, torch.Tensor]:

@@ -39,6 +39,7 @@ def test_in_bf16_updates_are_those_of_torch() -> None:
     grids = GridSet(plan, 0, timeout=timedelta(seconds=9), device=torch.device("cpu"))
     modules = build_modules(made, plan.layout, grids)
     (module,) = modules.values()
+    module.unfilled.draw()
     declared = [each for each in module.declared() if each.parameter.requires_grad]
     theirs, names = {}, {True: [], False: []}
     for each in declared:

@@ -22,6 +22,7 @@ from mimo_launch.checkpoint.boxes import (
     Box,
     WeightsDoNotFit,
     differences,
+    note_filled,
     plain,
     weight_boxes,
 )
@@ -66,6 +67,7 @@ def load_adapter(
                     continue
                 used |= {found.module + theirs.DOWN, found.module + theirs.UP}
                 found.fill(box, read_tensor, config)
+                note_filled(session.modules, [box])
         mine = {key for key in known if _belongs(part, key)}
     except (OSError, ValueError, FilesError, SafetensorError) as error:
         problem, mine = str(error), set()

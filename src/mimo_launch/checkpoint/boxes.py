@@ -8,7 +8,7 @@ weights.
 Leaves: reading and writing to `storage`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,14 @@ def weight_boxes(module: RankModule, *, packed: bool = False) -> Iterator[Box]:
     for item in local_segments(resharded_parameters(module), lambda p: p.detach()):
         if packed or item.segment.packed is None:
             yield _box(WEIGHTS, item)
+
+
+def note_filled(modules: Mapping[str, RankModule], boxes: Iterable[Box]) -> None:
+    """Note that these weights have values; a box may end before this rank's part of its weight."""
+    for box in boxes:
+        kind, _, name = box.name.partition("/")
+        if kind == WEIGHTS:
+            modules[name.partition(".")[0]].unfilled.note(name, box.tensor.shape[0])
 
 
 def frozen_boxes(module: RankModule, *, packed: bool = False) -> Iterator[Box]:

@@ -25,6 +25,7 @@ from mimo_launch.checkpoint.boxes import (
     WeightsDoNotFit,
     differences,
     fit,
+    note_filled,
     plain,
     size,
     weight_boxes,
@@ -115,8 +116,14 @@ def load_hugging_face(
         misfits=fitting.misfits,
         unused=tuple(unused),
     )
-    filled = {box.name for box in fitting.boxes}
-    return event, frozenset(ours for ours, box, _ in placed if box.name in filled)
+    there = {box.name for box in fitting.boxes}
+    filled = [
+        replace(box, name=ours, tensor=box.tensor[: _num_filled(box, vocab)])
+        for ours, box, _ in placed
+        if box.name in there
+    ]
+    note_filled(session.modules, filled)
+    return event, frozenset(box.name for box in filled)
 
 
 def fill_from_folder(folder: Path, spec: Spec, name: str, boxes: Sequence[Box]) -> None:
@@ -321,6 +328,13 @@ def read_place(saved: Any, place: Place, rows: range, rest: Sequence[range]) -> 
         held = saved[(*(slice(None),) * first, there)].flatten(0, first)
         held = held.flatten(1)[(slice(None), *columns)] if held.dim() > 1 else held
     return held
+
+
+def _num_filled(box: Box, vocab: int) -> int:
+    """Return the number of rows, from the first one, that are filled: not the padding of words."""
+    rows, *_ = _spans(box)
+    end = max(box.shape[0], vocab) if box.name in (EMBEDDING, HEAD) else box.shape[0]
+    return len(range(rows.start, min(rows.stop, end)))
 
 
 def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], None]) -> None:

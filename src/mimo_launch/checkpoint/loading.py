@@ -1,7 +1,7 @@
 """Begins a run: from its newest usable checkpoint, of any layout, or with `init_from`.
 
 Decides: what must be in a checkpoint for a run to resume from it, and what the user is told of
-changes.
+changes; that weights are drawn only after all others have been read.
 Relies on: `usable` for the checkpoint, `starts` for weights that it leaves out and for `init_from`.
 Leaves: whether a run may resume at all to the command line, which empties or keeps its folder.
 """
@@ -21,6 +21,7 @@ from mimo_launch.checkpoint.boxes import (
     WeightsDoNotFit,
     differences,
     fit,
+    note_filled,
     set_update_counts,
     state_boxes,
 )
@@ -84,6 +85,7 @@ def load_state(
             + "; train under another `name`, with `init_from` for weights that do fit"
         )
     read_boxes(usable.path, fitting.boxes, group, session.progress.beat)
+    note_filled(session.modules, fitting.boxes)
     set_update_counts(session.modules, session.updates, usable.marker.updates)
     fresh = {name.partition("/")[2].partition(".")[0] for name in missing_moments}
     state = run_state(usable.marker)
@@ -119,6 +121,8 @@ def refuse_other_mixture(usable: Usable, spec: Spec, dataset: Dataset) -> None:
 def load_all_weights(session: RankSession, path: Path, emit: Listener) -> None:
     """Fill the weights of every module from a checkpoint or a run folder, saved on any layout.
 
+    Weights that it lacks are drawn.
+
     Ranks: collective over the world. Raises: CheckpointError, WeightsDoNotFit.
     """
     session.progress.enter(Phase.LOADING)
@@ -131,6 +135,7 @@ def load_all_weights(session: RankSession, path: Path, emit: Listener) -> None:
     for module in session.layout.modules:
         allowed = session.spec.modules[module.name].init_partial
         starts.load_from_run(module.name, usable, partial=allowed)
+    session.draw_rest()
 
 
 def _forget_best(state: RunState, differs: bool) -> Iterator[str]:
@@ -144,6 +149,8 @@ def start_run(
     session: RankSession, run: Path, emit: Listener, dataset: Dataset | None = None
 ) -> tuple[RunState, CheckpointSaver | None]:
     """Load from the run folder or `init_from`; return the state of the run, and its saver.
+
+    Weights that come from neither are drawn.
 
     `dataset` is the spec's data set; if None, it is built.
 
@@ -183,6 +190,7 @@ def start_run(
         emit(RunResumed(step=state.step, resumed_from=str(usable.path), changes=changes))
     else:
         begun = _begun(spec, starts, lambda: session.progress.enter(Phase.LOADING))
+    session.draw_rest()
     if spec.saving is None:
         return state, None
     bases = starts.bases(begun, packed=spec.saving.frozen_weights)

@@ -19,6 +19,7 @@ from mimo_launch.checkpoint.boxes import (
     differences,
     fit,
     frozen_boxes,
+    note_filled,
     weight_boxes,
 )
 from mimo_launch.checkpoint.folder import Base, Sums, with_bases
@@ -160,6 +161,7 @@ def _load_weights(
             + ("" if nothing else "; `init_partial: true` loads what fits")
         )
     read_boxes(usable.path, fitting.boxes, group, session.progress.beat)
+    note_filled(session.modules, fitting.boxes)
     there, here = adapter_in(usable.marker.spec, name), session.spec.modules[name].adapter
     if there is not None and here is not None and there.scale != here.scale:
         for box in fitting.boxes:

@@ -37,7 +37,8 @@ class RankTask(ABC):
     """The work of a rank. Workers get it with the job, so it must pickle.
 
     A `resumable` task continues from its newest checkpoint; others start again. With
-    `quick_weights` it needs only the distributions of the initial weights.
+    `quick_weights` it needs only the distributions of the initial weights; others load weights, and
+    draw the rest.
     """
 
     resumable: ClassVar[bool] = False

@@ -176,7 +176,8 @@ def run_worker(
         if dist.get_rank() == 0:
             records = task.records(plan.spec, run_dir, emit)
             sinks += [*records, *listeners]
-        session = RankSession(plan, device=place, quick=task.quick_weights, progress=links.progress)
+        quick = task.quick_weights
+        session = RankSession(plan, device=place, quick=quick, draw=quick, progress=links.progress)
         ended_by = task.run(session, run_dir, emit, links.stop)
     except torch.OutOfMemoryError as error:
         full = OutOfGpuMemory.on(plan.layout, int(os.environ["RANK"]), error)

@@ -19,15 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mimo_launch.layers.parameter_segments import (
-    LocalSegment,
-    Segment,
-    declared_parameters,
-    filling,
-    local_segments,
-)
+from mimo_launch.layers.parameter_segments import LocalSegment, Segment, filling
 
 TILE = 128
 # Tiles that a thread draws at a time: its work for a tile under the interpreter's lock takes 20 us.
@@ -39,24 +33,22 @@ BLOCK = 1 << 20
 
 
 def init_parameters(
-    module_name: str,
-    root: nn.Module,
+    items: Iterable[LocalSegment],
     seed: int,
     *,
     randomise: bool = False,
     quick: bool = False,
     given: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Fill this rank's part of every parameter below `root` with its initial values.
+    """Fill rows of this rank's weights with their initial values.
 
     With `randomise`, constants also get noise, so that no gradient vanishes by symmetry (verify).
     With `quick`, weights are drawn on the device from the same distributions: other numbers on
     other layouts, in a hundredth of the time. `given` has, by full name, the values of segments
     that are not drawn.
     """
-    declared = declared_parameters(module_name, root)
     with torch.no_grad(), ThreadPoolExecutor(_threads()) as pool:
-        for item in local_segments(declared, lambda parameter: parameter.detach()):
+        for item in items:
             if quick and item.segment.weight.init == "normal":
                 filling(item).copy_(_quickly_drawn(item, seed))
                 continue

@@ -320,6 +320,11 @@ def local_segments(
                 yield LocalSegment(placed.name, placed.segment, view, first - placed.first_row)
 
 
+def weight_segments(module_name: str, root: nn.Module) -> Iterator[LocalSegment]:
+    """Yield this rank's parts of every declared weight below `root`, as views to read or fill."""
+    return local_segments(declared_parameters(module_name, root), lambda weight: weight.detach())
+
+
 def filling(item: LocalSegment) -> Tensor | PackedRows:
     """Return the tensor, or the packed rows, to copy the values of a segment's rows into."""
     segment = item.segment

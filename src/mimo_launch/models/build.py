@@ -1,4 +1,4 @@
-"""Builds this rank's stages from the spec: layers and initial weights.
+"""Builds this rank's stages from the spec, and draws their weights unless sources fill them.
 
 Decides: which modules a rank holds, and in which dtypes.
 Relies on: `layout` and `comm`.
@@ -7,6 +7,7 @@ Leaves: wrapping them in FSDP2 to `fsdp`, running them to `runtime`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +23,6 @@ from mimo_launch.kinds.language import LOSS
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layers.dropout import name_dropouts
-from mimo_launch.layers.initial_weights import init_parameters
 from mimo_launch.layers.offload import offload_layers
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext, torch_type
 from mimo_launch.layers.parameter_segments import (
@@ -38,6 +38,7 @@ from mimo_launch.models.custom_stages import plain_values
 from mimo_launch.models.fsdp import shard
 from mimo_launch.models.language_input import TextForward
 from mimo_launch.models.stage_interface import ListForward, StageClass
+from mimo_launch.models.unfilled_weights import UnfilledWeights
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
@@ -46,14 +47,15 @@ from mimo_launch.spec.spec import Spec
 class RankModule:
     """One module on this rank: its layout, its context and its wrapped stages by index.
 
-    `before_dp_sum` watches this rank's gradients of each stage before they are summed over dp x cp,
-    `before_tp_sum` the gradients that are then summed over tp or between tied stages. `aux_loss`
-    adds up the balance losses of experts.
+    `unfilled` has the weights without values. `before_dp_sum` watches this rank's gradients of each
+    stage before they are summed over dp x cp, `before_tp_sum` the gradients that are then summed
+    over tp or between tied stages. `aux_loss` adds up the balance losses of experts.
     """
 
     layout: ModuleLayout
     context: ParallelContext
     stages: dict[int, nn.Module]
+    unfilled: UnfilledWeights
     before_dp_sum: dict[int, FiniteFlag]
     before_tp_sum: FiniteFlag
     maker: type[StageClass]
@@ -65,7 +67,11 @@ class RankModule:
         return self.layout.name
 
     def run(self, stage: int, hidden: Tensor | None, forward: ListForward | TextForward) -> Any:
-        """Return the result of one forward of a stage."""
+        """Return the result of one forward of a stage.
+
+        Raises: RuntimeError if weights have no values.
+        """
+        self.unfilled.check()
         network = self.stages[stage]
         return network(hidden, self.maker.inputs(network, forward))
 
@@ -98,12 +104,8 @@ class RankModule:
             self.before_dp_sum[stage].show_all([local_tensor(g) for g in own])
 
 
-def build_modules(
-    spec: Spec, layout: Layout, grids: GridSet, *, randomise: bool = False, quick: bool = False
-) -> dict[str, RankModule]:
-    """Return this rank's modules by name, initialised by (seed, name) and sharded.
-
-    `randomise` and `quick` are those of `init_parameters`.
+def build_modules(spec: Spec, layout: Layout, grids: GridSet) -> dict[str, RankModule]:
+    """Return this rank's modules by name, sharded and with unfilled weights.
 
     Ranks: collective over the dp x cp group of each module, in the order of the layout.
     """
@@ -127,24 +129,17 @@ def build_modules(
             network.to_empty(device=context.device)
             for path, values in constants.items():
                 network.get_buffer(path).copy_(values)
-            given = plain_values(spec, module.name, network)
-            init_parameters(
-                module.name,
-                network,
-                spec.train.seed,
-                randomise=randomise,
-                quick=quick,
-                given=given,
-            )
             stages[stage.index] = network
         if context.fp8 is not None:
             context.fp8.allocate()
         before_tp_sum = FiniteFlag(context.device)
         aux_loss = None if module.experts is None else AuxLoss(context.device, spec.batch.global_)
+        given = partial(plain_values, spec, module.name)
         modules[module.name] = RankModule(
             module,
             context,
             stages,
+            UnfilledWeights(module.name, stages, spec.train.seed, given),
             before_dp_sum,
             before_tp_sum,
             _maker(spec, module.name),

@@ -32,17 +32,18 @@ class Phase(IntEnum):
     BUILDING = 3
     LOOKING = 4
     LOADING = 5
-    READING = 6
-    AGREEING = 7
-    PROGRAM = 8
-    REDUCING = 9
-    UPDATING = 10
-    EVALUATING = 11
-    SAVING = 12
-    GATHERING = 13
-    MEASURING = 14
-    WRITING = 15
-    FINISHED = 16
+    DRAWING = 6
+    READING = 7
+    AGREEING = 8
+    PROGRAM = 9
+    REDUCING = 10
+    UPDATING = 11
+    EVALUATING = 12
+    SAVING = 13
+    GATHERING = 14
+    MEASURING = 15
+    WRITING = 16
+    FINISHED = 17
 
     @property
     def words(self) -> str:
@@ -57,6 +58,7 @@ _WORDS = {
     Phase.BUILDING: "building its modules",
     Phase.LOOKING: "looking for a checkpoint",
     Phase.LOADING: "loading a checkpoint",
+    Phase.DRAWING: "drawing initial weights",
     Phase.READING: "reading samples",
     Phase.AGREEING: "agreeing on the samples of the step",
     Phase.PROGRAM: "running its program",

@@ -38,12 +38,14 @@ class RankSession:
         device: torch.device | None = None,
         randomise: bool = False,
         quick: bool = False,
+        draw: bool = True,
         progress: Progress | None = None,
     ) -> None:
         """Compare plans, create groups, build modules.
 
-        `randomise` and `quick` are those of `init_parameters`; `progress` records what this rank
-        is doing.
+        `randomise` and `quick` are those of `init_parameters`. Without `draw`, weights have no
+        values until sources have filled some of them and `draw_rest` draws the others. `progress`
+        records what this rank is doing.
 
         Ranks: collective over the world. Raises: RuntimeError if ranks hold different plans.
         """
@@ -65,9 +67,10 @@ class RankSession:
         )
         warm(self.grids, self.mine.channels)
         self.progress.enter(Phase.BUILDING)
-        self.modules = build_modules(
-            spec, self.layout, self.grids, randomise=randomise, quick=quick
-        )
+        self.modules = build_modules(spec, self.layout, self.grids)
+        if draw:
+            for module in self.modules.values():
+                module.unfilled.draw(randomise=randomise, quick=quick)
         self.executor = Executor(
             spec,
             self.layout,
@@ -92,6 +95,12 @@ class RankSession:
     def declared(self, name: str) -> list[DeclaredParameter]:
         """Return the live parameters of one of this rank's modules with their segments."""
         return list(self.modules[name].declared())
+
+    def draw_rest(self) -> None:
+        """Draw the weights that no source has filled. Raises: CustomClassError."""
+        self.progress.enter(Phase.DRAWING)
+        for module in self.modules.values():
+            module.unfilled.draw()
 
     def step(self, inputs: StepInputs, flags: Sequence[int] = ()) -> PendingMetrics:
         """Run a step as the plan says, from its first forward to the update of the weights.
