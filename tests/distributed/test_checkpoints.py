@@ -165,17 +165,19 @@ def loading_phases(spec: Spec, folder: Path) -> list[Phase]:
             seen.append(phase)
             super().enter(phase, step)
 
-    with RankSession(Plan.of(spec), progress=Noting()) as session:
+    with RankSession(Plan.of(spec), draw=False, progress=Noting()) as session:
         seen.clear()
         start_run(session, folder, lambda event: None)
     return seen
 
 
 def test_a_rank_says_that_it_loads_only_where_there_is_something_to_load(tmp_path: Path) -> None:
-    made, looks = make_spec("one rank", 3), [Phase.LOOKING]
-    assert run_ranks(loading_phases, made, tmp_path, world_size=1) == [looks]
+    """Drawing comes last on all ranks: one that waits there is ahead of one that still loads."""
+    made, first, last = make_spec("one rank", 3), Phase.LOOKING, Phase.DRAWING
+    assert run_ranks(loading_phases, made, tmp_path, world_size=1) == [[first, last]]
     run(made, tmp_path)
-    assert run_ranks(loading_phases, made, tmp_path, world_size=1) == [[*looks, Phase.LOADING]]
+    seen = [first, Phase.LOADING, last]
+    assert run_ranks(loading_phases, made, tmp_path, world_size=1) == [seen] == [sorted(seen)]
 
 
 def numbers(events: list[Any]) -> dict[int, dict[str, float]]:

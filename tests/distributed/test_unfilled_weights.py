@@ -22,7 +22,6 @@ from mimo_launch.layers import initial_weights
 from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.rank_session import RankSession
@@ -173,22 +172,3 @@ def test_a_tensor_that_a_source_takes_for_read_and_does_not_fill_shows_at_once(
     for lose in (False, True):
         (loss,) = run_ranks(loss_of, asked, tmp_path / "run", lose, world_size=1)
         assert isnan(loss) == lose
-
-
-def phases(asked: Spec, folder: Path) -> list[Phase]:
-    seen: list[Phase] = []
-
-    class Noting(Progress):
-        def enter(self, phase: Phase, step: int | None = None) -> None:
-            seen.append(phase)
-
-    with RankSession(Plan.of(asked), draw=False, progress=Noting()) as session:
-        start_run(session, folder, lambda event: None)
-    return seen
-
-
-def test_a_rank_says_that_it_draws_after_it_has_loaded(tmp_path: Path) -> None:
-    """A rank that waits for one that still loads must be ahead of it."""
-    (found,) = run_ranks(phases, make_spec("one rank", 1), tmp_path, world_size=1)
-    assert found == sorted(found)
-    assert found[-1] == Phase.DRAWING
