@@ -104,8 +104,11 @@ def test_each_caption_is_the_sample_of_a_record_with_it_alone(
             [at_once] = found.describe_all("train", [sample])
             assert at_once == described
             twin += 1
-        with pytest.raises(IndexError):
-            found.text("train", sample_of(record, count))
+        for other in (sample_of(record, count), -1 - record):
+            with pytest.raises(IndexError):
+                found.text("train", other)
+            with pytest.raises(IndexError):
+                found.describe_all("train", [record, other])
     assert twin == apart.num_samples("train") == sum(COUNTS)
 
 
@@ -264,7 +267,7 @@ def test_a_caption_that_is_too_long_is_left_out_or_cut_alone(tmp_path: Path, too
     if too_long == "truncate":
         assert counts.tolist() == [3, 2, 2, 1]
         assert [found.length("train", n) for n in (4, 1, 5, 2)] == [40] * 4
-        assert "4 samples (train) with 8 captions, one of each in an epoch; 4 longer" in said
+        assert "4 samples (train) with 8 captions, one of each learnt in an epoch; 4 longer" in said
         return
     assert counts.tolist() == [2, 1, 1]
     shown = [_text_of(found, "train", n) for n in range(4)]
@@ -273,7 +276,7 @@ def test_a_caption_that_is_too_long_is_left_out_or_cut_alone(tmp_path: Path, too
     assert [each.removeprefix("x.jsonl ") for each in names] == [
         "line 1, caption 1 of 3", "line 3, caption 2 of 2", "line 4", "line 1, caption 3 of 3",
     ]  # fmt: skip
-    assert "3 samples (train) with 4 captions, one of each in an epoch; 4 longer" in said
+    assert "3 samples (train) with 4 captions, one of each learnt in an epoch; 4 longer" in said
     with pytest.raises(ValueError, match=r"x.jsonl line 1, caption 2 of 3 with \d+ tokens"):
         opened(made.replace(data=made.data.replace(too_long="error")))
 
@@ -320,8 +323,10 @@ def test_bad_lists_are_bad_samples_with_their_line(tmp_path: Path) -> None:
         ({"caption": ["a", " "]}, "text 2 of 2 in `caption` of its JSON is empty"),
         ({"caption": ["a", "b <image> c"]}, "text 2 of 2: it has 0 images and 1 marker for them"),
         ({"caption": ["a <image>", "b"], "image": [image, image]}, "text 1 of 2: it has 2 images"),
+        ({"caption": ["a", ""], "markers": False}, "text 2 of 2 in `caption` of its JSON is empty"),
         ({"caption": ["a", "x" * 200]}, "text 2 of 2: its text has 200 characters"),
-        ({"captions": {"raw": ["a"]}}, "its .json has no key `text` or `caption`"),
+        ({"captions": {"raw": ["a"]}}, "`captions` of its JSON is an object, not text"),
+        ({"sentences": ["a"]}, "its .json has no key `text` or `caption` or `captions`"),
     ]
     lines = [json.dumps(record) for record, _ in bad]
     (tmp_path / "x.jsonl").write_text("\n".join([*lines, '{"caption": ["good", "better"]}']))
@@ -335,8 +340,8 @@ def test_bad_lists_are_bad_samples_with_their_line(tmp_path: Path) -> None:
 
 
 def test_a_list_of_one_text_is_that_text(tmp_path: Path) -> None:
-    for name, text in (("one", ["a cat"]), ("bare", "a cat")):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"caption": text}))
+    for name, record in (("one", {"captions": ["a cat"]}), ("bare", {"captions": "a cat"})):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(record))
     one, bare = (
         opened(caption_spec(tmp_path, str(tmp_path / f"{name}.jsonl"))) for name in ("one", "bare")
     )

@@ -199,6 +199,27 @@ def test_a_connector_in_front_of_a_generator_gets_the_rows_of_its_targets(
     assert (adapter.position, adapter.reads) == (made.position, made.reads)
 
 
+def test_each_caption_of_a_list_asks_for_the_target_by_its_own_text(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    texts = ["A dog.", "A small dog beside two cats.", "A dog, <target> and the text after it."]
+    image = {"target.png": image_bytes(8, 12, 3)}
+    write_shard(tmp_path / "lists" / "a.tar", [("x", {**image, "json": {"captions": texts}})])
+    apart = [(f"x{n}", {**image, "json": {"caption": text}}) for n, text in enumerate(texts)]
+    write_shard(tmp_path / "apart" / "a.tar", apart)
+    found, wanted = (
+        opened(shard_spec(tmp_path / name, tokenizer, {"drawer": box(**FLOW)}, template="caption"))
+        for name in ("lists", "apart")
+    )
+    assert (found.num_samples("train"), wanted.num_samples("train")) == (1, 3)
+    for n in range(3):
+        assert found.describe("train", n).spans == wanted.describe("train", n).spans
+        for ours, theirs in zip(found.text("train", n), wanted.text("train", n), strict=True):
+            assert np.array_equal(ours, theirs)
+        (ours,), (theirs,) = (each.images("train", n, "drawer") for each in (found, wanted))
+        assert np.array_equal(ours, theirs)
+
+
 def codes_bytes(codes: Any) -> bytes:
     out = BytesIO()
     np.save(out, codes)

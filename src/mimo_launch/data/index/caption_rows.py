@@ -34,6 +34,13 @@ class CaptionRows:
         """Return each record as often as `times` says."""
         return CaptionRows(self.rows, *(each.repeat(times) for each in (self.firsts, self.counts)))
 
+    def row(self, sample: int) -> int:
+        """Return the row of a sample. Raises: IndexError."""
+        turn, record = divmod(sample, len(self.counts))
+        if not 0 <= turn < self.counts[record]:
+            raise IndexError(f"sample {sample} of {len(self.counts)} with captions")
+        return int(self.rows[self.firsts[record] + turn])
+
     def at(self, samples: Int64s) -> Int64s:
         """Return the rows of samples. Raises: IndexError."""
         turns, records = np.divmod(samples, len(self.counts))

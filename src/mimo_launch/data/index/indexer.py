@@ -141,10 +141,10 @@ class SampleIndexer:
         for suffix in self._measured(members, but=sizes):
             sizes[suffix] = self._size(suffix, partial(read, suffix))
         num_text = len(encoded.tokens)
-        placed = self.inputs.place(encoded.markers, num_text, members, sizes, media.videos)
-        is_row = self.inputs.rows_among(num_text, [(each.module, each.span) for each in placed])
-        loss_mask = loss_mask_among(encoded.loss_mask, is_row)
         with _naming_text(*place):
+            placed = self.inputs.place(encoded.markers, num_text, members, sizes, media.videos)
+            is_row = self.inputs.rows_among(num_text, [(each.module, each.span) for each in placed])
+            loss_mask = loss_mask_among(encoded.loss_mask, is_row)
             if not loss_mask.any() and not members["target"]:
                 raise BadSample("it has no token to learn from")
             columns = self.columns.read(

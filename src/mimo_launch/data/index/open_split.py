@@ -139,7 +139,10 @@ class OpenSplit:
         """Return the number of samples and of records left out, in one line."""
         words = [f"{self.num_samples:,} samples ({self.split})"]
         if self.captions is not None:
-            words[0] += f" with {self.captions.counts.sum():,} captions, one of each in an epoch"
+            how = (
+                "one of each learnt in an epoch" if self.split == "train" else "the first are used"
+            )
+            words[0] += f" with {self.captions.counts.sum():,} captions, {how}"
         if self.num_too_long:
             cut = "left out" if self._data.too_long == "drop" else "cut"
             words.append(f"{self.num_too_long:,} longer than {self._seq} tokens, {cut}")
@@ -319,7 +322,7 @@ class OpenSplit:
     def row(self, sample: int) -> int:
         """Return the place of a sample in the index. Raises: IndexError."""
         if self.captions is not None:
-            return int(self.captions.at(np.array([sample]))[0])
+            return self.captions.row(sample)
         if not 0 <= sample < self.num_samples:
             raise IndexError(f"sample {sample} of {self.num_samples} ({self.split})")
         return sample if self._rows is None else int(self._rows[sample])

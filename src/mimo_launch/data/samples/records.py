@@ -30,8 +30,8 @@ from mimo_launch.data.samples.record_keys import (
 from mimo_launch.spec.spec import CaptionTemplate, UserData
 
 TEXT_SUFFIXES = ("json", "txt")
-_CAPTION_LIST = "captions"
-_CAPTION_KEYS, _CHAT_KEYS = ("text", "caption"), ("messages", "conversations", "texts")
+_CAPTION_KEYS = ("text", "caption", "captions")
+_CHAT_KEYS = ("messages", "conversations", "texts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,7 @@ def _captions(
         where, suffix = "its .txt", "txt"
     else:
         record = _json_of(member)
-        lists = (_CAPTION_LIST,) * isinstance(record.get(_CAPTION_LIST), list)
-        key, text = _of_key(record, template.text, (*_CAPTION_KEYS, *lists))
+        key, text = _of_key(record, template.text, _CAPTION_KEYS)
         is_prose = _is_prose(record)
         ignored += ignored_keys(record, key, "markers", *whole_sample_keys(record))
         where = f"`{key}` of its JSON"
