@@ -1,6 +1,7 @@
 """Conversations as token ids: equal to those of transformers, and only answers are learnt."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,49 @@ GEMMA = (
 )
 
 
+GEMMA4 = GEMMA.replace("<start_of_image>", "<|image|>")
+TURNS = [
+    {
+        "role": "user",
+        "content": [{"type": "image"}, {"type": "text", "text": "What?"}, {"type": "image"}],
+    },
+    {"role": "assistant", "content": [{"type": "text", "text": "Two."}]},
+]
+
+
+def assert_as_its_processor(
+    folder: Path, template: str, named: tuple[str, dict[str, str]], processor_of: Any
+) -> None:
+    """Compare the tokens around the rows of two images in a text, and the places of these.
+
+    `named` are the class of the processor without `Processor`, and its special tokens;
+    `processor_of` makes it from a tokenizer.
+    """
+    name, extra = named
+    tokenizer_folder(folder, template, specials=tuple(extra.values()))
+    file = folder / "tokenizer_config.json"
+    more = {"extra_special_tokens": extra, "processor_class": f"{name}Processor"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
+    tokenizer = reference(folder)
+    soft = tokenizer.convert_tokens_to_ids(extra["image_token"])
+    found = made(folder, template="chat")
+    vision = found.modules["vision"].model_copy(update={"placeholder": soft})
+    found = found.model_copy(update={"modules": {**found.modules, "vision": vision}})
+    sample_encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
+    raw = json.dumps({"messages": TURNS}).encode()
+    (record,) = read_records(found.data, lambda suffix: raw if suffix == "json" else None)
+    encoded = sample_encoder.encode(record, {"image": 2})
+    processor = processor_of(tokenizer)
+    images = [Image.new("RGB", (9, 7))] * 2
+    text = processor.apply_chat_template(TURNS)
+    [want] = processor(text=[text], images=[images], add_special_tokens=False)["input_ids"]
+    rows = want.count(soft)
+    assert rows > 2
+    assert encoded.tokens.tolist() == [token for token in want if token != soft]
+    first, second = (i for i, token in enumerate(want) if token == soft and want[i - 1] != soft)
+    assert encoded.markers == ((first, "image"), (second - rows // 2, "image"))
+
+
 def test_text_around_the_rows_of_an_image_is_that_of_its_processor(tmp_path: Path) -> None:
     """As in a Gemma 3, whose template writes another token than the one that rows replace."""
     from transformers import Gemma3ImageProcessorPil, Gemma3Processor
@@ -263,38 +307,32 @@ def test_text_around_the_rows_of_an_image_is_that_of_its_processor(tmp_path: Pat
     extra = {
         "boi_token": "<start_of_image>", "image_token": "<soft>", "eoi_token": "<end_of_image>",
     }  # fmt: skip
-    folder = tokenizer_folder(tmp_path, GEMMA, specials=tuple(extra.values()))
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(settings | {"extra_special_tokens": extra, "processor_class": "Gemma3Processor"})
+    pixels = Gemma3ImageProcessorPil(size={"height": 8, "width": 8})
+    settings = {"chat_template": GEMMA, "image_seq_length": 3}
+    processor_of = partial(Gemma3Processor, pixels, **settings)
+    assert_as_its_processor(tmp_path, GEMMA, ("Gemma3", extra), processor_of)
+
+
+def test_rows_of_a_gemma_4_stand_between_two_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its template writes the token that rows replace."""
+    from transformers import Gemma4ImageProcessorPil, Gemma4Processor
+
+    # That of videos needs torchvision.
+    monkeypatch.setattr(Gemma4Processor, "check_argument_for_proper_class", lambda *_: None)
+    extra = {
+        "boi_token": "<|image>", "image_token": "<|image|>", "eoi_token": "<image|>",
+        "boa_token": "<|audio>", "audio_token": "<|audio|>", "eoa_token": "<audio|>",
+    }  # fmt: skip
+    pixels = Gemma4ImageProcessorPil(max_soft_tokens=70)
+    settings = {"video_processor": None, "chat_template": GEMMA4}
+    assert_as_its_processor(
+        tmp_path,
+        GEMMA4,
+        ("Gemma4", extra),
+        lambda tokenizer: Gemma4Processor(None, pixels, tokenizer, **settings),
     )
-    tokenizer = reference(folder)
-    soft = tokenizer.convert_tokens_to_ids("<soft>")
-    found = made(folder, template="chat")
-    vision = found.modules["vision"].model_copy(update={"placeholder": soft})
-    found = found.model_copy(update={"modules": {**found.modules, "vision": vision}})
-    words = [{"type": "text", "text": "What?"}]
-    chat = [
-        {"role": "user", "content": [{"type": "image"}, *words, {"type": "image"}]},
-        {"role": "assistant", "content": [{"type": "text", "text": "Two."}]},
-    ]
-    sample_encoder = SampleEncoder(found, found.data, ShardInputs(found, found.data))
-    raw = json.dumps({"messages": chat}).encode()
-    (record,) = read_records(found.data, lambda suffix: raw if suffix == "json" else None)
-    encoded = sample_encoder.encode(record, {"image": 2})
-    processor = Gemma3Processor(
-        Gemma3ImageProcessorPil(size={"height": 8, "width": 8}),
-        tokenizer,
-        chat_template=GEMMA,
-        image_seq_length=3,
-    )
-    images = [Image.new("RGB", (9, 7))] * 2
-    text = processor.apply_chat_template(chat)
-    [want] = processor(text=[text], images=[images], add_special_tokens=False)["input_ids"]
-    assert want.count(soft) == 6
-    assert encoded.tokens.tolist() == [token for token in want if token != soft]
-    first, second = (i for i, token in enumerate(want) if token == soft and want[i - 1] != soft)
-    assert encoded.markers == ((first, "image"), (second - 3, "image"))
 
 
 def test_several_tokens_for_an_image_are_refused_by_name(tmp_path: Path) -> None:
