@@ -47,6 +47,8 @@ def frequencies_of_whole_heads() -> None:
     correct = language_model.sequence_context
 
     def whole(batch: int, positions: Any, rotary: Any, *rest: Any, **options: Any) -> Any:
+        if rotary is None:
+            return correct(batch, positions, rotary, *rest, **options)
         size = rotary.size
         twice = replace(rotary, size=2 * size, axes=(0, 1, 2) * 2)
         made = correct(batch, positions, twice, *rest, **options)
