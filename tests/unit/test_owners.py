@@ -226,6 +226,31 @@ def test_the_load_of_a_replica_deals_out_one_island(monkeypatch):
     ]
 
 
+def test_no_replica_exchanges_the_only_sample_of_a_group(monkeypatch):
+    """Dealing out would return the even cut; a job of many ranks has no time for it."""
+    modules = {"vision": box(0, dp=8), "language": box(0, tp=4, dp=2)}
+    layouts = [
+        build_layout(spec(modules, mbs=4, microbatches=3, encoder_microbatches=at_once))
+        for at_once in (1, 3)
+    ]
+    data = step_of(skewed(24, 3))
+
+    def evenly(layout):
+        return tuple(
+            tuple(even_share(layout, layout["vision"], replica, group) for replica in range(4, 8))
+            for group in range(layout.num_groups(layout["vision"]))
+        )
+
+    one, several = (shared_out(each, data, each["vision"], 1) for each in layouts)
+    assert [one == evenly(layouts[0]), several == evenly(layouts[1])] == [True, False]
+    monkeypatch.setattr(step_views, "shared_out", None)
+    views = StepViews(layouts[0], data)
+    assert one == tuple(
+        tuple(views.encoder("vision", replica, group).samples for replica in range(4, 8))
+        for group in range(3)
+    )
+
+
 def test_samples_that_cannot_be_read_move_no_other():
     layout = build_layout(spec(FAN_IN, mbs=16))
     data = step_of(skewed(16, 3))

@@ -29,6 +29,7 @@ large and small images.
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heapreplace
+from itertools import chain
 from math import gcd, lcm
 from typing import TYPE_CHECKING
 
@@ -169,6 +170,15 @@ def even_shares(layout: Layout, module: ModuleLayout, group: int) -> "Int64s":
     return layout.samples.of_group(group, module.group_size).reshape(module.grid.size(Axis.DP), -1)
 
 
+def is_best_even(layout: Layout, module: ModuleLayout) -> bool:
+    """Return whether nothing is better than the even cut: replicas would only exchange samples.
+
+    That is so if they wait for each other in every group, and each has one sample of it.
+    """
+    replicas = module.grid.size(Axis.DP)
+    return module.in_phases and layout.samples.share(replicas, module.group_size) == 1
+
+
 def shared_out(
     layout: Layout, data: StepData, module: ModuleLayout, island: int
 ) -> tuple[Shares, ...]:
@@ -183,7 +193,7 @@ def shared_out(
     members = [sample for even in evens for part in even for sample in part]
     costs = dict(zip(members, data.rows(module.name, members), strict=True))
     # Groups with a large sample first: the others compensate for it.
-    largest = [max(costs[sample] for part in even for sample in part) for even in evens]
+    largest = [max(map(costs.__getitem__, chain.from_iterable(even))) for even in evens]
     loads, found = [0] * inside, dict[int, Shares]()
     for group in sorted(groups, key=lambda group: (-largest[group], group)):
         shares = _shared_out_group(evens[group], costs, loads, alone=module.in_phases)
@@ -203,7 +213,8 @@ def _shared_out_group(
     without rows stay where it puts them.
     """
     before = [0] * len(even) if alone else loads
-    if len(set(_added(before, even, costs))) == 1:
+    evenly = _added(before, even, costs)
+    if len(set(evenly)) == 1:
         return even  # Already perfect, for example if all samples are alike.
     line = [sample for part in even for sample in part]
     heavy = [sample for sample in line if costs[sample]]
@@ -219,16 +230,13 @@ def _shared_out_group(
     found: list[list[int]] = [[] for _ in even]
     for sample in line:
         found[taker[sample]].append(sample)
-    made = tuple(tuple(part) for part in found)
-
-    def largest_first(parts: Shares) -> list[int]:
-        return sorted(_added(before, parts, costs), reverse=True)
-
-    return even if largest_first(even) <= largest_first(made) else made
+    made = tuple(map(tuple, found))
+    is_better = sorted(_added(before, made, costs), reverse=True) < sorted(evenly, reverse=True)
+    return made if is_better else even
 
 
 def _added(loads: Sequence[int], parts: Shares, costs: Mapping[int, int]) -> list[int]:
     return [
-        load + sum(costs[sample] for sample in part)
+        load + sum(map(costs.__getitem__, part))
         for load, part in zip(loads, parts, strict=True)
     ]

@@ -42,13 +42,16 @@ class SampleMap:
         start = (replica * self.microbatches + microbatch) * size
         return range(start, start + size)
 
+    def share(self, num_replicas: int, group_size: int) -> int:
+        """Return how many samples of one group an encoder replica gets by the even cut."""
+        return self.replicas * group_size * self.microbatch_size // num_replicas
+
     def encoder(
         self, replica: int, num_replicas: int, group: int, group_size: int
     ) -> tuple[int, ...]:
         """Return the samples of one group that one encoder replica gets by the even cut."""
-        size = self.microbatch_size
+        size, share = self.microbatch_size, self.share(num_replicas, group_size)
         per_language, of_language = group_size * size, self.microbatches * size
-        share = self.replicas * per_language // num_replicas
         samples = []
         for position in range(replica * share, (replica + 1) * share):
             language, inside = divmod(position, per_language)

@@ -19,6 +19,7 @@ from mimo_launch.layout.balance import (
     Shares,
     even_share,
     even_shares,
+    is_best_even,
     replicas_that_share,
     shared_out,
 )
@@ -146,7 +147,7 @@ class StepViews:
 
     def _encoder_samples(self, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
         inside = replicas_that_share(self.layout, module)
-        if inside == 1:
+        if inside == 1 or is_best_even(self.layout, module):
             return even_share(self.layout, module, replica, group)
         island, place = divmod(replica, inside)
         how = self.layout.samples, module.group_size, module.in_phases

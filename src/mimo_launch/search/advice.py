@@ -36,8 +36,10 @@ FOR_SIMPLER = 0.15
 FOR_SIMPLER_THAT_FIT = 0.4
 # On fewer GPUs a step may take longer: by this share, if this share of the GPUs is saved.
 MOST_LOSS, LEAST_SAVED = 0.05, 0.2
-# Plans of more ranks or layers take longer, so fewer are made.
-_MOST_PLANS = ((16, 80), (1024, 160), (4096, 100))
+# Plans of more ranks or layers take longer, so fewer are made. Up to so many ranks, one process
+# makes them.
+_ALONE = 16
+_MOST_PLANS = ((_ALONE, 80), (1024, 160), (4096, 100))
 _PLANS_OF_MANY = 9
 _LAYERS_PER_PLAN = 200
 # Shares of the plans: for layouts next to the present one; kept from bounds of placements; and, of
@@ -77,7 +79,8 @@ class Changes:
             step=LEAST_SETTING,
             ways=tuple(_numerics(base.spec)),
             of_each_kind=True,
-            team=Team(judge, processes_here()),
+            # Other processes would work out anew what layouts of a small job have in common.
+            team=Team(judge, processes_here() if world > _ALONE else 1),
         )
         return cls(base, estimates, fits, search)
 
