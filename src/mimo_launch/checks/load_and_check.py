@@ -13,12 +13,13 @@ from pathlib import Path
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.epochs import counted
-from mimo_launch.checks.memory import memory_findings
+from mimo_launch.checks.memory import gpu_memory, memory_findings
 from mimo_launch.checks.packages import backends_are_here
 from mimo_launch.checks.slow_fp8 import fp8_findings
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, SpecSource
 from mimo_launch.diag.text import has_errors
 from mimo_launch.estimate.device_constants import Calibration, constants_for
+from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import Loaded, load_spec, load_text
 from mimo_launch.spec.overrides import in_order
@@ -29,15 +30,15 @@ from mimo_launch.spec.spec import Spec
 class Checked:
     """A spec that passed every check, warnings aside, or None; and the findings in file order.
 
-    `unfit` is a spec without errors except that it does not fit into the memory of GPUs. `plan` is
-    the plan of either, kept because its programs take time; None if memory was not asked for.
+    `unfit` is a spec without errors except that it does not fit into the memory of GPUs.
+    `estimator` has the estimates of either, kept because they take time; None without any.
     """
 
     spec: Spec | None
     diagnostics: tuple[Diagnostic, ...]
     source: SpecSource
     unfit: Spec | None = None
-    plan: Plan | None = None
+    estimator: Estimator | None = None
 
 
 def load_and_check(
@@ -107,15 +108,17 @@ def _checked(
     if spec is not None and not has_errors(found):
         spec, of_epochs = counted(spec)
         found += of_epochs
-    unfit, plan = None, None
+    unfit, estimator = None, None
     if spec is not None and not has_errors(found) and memory is not None:
         plan = Plan.of(spec)
-        of_memory = tuple(memory_findings(plan, memory))
-        unfit = spec if has_errors(of_memory) else None
-        found += of_memory
+        if gpu_memory(spec) is not None:
+            estimator = Estimator.of(plan, memory)
+            of_memory = tuple(memory_findings(estimator))
+            unfit = spec if has_errors(of_memory) else None
+            found += of_memory
         if not only_plans and not has_errors(found):  # `plan` advises the same change.
             found += tuple(fp8_findings(plan, memory))
     is_valid = spec is not None and not has_errors(found)
     return Checked(
-        spec if is_valid else None, in_order(found, loaded.source), loaded.source, unfit, plan
+        spec if is_valid else None, in_order(found, loaded.source), loaded.source, unfit, estimator
     )

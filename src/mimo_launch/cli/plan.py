@@ -23,8 +23,7 @@ from mimo_launch.cli.shared.options import (
 
 if TYPE_CHECKING:
     from mimo_launch.drawing.rows import RankReport, Report
-    from mimo_launch.estimate.device_constants import Calibration
-    from mimo_launch.plan.plan import Plan
+    from mimo_launch.estimate.estimates import Estimator
 
 HELP = """
 \b
@@ -135,14 +134,16 @@ class PlanCommand:
         spec, fits = checked.spec or checked.unfit, checked.spec is not None
         if spec is None:
             raise typer.Exit(2)
-        job = checked.plan or Plan.of(spec)
+        estimator = checked.estimator
+        if estimator is None or self.worst:
+            plan = Plan.of(spec) if estimator is None else estimator.plan
+            estimator = Estimator.of(plan, constants, worst=self.worst)
         try:
-            report = self._report(job, constants, tokens, fits=fits)
+            report = self._report(estimator, tokens, fits=fits)
         except DeadlockError as error:
             show_deadlock(error, self.file, console)
             raise typer.Exit(2) from None
-        estimator = Estimator.of(job, constants, worst=self.worst)
-        write_drawings(job, report, console, wanted, estimator)
+        write_drawings(estimator, report, console, wanted)
         is_written = write_change(self.file, self.overrides or (), report, console, wanted)
         if self.as_json:
             console.answer_in_parts(json_parts(report))
@@ -158,25 +159,19 @@ class PlanCommand:
             raise typer.Exit(2)
 
     def _report(
-        self, job: "Plan", constants: "Calibration | None", tokens: int | None, *, fits: bool
+        self, estimator: "Estimator", tokens: int | None, *, fits: bool
     ) -> "Report | RankReport":
         """Return the report of all ranks, or of one. Raises: typer.BadParameter; DeadlockError."""
-        from mimo_launch.drawing.plan_report import build_rank_report, build_report
+        from mimo_launch.drawing.plan_report import rank_report_of, report_of
 
         # The tables of --full do not show changes.
         is_page = self.html is not None
         shows_changes = self.as_json or is_page or not self.full or self.apply is not None
         if self.rank is None:
-            return build_report(
-                job,
-                constants,
-                worst=self.worst,
-                tokens=tokens,
-                advice=self.advice and (shows_changes or not fits),
-                fits=fits,
-            )
+            seeks = self.advice and (shows_changes or not fits)
+            return report_of(estimator, tokens=tokens, advice=seeks, fits=fits)
         try:
-            return build_rank_report(job, self.rank, constants, worst=self.worst)
+            return rank_report_of(estimator, self.rank)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--rank") from None
 

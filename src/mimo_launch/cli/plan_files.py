@@ -103,11 +103,7 @@ def check_targets(spec_file: Path, wanted: Drawings, *, seeks: bool) -> None:
 
 
 def write_drawings(
-    plan: Plan,
-    report: Report | RankReport,
-    console: Console,
-    wanted: Drawings,
-    estimator: Estimator,
+    estimator: Estimator, report: Report | RankReport, console: Console, wanted: Drawings
 ) -> None:
     """Write the requested files, and say where.
 
@@ -115,6 +111,7 @@ def write_drawings(
     """
     if wanted.svg is None and wanted.trace is None and wanted.page is None:
         return
+    plan = estimator.plan
     simulation = None if wanted.model_units else estimator.simulation_of_all
     if wanted.svg is not None or wanted.trace is not None:
         _write_step(plan, simulation, report, console, wanted)

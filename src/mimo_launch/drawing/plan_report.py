@@ -51,14 +51,25 @@ def build_report(
 ) -> Report:
     """Return the report of all ranks; without a calibration, estimates are for the spec's device.
 
-    With `worst`, samples are the largest that the data can give. With `advice`, the answer proposes
-    changes, which takes as long as making several plans: for a job that does not fit, changes that
-    make it fit. `tokens` is the number of tokens in the whole training.
+    With `worst`, samples are the largest that the data can give. Else: as `report_of`.
+    """
+    estimator = Estimator.of(plan, calibration, worst=worst)
+    return report_of(estimator, tokens=tokens, advice=advice, fits=fits)
+
+
+def report_of(
+    estimator: Estimator, *, tokens: int | None = None, advice: bool = False, fits: bool = True
+) -> Report:
+    """Return the report of all ranks of a plan with these estimates.
+
+    With `advice`, the answer proposes changes, which takes as long as making several plans: for a
+    job that does not fit, changes that make it fit. `tokens` is the number of tokens in the whole
+    training.
 
     Raises: DeadlockError if the simulator finds that the programs do not end.
     """
+    plan = estimator.plan
     spec, layout, simulation = plan.spec, plan.layout, plan.simulation
-    estimator = Estimator.of(plan, calibration, worst=worst)
     estimates = estimator.estimates()
     work = estimator.typical.model.step
     step = work.data
@@ -123,14 +134,19 @@ def _loss_rows(layout: Layout, step: StepData) -> tuple[LossRow, ...]:
 def build_rank_report(
     plan: Plan, rank: int, calibration: Calibration | None = None, *, worst: bool = False
 ) -> RankReport:
-    """Return the report of one rank; with `worst`, for the largest samples of the data.
+    """Return the report of one rank; `calibration` and `worst` as in `build_report`."""
+    return rank_report_of(Estimator.of(plan, calibration, worst=worst), rank)
+
+
+def rank_report_of(estimator: Estimator, rank: int) -> RankReport:
+    """Return the report of one rank of a plan with these estimates.
 
     Raises:
         DeadlockError: The simulator finds that the programs do not end.
         ValueError: The job has no such rank.
     """
+    plan = estimator.plan
     spec, layout, mine = plan.spec, plan.layout, plan.rank(rank)
-    estimator = Estimator.of(plan, calibration, worst=worst)
     views = estimator.typical.model.step.views
     step = views.data
     per_node = spec.nodes.gpus if spec.nodes else None

@@ -237,6 +237,5 @@ def _shared_out_group(
 
 def _added(loads: Sequence[int], parts: Shares, costs: Mapping[int, int]) -> list[int]:
     return [
-        load + sum(map(costs.__getitem__, part))
-        for load, part in zip(loads, parts, strict=True)
+        load + sum(map(costs.__getitem__, part)) for load, part in zip(loads, parts, strict=True)
     ]

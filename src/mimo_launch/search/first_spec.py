@@ -83,7 +83,7 @@ def choose(data: Mapping[str, Any], num_ranks: int) -> Point:
         else:
             too_large, large = point, spec
     if too_large is not None:
-        last = next(memory_findings(Plan.of(large), constants_for(large.nodes)))
+        last = next(memory_findings(Estimator.of(Plan.of(large))))
     elif illegal is not None:
         last = next(each for each in check(illegal) if each.is_error and not each.is_absence)
     else:
