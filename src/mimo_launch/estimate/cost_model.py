@@ -29,6 +29,7 @@ from mimo_launch.estimate.step_work import Forwards, StepWork
 from mimo_launch.estimate.workload import (
     backward_by_kind,
     backward_path,
+    flops_of_layers,
     forward_by_kind,
     gathered_patches,
 )
@@ -298,7 +299,8 @@ class CostModel:
 
     def _times(self, module: ModuleLayout, stage: Stage, work: Workload) -> StageTimes:
         """Return the seconds of one forward and its backward."""
-        backward = backward_by_kind(self.spec, self.layout, module, stage, work)
+        path = backward_path(self.spec, self.layout, module, stage)
+        behind = flops_of_layers(self.spec, module, path.layers, work)
         overhead = self.constants.action_overhead * MICRO
         travel = self._travel(module, stage, work)
         between = self._layers(module, stage, work) + travel
@@ -309,7 +311,7 @@ class CostModel:
         ahead = kernels.forward() + between
         back, again = kernels.backward(), 0.0
         found = between, travel
-        if any(flops.linear for flops in backward.values()):
+        if any(flops.linear for flops in behind.values()):
             again, repeated = kernels.repeated(), self._between_again(module, stage, work)
             back += again + between + repeated[0]
             found = 2 * between + repeated[0], 2 * travel + repeated[1]

@@ -9,7 +9,7 @@ Leaves: bytes to `memory`, seconds to `cost_model`, and measured seconds to `tra
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import add
@@ -198,7 +198,7 @@ def backward_by_kind(
     written, path = spec.modules[module.name], backward_path(spec, layout, module, stage)
     kind = kind_of(written.model)
     ends = ends_of(spec, stage.module, is_first=stage.is_first, is_last=stage.is_last)
-    around, middle = kind.end_flops(ends, work), replace(ends, is_first=False, is_last=False)
+    around = kind.end_flops(ends, work)
     found: dict[LayerKind, Flops] = defaultdict(Flops)
     found[LayerKind.BLOCK] = Flops(
         head=path.after * (1 + written.body_trains) * around.head,
@@ -206,11 +206,22 @@ def backward_by_kind(
         projector=(1 + written.projector_trains) * around.projector,
         attention=2 * path.after * around.attention,
     )
-    for each, flops in kind.forward_flops(path.layers, middle, work).items():
+    through = trained = flops_of_layers(spec, module, path.layers, work)
+    if path.trained != path.layers:
+        trained = flops_of_layers(spec, module, path.trained, work)
+    for each, flops in through.items():
         found[each] += Flops(linear=flops.linear, attention=2 * flops.attention)
-    for each, flops in kind.forward_flops(path.trained, middle, work).items():
+    for each, flops in trained.items():
         found[each] += Flops(linear=flops.linear)
     return found
+
+
+def flops_of_layers(
+    spec: Spec, module: ModuleLayout, numbers: tuple[int, ...], work: Workload
+) -> Mapping[LayerKind, Flops]:
+    """Return the operations of one forward of some layers of a module, without its ends."""
+    middle = ends_of(spec, module.name, is_first=False, is_last=False)
+    return kind_of(spec.modules[module.name].model).forward_flops(numbers, middle, work)
 
 
 def backward_flops(

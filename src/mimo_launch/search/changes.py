@@ -184,6 +184,9 @@ def changed(spec: Spec, kind: str, settings: Settings) -> Change | None:
     In a grid, keys that `settings` do not name stay as they are.
     """
     data = dump_spec(spec)
+    # Models stay as they are. One that is the same object is neither read nor compared again.
+    for name, module in spec.modules.items():
+        data["modules"][name]["model"] = module.model
     different: dict[str, Any] = {}
     for path, value in settings.items():
         place, last = setting_at(data, path)
