@@ -1,6 +1,6 @@
 """What a plan knows of shards, against the steps that a run over them takes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import ready_shards
 from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.data.fact_source import Source
+from mimo_launch.data.index.indexer import SampleIndexer
+from mimo_launch.data.index.open_index import open_index
+from mimo_launch.data.index.open_split import OpenSplit
 from mimo_launch.drawing.answer_text import facts_of, losses_of
 from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.drawing.rows import Report
@@ -32,7 +35,7 @@ from mimo_launch.plan.plan import Plan
 from mimo_launch.search import advice, answer
 from mimo_launch.search.answer import LostTime, what_fits
 from mimo_launch.search.packing_change import packed
-from mimo_launch.spec.spec import Grid, Spec
+from mimo_launch.spec.spec import Grid, Spec, UserData
 
 VIT = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}
 Samples = Iterator[tuple[str, dict[str, Any]]]
@@ -95,6 +98,34 @@ def data_set(kind: str, folder: Path) -> Spec:
     language = box(4, dp=2, model={"vocab": 400})
     made = spec({**modules, "language": language}, seq=128, data=data, **layout)
     return with_steps(made, 40)  # More than an epoch, but for packs.
+
+
+@pytest.mark.parametrize("seq", [28, 40, 64])
+@pytest.mark.parametrize("samples", [sound_and_videos, mostly_text])
+def test_the_lengths_of_all_samples_are_those_of_each(
+    samples: Callable[[], Samples], seq: int, tmp_path: Path
+) -> None:
+    """Few samples are looked at one by one, since an index may have millions."""
+    write_shard(tmp_path / "0.tar", samples())
+    modules = {"vision": box(0, model=VIT), "language": box(1, model={"vocab": 400})}
+    template = "caption"
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    if samples is sound_and_videos:
+        template = "chat"
+        tokenizer = tokenizer_folder(tmp_path / "tokenizer", TEMPLATE, specials=("<|video_pad|>",))
+        video = {"temporal_patch": 2, "video": {"time": "patches"}}
+        hearing = {"kind": "audio", "mels": 80, "frames": 200}
+        modules["vision"] = box(0, model={**VIT, **video}, placeholder=380)
+        modules["sound"] = box(0, model=hearing)
+    data = shard_data(tmp_path, tokenizer, template=template, too_long="truncate", max_rows=64)
+    made = spec(modules, seq=seq, data=data)
+    assert isinstance(made.data, UserData)
+    indexer = SampleIndexer(made, made.data)
+    index = open_index(indexer, "train", lambda progress: None)
+    split = OpenSplit(made, made.data, indexer.inputs, "train", index)
+    each = [split.end(split.row(sample)) for sample in range(split.num_samples)]
+    assert split.lengths.tolist() == each
+    assert 0 < split.num_too_long < len(each)
 
 
 @pytest.mark.parametrize("kind", ["photographs and chats", "sound and videos", "mostly text"])

@@ -187,10 +187,20 @@ class OpenSplit:
         """Number of tokens of every row of the index, rows of media included, after any cut."""
         lengths = self.index.columns["tokens"]
         if self.num_too_long and self._data.too_long != "drop":
-            lengths = lengths.copy()
-            for row in np.flatnonzero(lengths > self._seq).tolist():
+            lengths = np.minimum(lengths, self._seq, dtype=lengths.dtype)
+            for row in self._perhaps_split.tolist():
                 lengths[row] = self.end(row)
         return lengths
+
+    @property
+    def _perhaps_split(self) -> npt.NDArray[np.int64]:
+        """The rows of samples that are cut, and have an image or a clip that ends after `seq`."""
+        columns, gaps = self.index.columns, np.array(self._fields.gaps, dtype=np.int64)
+        widths = columns["span_width"] + gaps[columns["span_module"]]
+        sizes = np.maximum(columns["span_height"] * widths, columns["span_reads"])
+        late = np.flatnonzero(columns["span_position"] + sizes > self._seq)
+        rows = np.unique(np.searchsorted(columns["span_end"], late, side="right"))
+        return rows[columns["tokens"][rows] > self._seq]
 
     def rows_of(self, module: str) -> npt.NDArray[np.int64]:
         """Return the rows that a module makes of each row of the index, without its cut part."""
