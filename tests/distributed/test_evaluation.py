@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.random_draws import Split
+from mimo_launch.data.record_facts import RecordFacts, facts_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
@@ -110,9 +110,9 @@ class FiveHeldOut:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
 
-    def describe_all(self, split: Split, indices: Sequence[int]) -> list[SampleData]:
+    def facts(self, split: Split, ids: Any) -> RecordFacts:
         """Return what this data set says of each, not the one inside of it."""
-        return [self.describe(split, index) for index in indices]
+        return facts_of([self.describe(split, index) for index in ids.tolist()])
 
     def num_samples(self, split: Split) -> int:
         """Return five, of any split."""
@@ -243,10 +243,6 @@ class WithAnswers:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
-
-    def describe_all(self, split: Split, indices: Sequence[int]) -> list[SampleData]:
-        """Return what this data set says of each, not the one inside of it."""
-        return [self.describe(split, index) for index in indices]
 
     def answer(self, split: Split, index: int) -> tuple[int, ...]:
         """Return the last three labels."""

@@ -38,8 +38,9 @@ def read_epoch(made: Spec) -> tuple[Given, int]:
     ):
         while seen < total:
             inputs = reader.read("train", order.take(place), step)
-            numbers = [number for sample in inputs.numbers for number in sample]
-            most = max(most, *map(len, inputs.numbers))
+            data = inputs.data
+            numbers = range(data.num_records)
+            most = max(most, *(len(sample.records) for sample in data.samples))
             # The last step of an epoch takes the first records of the next one as well.
             for number in numbers[: total - seen]:
                 key = dataset.name("train", inputs.record(number).id)

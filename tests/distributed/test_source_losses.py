@@ -14,9 +14,9 @@ from tests.support.specs import box, spec
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.record_order import Sample
 from mimo_launch.data.order.sample_order import global_order, records_of
+from mimo_launch.data.step_of_records import StepOfRecords
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layout.layout import world_size
-from mimo_launch.layout.step_data import StepData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import RunState
 from mimo_launch.spec.spec import Spec
@@ -57,9 +57,9 @@ def sources_spec(folder: Path, language: dict[str, Any], *, packing: bool) -> Sp
 def losses(made: Spec, plant: bool) -> tuple[dict[str, float], dict[str, float], float, float]:
     """Return the losses by source, the loss of each source alone, the whole, and by its parts."""
     if plant:  # Each loss is divided by all labels.
-        right = StepData.labels_by_source.func  # type: ignore[attr-defined]
+        right = StepOfRecords.labels_by_source.func  # type: ignore[attr-defined]
         wrong = lambda data: dict.fromkeys(right(data), data.num_labels)  # noqa: E731
-        StepData.labels_by_source = property(wrong)  # type: ignore[assignment]
+        StepOfRecords.labels_by_source = property(wrong)  # type: ignore[assignment]
     dataset: Any = build_dataset(made)
     ids = global_order(made, dataset).take(0)
     with (

@@ -9,7 +9,7 @@ from mimo_launch.data.dataset import Dataset
 # What is answered as it is: nothing of a sample is read.
 PLAIN = {
     "answer_ends", "scores", "judges", "num_samples", "describe", "length", "sources", "captions",
-    "heldout_sets", "fetch", "describe_all",
+    "heldout_sets", "fetch", "facts", "lengths",
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from tests.support.specs import behind_vision
 
-from mimo_launch.layout.step_data import StepData
+from mimo_launch.data.step_of_records import StepOfRecords
 from mimo_launch.models import language_input
 from mimo_launch.optimizer import step_end
 from mimo_launch.spec.spec import Spec
@@ -56,8 +56,8 @@ def moved_behind_the_cut() -> None:
 
 def divided_by_all_labels() -> None:
     """A depth is divided by the labels of the model, of which it has fewer."""
-    correct = StepData.num_terms
-    StepData.num_terms = lambda self, module, depth=0: correct(self, module)  # type: ignore[method-assign]
+    correct = StepOfRecords.num_terms
+    StepOfRecords.num_terms = lambda self, module, depth=0: correct(self, module)  # type: ignore[method-assign]
 
 
 def embeddings_apart() -> None:

@@ -19,6 +19,7 @@ from tests.support.caption_lists import (
     write_tars,
 )
 from tests.unit.test_expected_steps import assert_is_true, walk, with_steps
+from tests.unit.test_record_facts import assert_same
 from tests.unit.test_shard_samples import opened, with_vocab
 from tests.unit.test_sources import bad_of, everything_of, files_spec
 
@@ -32,6 +33,7 @@ from mimo_launch.data.order.sample_order import (
     GlobalOrder,
     global_order,
 )
+from mimo_launch.data.record_facts import facts_of
 from mimo_launch.data.run_length import with_steps as of_epochs
 from mimo_launch.data.sample_statistics import read_statistics, statistics_text
 from mimo_launch.data.shard_samples import ShardSamples
@@ -101,8 +103,7 @@ def test_each_caption_is_the_sample_of_a_record_with_it_alone(
             assert (described.id, told.id) == (sample, twin)
             assert described.spans == told.spans
             assert found.length("train", sample) == described.num_tokens == told.num_tokens
-            [at_once] = found.describe_all("train", [sample])
-            assert at_once == described
+            assert_same(found.facts("train", np.array([sample])), facts_of([described]))
             twin += 1
         for other in (sample_of(record, count), -1 - record):
             with pytest.raises(IndexError):

@@ -10,6 +10,7 @@ import soundfile
 from tests.support.shards import clip_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box
 from tests.unit.test_clips_of_qwen2_audio import conversation
+from tests.unit.test_record_facts import assert_one_by_one
 from tests.unit.test_shard_samples import opened, shard_spec
 from transformers import AutoTokenizer, WhisperFeatureExtractor
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import (
@@ -54,6 +55,7 @@ def test_features_and_rows_are_those_of_the_processor(name: str, tmp_path: Path)
     modules = {"sound": box(model=model, placeholder=placeholder)}
     data = opened(shard_spec(tmp_path, modules, tokenizer=str(folder), template="chat", seq=4096))
     assert [each["why"] for each in data.splits["train"].index.bad()] == []
+    assert_one_by_one(data)
     for number, sound in enumerate(sounds):
         (span,) = data.describe("train", number).spans["sound"]
         (clip,) = map(np.asarray, data.images("train", number, "sound"))

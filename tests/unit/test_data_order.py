@@ -127,15 +127,15 @@ def test_the_file_of_images_is_reproducible(tmp_path):
     assert (read_labels == labels).all()
 
 
-def test_a_step_describes_each_record_once_in_the_order_of_the_data_set():
-    """Data sets read and draw records in blocks: a shuffled step would make blocks again."""
-    asked: list[int] = []
-
-    class Listed(Dataset):
-        def describe(self, split, index):
-            asked.append(index)
-            return SampleData(index, 2, 1)
-
-    data = make_step_data(Listed(), "train", [7, (9, 1), 7, 3], 0)
-    assert asked == [1, 3, 7, 9]
-    assert [[r.id for r in s.records] for s in data.samples] == [[7], [9, 1], [7], [3]]
+def test_a_step_draws_each_block_of_records_once(monkeypatch: pytest.MonkeyPatch):
+    """Also if it has records of more blocks than are kept, in any order."""
+    made: list[int] = []
+    draw = Draws._make_block
+    monkeypatch.setattr(Draws, "_make_block", lambda *of: made.append(of[1]) or draw(*of))
+    table = Draws(split_key(0, "train", Purpose.DIGITS), 6)
+    ids = np.random.default_rng(0).permutation(600)[np.arange(1800) % 600] * 1024 + 3
+    found = table.rows(ids)
+    assert sorted(made) == list(range(600))
+    assert [found[place].tolist() for place in (0, 900)] == [
+        table.row(ids[place].item()) for place in (0, 900)
+    ]

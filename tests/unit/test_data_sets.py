@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mimo_launch.data import sample_sizes, synthetic
+from mimo_launch.data import sample_sizes, synthetic_draws
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.digit_images import image_split, load_digits
@@ -353,7 +353,7 @@ def test_images_of_one_size_are_looked_up_in_the_graph_once(monkeypatch):
         asked.append(name)
         return temporal_patches(spec, name, number, size_of)
 
-    monkeypatch.setattr(synthetic, "temporal_patches", counted)
+    monkeypatch.setattr(synthetic_draws, "temporal_patches", counted)
     dataset = build_dataset(make_spec(SYNTHETIC | {"image": [4, 4]}))
     described = [dataset.describe("train", index) for index in range(50)]
     assert sum(bool(sample.spans) for sample in described) > 10

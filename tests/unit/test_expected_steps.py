@@ -10,8 +10,8 @@ from tests.support.specs import box, layout_specs, spec
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.fact_source import Source
-from mimo_launch.data.order.known_order import KnownOrder
 from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
+from mimo_launch.data.run_records import DrawnRecords
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
@@ -116,7 +116,7 @@ def test_sizes_alone_deal_out_samples_and_find_the_heaviest_steps(
     made = with_steps(spec(TWO_ENCODERS, microbatches=4, mbs=4, seq=128, data=digits))
     (run, *_), found = walk(made), expected_steps(made)
     step, views = found.sampled[0], StepViews(found.layout, found.sampled[0])
-    monkeypatch.setattr(KnownOrder, "sample", lambda *_: pytest.fail("it is described"))
+    monkeypatch.setattr(DrawnRecords, "describe", lambda *_: pytest.fail("it is described"))
     assert found.heaviest
     of_run = StepViews(found.layout, run).encoder("vision", 1, 0).samples
     assert views.encoder("vision", 1, 0).samples == of_run

@@ -11,6 +11,7 @@ from PIL import Image
 from tests.support.graphs import connector, flow
 from tests.support.shards import image_bytes, shard_data, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
+from tests.unit.test_record_facts import assert_one_by_one
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.index.open_split import NotTrainable
@@ -102,6 +103,7 @@ def test_a_generator_gets_target_images_and_the_rows_of_the_text_before_each(
     write_shard(tmp_path / "a.tar", [("x", members)])
     modules = {"vision": box(model=VIT), "drawer": box(**FLOW)}
     found = opened(shard_spec(tmp_path, tokenizer, modules, target_reads=5))
+    assert_one_by_one(found)
     plan = found.describe("train", 0)
     assert [(s.height, s.width) for s in plan.spans["vision"]] == [(2, 2)]
     dog, cat = plan.spans["drawer"]
@@ -259,6 +261,7 @@ def test_a_target_whose_rows_are_cut_off_is_not_made(tmp_path: Path, tokenizer: 
     write_shard(tmp_path / "a.tar", [("x", members)])
     modules = {"drawer": box(**FLOW)}
     cut = opened(shard_spec(tmp_path, tokenizer, modules, seq=48, too_long="truncate"))
+    assert_one_by_one(cut)
     assert len(cut.describe("train", 0).spans["drawer"]) == 1
     assert len(cut.images("train", 0, "drawer")) == 1
 

@@ -21,6 +21,7 @@ from tests.support.sounding_videos import (
 )
 from tests.support.specs import box, spec
 from tests.support.videos import encoded, frames, with_sound, zipped
+from tests.unit.test_record_facts import assert_one_by_one
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
@@ -134,7 +135,7 @@ def test_statistics_of_videos_with_sound_are_read_as_they_were(tmp_path: Path) -
     found, number = read_statistics(asked, tmp_path / "stats.json")
     assert number == 4
     assert [each.spans for each in found] == [data.describe("train", n).spans for n in range(4)]
-    assert data.describe_all("train", range(4)) == [data.describe("train", n) for n in range(4)]
+    assert_one_by_one(data)
 
 
 def test_a_tokenizer_must_name_the_tokens_around_sound(tmp_path: Path) -> None:

@@ -838,24 +838,6 @@ def test_copies_of_row_groups_follow_the_file(
         assert len(copies) == -(-n // 2)
 
 
-def test_many_samples_are_described_as_each_of_them(tmp_path: Path) -> None:
-    """Also those that are cut, in any order, of several sources."""
-    made = files_spec(
-        tmp_path, *(str(write(tmp_path, chats(24))) for write in (as_lines, as_tar)),
-        too_long="truncate",
-    )  # fmt: skip
-    for seq in (512, 60):
-        found = opened(made.replace(batch=made.batch.replace(seq=seq)))
-        samples = np.random.default_rng(0).permutation(48)[:40].tolist()
-        each = [found.describe("train", n) for n in samples]
-        assert found.describe_all("train", samples) == each
-        assert {len(one.spans) for one in each} == {0, 1}
-        for beyond in (-1, 48):
-            with pytest.raises(IndexError, match=r"sample -?\d+ of 48"):
-                found.describe_all("train", [*samples, beyond])
-    assert found.describe_all("train", []) == []
-
-
 def test_a_row_group_of_many_rows_is_work_for_several_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from tests.support.shards import image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box
 from tests.support.videos import frames, zipped
+from tests.unit.test_record_facts import assert_one_by_one
 from tests.unit.test_shard_samples import opened, shard_spec
 from transformers import AutoTokenizer
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -127,6 +128,7 @@ def test_pixels_and_tokens_are_those_of_the_processor(
     given = {"tokenizer": str(folder), "processors": {"eye": str(folder)}}
     data = opened(shard_spec(tmp_path, modules, template="chat", seq=1024, **given))
     assert [each["why"] for each in data.splits["train"].index.bad()] == []
+    assert_one_by_one(data)
     for number, sizes in enumerate(SEEN):
         found = data.describe("train", number)
         spans = found.spans.get("eye", ())

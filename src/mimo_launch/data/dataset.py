@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.random_draws import Split
+from mimo_launch.data.record_facts import Int64s, RecordFacts, facts_of
 from mimo_launch.layout.step_data import SampleData
 
 Tokens = npt.NDArray[np.int64]
@@ -67,6 +68,12 @@ class BadSample(Exception):
     A data set raises it for a sample that it finds damaged, and wraps the errors of its decoders
     in it. `describe` never raises it: it reads only the index, which is the same on all ranks.
     """
+
+
+def check_ids(ids: Int64s, number: int, split: Split) -> None:
+    """Raise IndexError if an id is not one of so many samples."""
+    if len(outside := ids[(ids < 0) | (ids >= number)]):
+        raise IndexError(f"sample {outside[0]} of {number} ({split})")
 
 
 class Dataset(Protocol):
@@ -130,13 +137,17 @@ class Dataset(Protocol):
         """Return the lengths and positions of a sample, cheaply and without reading pixels."""
         ...
 
-    def describe_all(self, split: Split, indices: Sequence[int]) -> list[SampleData]:
-        """Return `describe` of many samples."""
-        return [self.describe(split, index) for index in indices]
+    def facts(self, split: Split, ids: Int64s) -> RecordFacts:
+        """Return what `describe` says of many samples, as columns."""
+        return facts_of([self.describe(split, index) for index in ids.tolist()])
 
     def length(self, split: Split, index: int) -> int:
-        """Return the number of tokens of a sample (`num_tokens` of `describe`), for packing."""
+        """Return the number of tokens of a sample, `num_tokens` of `describe`."""
         ...
+
+    def lengths(self, split: Split, ids: Int64s) -> Int64s:
+        """Return the number of tokens of many samples, for packing."""
+        return self.facts(split, ids).tokens
 
     def num_cut(self, split: Split, index: int) -> int:
         """Return the number of tokens that are left out at the end of a sample."""

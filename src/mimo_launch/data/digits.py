@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Dataset, Media
+from mimo_launch.data.dataset import Dataset, Media, check_ids
 from mimo_launch.data.digit_images import (
     PIXEL_DEVIATION,
     PIXEL_MEAN,
@@ -26,7 +26,17 @@ from mimo_launch.data.digit_images import (
     load_digits,
     nearest_digits,
 )
-from mimo_launch.data.random_draws import Draws, Purpose, Split, pick, split_key, threshold
+from mimo_launch.data.random_draws import (
+    Draws,
+    Purpose,
+    Split,
+    below,
+    is_below,
+    pick,
+    split_key,
+    threshold,
+)
+from mimo_launch.data.record_facts import RecordFacts, facts_of
 from mimo_launch.data.sample_sizes import longest_sample, size_of_digit
 from mimo_launch.data.shared_images import ImageSize, makers, spans_to_make, upstream_spans
 from mimo_launch.kinds.registry import kind_of
@@ -74,6 +84,12 @@ class _Shape:
         """Return the number of labels after the first `tokens` tokens."""
         return max(0, self.num_labels - max(0, tokens - self.ask))
 
+    def sample(self, index: int, depths: int) -> SampleData:
+        """Return a sample of this shape."""
+        # Labels after the first n tokens, of which the last one is ASK.
+        ahead = tuple(self.labels_after(n) for n in range(1, depths + 1))
+        return SampleData(index, self.num_tokens, self.num_labels, self.spans, labels_ahead=ahead)
+
 
 class DigitStrips(Dataset):
     """The `digits` data set; see `dataset.Dataset` for what the methods return."""
@@ -117,6 +133,10 @@ class DigitStrips(Dataset):
         counts = range(data.min_digits, data.max_digits + 1)
         self._shapes = {(n, text): self._shape(n, text) for n in counts for text in (False, True)}
         self._drawn_shapes = {n: self._drawn_shape(n) for n in counts}
+        # Strips that are shown, by their digits; strips that are spelled; strips to draw.
+        shapes = [self._shapes[n, text] for text in (False, True) for n in counts]
+        shapes += self._drawn_shapes.values()
+        self._facts = facts_of([each.sample(0, self._depths) for each in shapes])
         # Without an encoder no strip can be read, so every sample spells its digits.
         self._text_limit = threshold(data.text_only if spec.encoders else 1.0)
         splits: tuple[Split, Split] = ("train", "heldout")
@@ -146,15 +166,18 @@ class DigitStrips(Dataset):
 
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and positions of a sample, without its pixels."""
-        _, shape = self._look_up(split, index)
-        return SampleData(
-            index,
-            shape.num_tokens,
-            shape.num_labels,
-            shape.spans,
-            # Labels after the first n tokens, of which the last one is ASK.
-            labels_ahead=tuple(shape.labels_after(n) for n in range(1, self._depths + 1)),
-        )
+        return self._look_up(split, index)[1].sample(index, self._depths)
+
+    def facts(self, split: Split, ids: npt.NDArray[np.int64]) -> RecordFacts:
+        """Return what `describe` says of many samples, as columns."""
+        check_ids(ids, self.num_samples(split), split)
+        words, tasks = self._draws[split].rows(ids), self._data.tasks
+        number = len(self._drawn_shapes)
+        count = below(words[:, 1], number)
+        place = count + number * is_below(words[:, 0], self._text_limit)
+        is_drawn = np.array([task == "draw" for task in tasks])
+        task = below(words[:, -1], len(tasks)) if len(tasks) > 1 else np.zeros_like(count)
+        return self._facts.take(np.where(is_drawn[task], 2 * number + count, place))
 
     def length(self, split: Split, index: int) -> int:
         """Return the number of tokens of a sample."""

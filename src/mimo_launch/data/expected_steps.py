@@ -86,10 +86,10 @@ class ExpectedSteps:
     def heaviest(self) -> tuple[StepData, ...]:
         """For every module, the known step with the most rows or tokens of a replica at once.
 
-        See `heaviest_steps`. A step of very many generated samples stands for itself.
+        See `heaviest_steps`. A step alone is the heaviest.
         """
         order = self.order
-        if order is None or not order.has_sizes:
+        if order is None or order.num_steps == 1:
             return self.sampled
         from mimo_launch.data.heaviest_steps import heaviest_steps
 

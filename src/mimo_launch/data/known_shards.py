@@ -7,7 +7,6 @@ Leaves: making an index to `train` and `data`, the steps of a run to `expected_s
 """
 
 from collections import defaultdict
-from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from mimo_launch.data.index.indexer import SampleIndexer, read_part
 from mimo_launch.data.index.open_index import find_index
 from mimo_launch.data.index.open_split import OpenSplit
 from mimo_launch.data.order.captions import first_epoch
-from mimo_launch.data.run_records import MOST, Int64s, Records, records_like
+from mimo_launch.data.record_facts import Int64s, RecordFacts
+from mimo_launch.data.run_records import MOST, Records, records_like
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.template_program import TemplateRefused
 from mimo_launch.data.sources.file_formats import open_file, split_files
@@ -60,15 +60,14 @@ class IndexRecords(Records):
         self.in_all = self.number = split.num_samples
         self.basis = f"the run's own steps, from the index of {self.number:,} samples"
         self.sources, self.captions = split.sources, split.num_captions
-        self._rows_of = cache(split.rows_of)
 
     def tokens(self, ids: Int64s) -> Int64s:
         """Return the number of tokens of each of these records."""
         return self._split.lengths[self._split.rows_at(ids)].astype(np.int64)
 
-    def rows(self, module: str, ids: Int64s) -> Int64s:
-        """Return the number of rows that a module makes of each of these records."""
-        return self._rows_of(module)[self._split.rows_at(ids)]
+    def facts(self, ids: Int64s) -> RecordFacts:
+        """Return facts about these records."""
+        return self._split.facts(ids)
 
     def describe(self, index: int) -> SampleData:
         """Return a record as a run describes it."""

@@ -11,6 +11,7 @@ mixing it with images to `models.noise`.
 
 from enum import IntEnum
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -79,9 +80,15 @@ def pick(word: int, bound: int) -> int:
     return ((word >> 32) * bound) >> 32
 
 
-def below(words: Words, bound: int) -> npt.NDArray[np.int64]:
+def below(words: Words, bound: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Map random words of any shape as `pick` maps one."""
-    return (((words >> _U32) * np.uint64(bound)) >> _U32).astype(np.int64)
+    return (((words >> _U32) * np.asarray(bound, dtype=np.uint64)) >> _U32).astype(np.int64)
+
+
+def is_below(words: Words, limit: int) -> npt.NDArray[np.bool_]:
+    """Return which random words are below a `threshold`, whose last 32 bits are 0."""
+    found: npt.NDArray[np.bool_] = words >> _U32 < np.uint64(limit >> 32)
+    return found
 
 
 def threshold(probability: float) -> int:
@@ -112,6 +119,17 @@ class Draws:
         words_per_row = self._counters_per_row * _WORDS_PER_COUNTER
         words = np.random.Philox(key=self._key, counter=counter).random_raw(_BLOCK * words_per_row)
         return np.asarray(words, dtype=np.uint64).reshape(_BLOCK, words_per_row)[:, : self._width]
+
+    def rows(self, ids: npt.NDArray[np.int64]) -> Words:
+        """Return the words of many samples, [samples, width]."""
+        found = np.empty((len(ids), self._width), dtype=np.uint64)
+        # Block by block: a step with the samples of many blocks would make them again.
+        order = np.argsort(ids, kind="stable")
+        blocks, rows = np.divmod(ids[order], _BLOCK)
+        starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
+        for start, end in pairwise([*starts, len(ids)]):
+            found[order[start:end]] = self._block(int(blocks[start]))[rows[start:end]]
+        return found
 
     def row(self, index: int) -> list[int]:
         """Return the `width` words of one sample."""

@@ -5,17 +5,13 @@ Relies on: a data set that describes generated records, or the columns of an ind
 Leaves: the order and the packing of records to `expected_steps`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from mimo_launch.data.dataset import Dataset, SourceSamples
 from mimo_launch.data.fact_source import Source
+from mimo_launch.data.record_facts import Int64s, RecordFacts, facts_of
 from mimo_launch.layout.step_data import SampleData
-
-Int64s = npt.NDArray[np.int64]
 
 # Records of a run that a plan looks at: as they are, packed (some 1.5 microseconds each), and
 # generated (some 30 microseconds each).
@@ -44,8 +40,8 @@ class Records(Protocol):
     def tokens(self, ids: Int64s) -> Int64s:
         """Return the number of tokens of each of these records."""
 
-    def rows(self, module: str, ids: Int64s) -> Int64s:
-        """Return the number of rows that a module makes of each of these records."""
+    def facts(self, ids: Int64s) -> RecordFacts:
+        """Return facts about these records."""
 
     def describe(self, index: int) -> SampleData:
         """Return a record as a run describes it."""
@@ -62,57 +58,49 @@ class DrawnRecords(Records):
         self.in_all = dataset.num_samples("train")
         self.number = min(MOST, self.in_all)
         self._dataset = dataset
-        self._known: dict[int, SampleData] = {}
 
     def tokens(self, ids: Int64s) -> Int64s:
         """Return the number of tokens of each of these records."""
-        return self._numbers(ids, lambda record: record.num_tokens)
+        return self._dataset.lengths("train", ids)
 
-    def rows(self, module: str, ids: Int64s) -> Int64s:
-        """Return the number of rows that a module makes of each of these records."""
-        return self._numbers(ids, lambda record: record.rows(module))
+    def facts(self, ids: Int64s) -> RecordFacts:
+        """Return facts about these records."""
+        return self._dataset.facts("train", ids)
 
     def describe(self, index: int) -> SampleData:
         """Return a record as a run describes it."""
-        if index not in self._known:
-            self._known[index] = self._dataset.describe("train", index)
-        return self._known[index]
-
-    def _numbers(self, ids: Int64s, of: Callable[[SampleData], int]) -> Int64s:
-        return np.array([of(self.describe(index)) for index in ids.tolist()], dtype=np.int64)
+        return self._dataset.describe("train", index)
 
 
-class ColumnRecords(Records):
-    """Records whose sizes are columns; if an epoch has more records, they repeat in turn."""
+class GivenRecords(Records):
+    """Records like the given ones; if an epoch has more, they repeat in turn."""
+
+    most = MOST
 
     def __init__(
         self,
         source: Source,
         basis: str,
+        given: Sequence[SampleData],
         in_all: int,
-        tokens: Int64s,
-        rows_of: Callable[[str], Int64s],
-        describe: Callable[[int], SampleData],
-        sources: tuple[SourceSamples, ...] = (),
+        sources: tuple[SourceSamples, ...],
     ) -> None:
-        """Take the columns: `tokens`, and `rows_of` a module; `in_all` records are an epoch."""
-        self.sources = sources
-        self.source, self.basis, self.in_all, self.most = source, basis, in_all, MOST
-        # Those of an index are in order as they are; others need not all be ordered.
-        self.number = in_all if len(tokens) == in_all else min(MOST, in_all)
-        self._tokens, self._rows_of, self._describe = tokens, rows_of, describe
+        self.source, self.basis, self.in_all, self.sources = source, basis, in_all, sources
+        # Records that repeat need not all be ordered.
+        self.number = in_all if len(given) == in_all else min(MOST, in_all)
+        self._given, self._facts = given, facts_of(given)
 
     def tokens(self, ids: Int64s) -> Int64s:
         """Return the number of tokens of each of these records."""
-        return self._tokens[ids % len(self._tokens)]
+        return self._facts.tokens[ids % len(self._given)]
 
-    def rows(self, module: str, ids: Int64s) -> Int64s:
-        """Return the number of rows that a module makes of each of these records."""
-        return self._rows_of(module)[ids % len(self._tokens)]
+    def facts(self, ids: Int64s) -> RecordFacts:
+        """Return facts about these records."""
+        return self._facts.take(ids % len(self._given))
 
     def describe(self, index: int) -> SampleData:
         """Return a record as a run describes it."""
-        return self._describe(index % len(self._tokens))
+        return self._given[index % len(self._given)]
 
 
 def records_like(
@@ -126,16 +114,4 @@ def records_like(
 
     `sources` says which of the given ones are of which source, for a mixture.
     """
-
-    def column(of: Callable[[SampleData], int]) -> Int64s:
-        return np.array([of(record) for record in given], dtype=np.int64)
-
-    return ColumnRecords(
-        source,
-        basis,
-        number,
-        column(lambda record: record.num_tokens),
-        lambda module: column(lambda record: record.rows(module)),
-        given.__getitem__,
-        sources,
-    )
+    return GivenRecords(source, basis, given, number, sources)

@@ -26,6 +26,7 @@ from mimo_launch.data.index.indexer import SampleIndexer
 from mimo_launch.data.index.open_index import Say, open_index
 from mimo_launch.data.index.open_split import NotTrainable, OpenSplit
 from mimo_launch.data.random_draws import Split
+from mimo_launch.data.record_facts import Int64s, RecordFacts
 from mimo_launch.data.samples.decode_media import Marker, marker_of
 from mimo_launch.data.samples.key_values import key_values
 from mimo_launch.data.samples.text_tokens import loss_mask_among
@@ -33,8 +34,6 @@ from mimo_launch.data.samples.token_columns import at_labels
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.spec import Spec, UserData
-
-Int64s = npt.NDArray[np.int64]
 
 
 class ShardSamples(Dataset):
@@ -125,9 +124,14 @@ class ShardSamples(Dataset):
         """Return the lengths and positions of a sample, from the index alone."""
         return self.splits[split].describe(index)
 
-    def describe_all(self, split: Split, indices: Sequence[int]) -> list[SampleData]:
-        """Return `describe` of many samples, with each column read once."""
-        return self.splits[split].describe_all(indices)
+    def facts(self, split: Split, ids: Int64s) -> RecordFacts:
+        """Return what `describe` says of many samples, from the columns of the index."""
+        return self.splits[split].facts(ids)
+
+    def lengths(self, split: Split, ids: Int64s) -> Int64s:
+        """Return the number of tokens of many samples."""
+        found = self.splits[split]
+        return found.lengths[found.rows_at(ids)].astype(np.int64)
 
     def fetch(self, split: Split, texts: Iterable[int], media: Iterable[int]) -> None:
         """Fetch samples from elsewhere: only the text of `texts`, all of `media`."""

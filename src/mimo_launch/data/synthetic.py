@@ -2,21 +2,21 @@
 
 Decides: what a synthetic sample looks like. Lengths, image sizes (unless the spec sets one), places
 and orders all vary, so that a layout that confuses two of them computes a different loss.
-Relies on: `random_draws` for words that depend only on (seed, split, index).
+Relies on: `synthetic_draws` for lengths, sizes and places; `random_draws` for words that depend on
+(seed, split, index) only.
 Leaves: a learnable task to `digits`.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Dataset, Media, TokenColumn
+from mimo_launch.data.dataset import Dataset, Media, TokenColumn, check_ids
 from mimo_launch.data.order.packing import count_labels
 from mimo_launch.data.random_draws import (
-    Draws,
     Purpose,
     Split,
     below,
@@ -24,35 +24,18 @@ from mimo_launch.data.random_draws import (
     order_of,
     pick,
     split_key,
-    threshold,
 )
-from mimo_launch.data.sample_sizes import largest_image, longest_sample, sizes_drawn, sizes_in_tiles
+from mimo_launch.data.record_facts import RecordFacts, facts_of
+from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.data.samples.token_columns import at_labels
-from mimo_launch.data.shared_images import (
-    ImageSize,
-    makers,
-    shown_together,
-    spans_to_make,
-    temporal_patches,
-    upstream_of,
-)
-from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.data.synthetic_draws import SyntheticDraws
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD, placeholder_id, vocab_size
-from mimo_launch.layout.step_data import ImageSpan, SampleData, input_shape, is_array_of
+from mimo_launch.layout.step_data import SampleData, input_shape, is_array_of
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec, SyntheticData
 
 HELDOUT_SAMPLES = 1 << 20
-# A generator reads at most this many rows of language for an image; a text has two tokens.
-MAX_READS = 2
-# The spans of the temporal patches of one image, by module, not placed yet.
-_Patches = tuple[dict[str, ImageSpan], ...]
-# Images of so many different sizes are kept ready.
-_MAX_SIZES = 1 << 14
-# Random words per image: presence, height, width, turn and place; with videos, one more for the
-# number of temporal patches.
-_WORDS_PER_IMAGE = 5
 # The stream of random words for columns: after those of modules and documents.
 _COLUMNS = 1 << 10
 
@@ -71,45 +54,16 @@ class SyntheticSamples(Dataset):
         if longest_sample(spec) > spec.batch.seq:
             raise ValueError(f"images and text take {longest_sample(spec)} > seq {spec.batch.seq}")
         self._spec, self._data, self._seq = spec, data, spec.batch.seq
-        self._sizes: dict[str, tuple[tuple[ImageSize, ImageSize], ...]] = {}
-        self._tiled: dict[str, list[ImageSize]] = {}
-        self._kinds = _kinds_with_input(spec)
-        for name in self._kinds:
-            self._sizes[name] = sizes_drawn(spec, name)
-            self._tiled[name] = sizes_in_tiles(spec, name)
+        self._draws = SyntheticDraws(spec, data)
+        self._kinds = self._draws.kinds
         read = spec.sources_of(LANGUAGE)
         self._placeholders = {name: placeholder_id(spec, name) for name in read}
         self._depths = kind_of(spec.language.model).depths
         self._num_text_tokens = vocab_size(spec) - len(read)
         if self._num_text_tokens < 1:
             raise ValueError("the vocabulary has no token beside the placeholders")
-        self._text_limit = threshold(data.text_only)
-        # One slot per image that a sample may have: all modules for the first image, then for the
-        # next. Of the modules that see the same image, the first decides its presence, size and
-        # turn.
-        self._slots = [(name, i) for i in range(data.max_images) for name in read]
-        # The modules that may decide the size of an image that language reads.
-        self._sizing = {
-            name: sorted(({name} | upstream_of(spec, name)) & self._kinds.keys()) for name in read
-        }
-        self._patches = lru_cache(maxsize=_MAX_SIZES)(self._make_patches)
-        self._extra_limit = max(self._text_limit, threshold(0.5))
-        # Then one slot for each image to make.
-        self._made = [(name, i) for i in range(data.max_images) for name in makers(spec)]
-        # A connector that uses the rows it reads as its tokens needs two: one sees only itself.
-        self._least_reads = {name: 1 + _joins_rows(spec, name) for name in spec.generators}
-        self._per_image = _WORDS_PER_IMAGE + (data.max_temporal_patches > 1)
-        first = shown_together(spec)
-        # For each slot, the first of its random words.
-        self._words_at = [
-            self._slots.index((first[name], image)) * self._per_image for name, image in self._slots
-        ]
-        width = 1 + self._per_image * (len(self._slots) + len(self._made))
-        seed = spec.train.seed
         splits: tuple[Split, Split] = ("train", "heldout")
-        self._draws = {
-            split: Draws(split_key(seed, split, Purpose.SYNTHETIC_PLAN), width) for split in splits
-        }
+        seed = spec.train.seed
         self._content = {
             split: split_key(seed, split, Purpose.SYNTHETIC_CONTENT) for split in splits
         }
@@ -129,56 +83,30 @@ class SyntheticSamples(Dataset):
         counts = count_labels(labels, self.documents(split, index), self._depths)
         return replace(drawn, labels_ahead=counts)
 
+    def facts(self, split: Split, ids: npt.NDArray[np.int64]) -> RecordFacts:
+        """Return what `describe` says of many samples, as columns."""
+        check_ids(ids, self.num_samples(split), split)
+        found = self._draws.facts(split, ids)
+        counts = (
+            self._spec.language.loss is not None and self._spec.language.loss.counts is not None
+        )
+
+        @cache
+        def described() -> RecordFacts:
+            return facts_of([self.describe(split, index) for index in ids.tolist()])
+
+        # These depend on tokens, which are drawn sample by sample.
+        return replace(
+            found,
+            ahead=(lambda: described().ahead()) if self._depths else found.ahead,
+            counted=(lambda: described().terms.astype(np.float64)) if counts else None,
+        )
+
     def _drawn(self, split: Split, index: int) -> SampleData:
-        """Return the same, except for the fields that depend on tokens."""
+        """Return a sample, except for the fields that depend on tokens."""
         if not 0 <= index < self.num_samples(split):
             raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
-        length, *words = self._draws[split].row(index)
-        turns: list[tuple[int, str, _Patches]] = []
-        places: list[int] = []
-        has_image: set[str] = set()
-        for number, (name, image) in enumerate(self._slots):
-            first = self._words_at[number]
-            present, tall, wide, turn, _, *shots = words[first : first + self._per_image]
-            # A sample with a first image has each one beyond `min_images` half of the time.
-            limit = self._extra_limit if image else self._text_limit
-            chosen = present >= limit or 0 < image < self._data.min_images
-            if chosen and (image == 0 or name in has_image):
-                has_image.add(name)
-                sizes = tuple(
-                    (each, self._size(each, tall=tall, wide=wide)) for each in self._sizing[name]
-                )
-                several = 1 + pick(shots[0], self._data.max_temporal_patches) if shots else 1
-                turns.append((turn, name, self._patches(name, several, sizes)))
-                places.append(words[number * self._per_image + _WORDS_PER_IMAGE - 1])
-        rows = sum(each[name].rows for _, name, patches in turns for each in patches)
-        least = self._data.min_text
-        num_text = least + pick(length, self._data.most_text(self._seq - rows) - least + 1)
-        # An image precedes one of the text tokens 0 to num_text - 2: the last two text tokens stay
-        # adjacent, so every sample has a label, and every image has one after it.
-        befores = sorted(pick(place, num_text - 1) for place in places)
-        spans: dict[str, tuple[ImageSpan, ...]] = {}
-        rows_so_far = 0
-        in_turn = sorted(turns, key=lambda each: each[:2])
-        for before, (_, name, patches) in zip(befores, in_turn, strict=True):
-            for of_image in patches:
-                for module, span in of_image.items():
-                    placed = replace(span, position=before + rows_so_far)
-                    spans[module] = (*spans.get(module, ()), placed)
-                rows_so_far += of_image[name].rows
-        for number, (name, image) in enumerate(self._made, len(self._slots)):
-            at = number * self._per_image
-            present, tall, wide, reads, place, *_ = words[at : at + self._per_image]
-            if present >= (self._extra_limit if image else self._text_limit):
-                size, least = self._size(name, tall=tall, wide=wide), self._least_reads[name]
-                read = least + pick(reads, MAX_READS + 1 - least)
-                position = pick(place, num_text + rows - read + 1)
-                made = ImageSpan(position, size.height, size.width, reads=read)
-                for module, span in spans_to_make(self._spec, name, made):
-                    spans[module] = (*spans.get(module, ()), span)
-        # Every place except the first separates two text tokens.
-        pairs = num_text - 1 - len(set(befores) - {0})
-        return SampleData(index, num_text + rows, max(1, pairs * 3 // 5), spans)
+        return self._draws.sample(split, index)
 
     def length(self, split: Split, index: int) -> int:
         """Return the number of tokens of a sample."""
@@ -273,52 +201,3 @@ class SyntheticSamples(Dataset):
     def words(self, tokens: Sequence[int]) -> str:
         """Return the token ids as text."""
         return " ".join(map(str, tokens))
-
-    def _make_patches(
-        self, name: str, number: int, sizes: tuple[tuple[str, ImageSize], ...]
-    ) -> _Patches:
-        """Return the spans of an image for a module that language reads and modules upstream."""
-        return tuple(temporal_patches(self._spec, name, number, dict(sizes).__getitem__))
-
-    def _size(self, encoder: str, *, tall: int, wide: int) -> ImageSize:
-        """Return height and width in rows, drawn within the limits of the data unless fixed."""
-        if tiled := self._tiled[encoder]:
-            return tiled[pick(tall, len(tiled))]
-        heights = self._sizes[encoder]
-        narrowest, widest = heights[pick(tall, len(heights))]
-        width = narrowest.width + pick(wide, widest.width - narrowest.width + 1)
-        return ImageSize(narrowest.height, width, self._loose(encoder, width, tall))
-
-    def _loose(self, encoder: str, width: int, word: int) -> int:
-        """Return the number of loose tokens of a clip, after the tokens of its rows."""
-        clips = self._kinds[encoder].clips
-        if clips is None or not clips.drops_silence:
-            return 0
-        tokens = clips.tokens_of(min(clips.frames, self._data.max_frames))
-        return pick(word, 1 + min(clips.stack - 1, tokens - width * clips.stack))
-
-
-def _kinds_with_input(spec: Spec) -> dict[str, ModelKind]:
-    """Return the kinds of modules that have an input of their own from a sample, or make one.
-
-    Raises: ValueError if a module reads nothing, or no image or clip has the patches of a row.
-    """
-    found = {}
-    for name, module in (spec.encoders | spec.generators).items():
-        kind = kind_of(module.model)
-        if kind.input is None:
-            if spec.sources_of(name):
-                continue
-            raise ValueError(f"{name}: {module.model.kind} cannot read synthetic data")
-        if largest_image(spec, name).rows == 0:
-            patches = kind.tokens.per_row
-            raise ValueError(f"{name}: no image or clip holds the {patches} patches of a row")
-        found[name] = kind
-    return found
-
-
-def _joins_rows(spec: Spec, name: str) -> bool:
-    """Return whether a connector without its own tokens is between language and a module."""
-    sources = [each for each in spec.sources_of(name) if each != LANGUAGE]
-    joins = (not kind_of(spec.modules[each].model).reading.beside for each in sources)
-    return any(joins) or any(_joins_rows(spec, each) for each in sources)

@@ -8,7 +8,7 @@ Leaves: bytes to `memory`, seconds to `cost_model`, and measured seconds to `tra
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -21,7 +21,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.replica_views import EncoderView
-from mimo_launch.layout.row_owners import shards_of_cp_rank
+from mimo_launch.layout.row_owners import held_patches, local_extra_tokens, shards_of_cp_rank
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import SampleData, StepData
@@ -45,7 +45,7 @@ def workload(views: StepViews, module: ModuleLayout, replica: int, forward: int)
         records = chain.from_iterable(sample.records for sample in samples)
         blocks = Counter(each.num_tokens - each.num_labels for each in records)
     return Workload(
-        spans=Counter(chain.from_iterable(language_spans(sample, seq) for sample in samples)),
+        spans=Counter(chain.from_iterable(sample.span_lengths(seq) for sample in samples)),
         held=_tokens_of(module, len(samples) * seq),
         rows=0,
         forwards=forwards,
@@ -66,7 +66,12 @@ def _tokens_of(language: ModuleLayout, tokens: int) -> int:
 
 
 def _tokens_of_view(view: EncoderView) -> int:
-    return len(view.held(0)) + view.extra_tokens * shards_of_cp_rank(view.module)
+    return len(view.held(0)) + _extra_tokens(view.module, sum(view.extras))
+
+
+def _extra_tokens(module: ModuleLayout, extras: int) -> int:
+    """Return the extra tokens that a cp rank holds, padding included."""
+    return local_extra_tokens(module, extras) * shards_of_cp_rank(module)
 
 
 def samples_of(views: StepViews, replica: int, microbatch: int) -> list[SampleData]:
@@ -76,15 +81,33 @@ def samples_of(views: StepViews, replica: int, microbatch: int) -> list[SampleDa
 
 def encoder_workload(view: EncoderView, forwards: int) -> Workload:
     """Return the work of an encoder forward on the images of a view."""
-    module = view.module
-    extra_tokens = view.extra_tokens * shards_of_cp_rank(module)
+    return _work_of_views(view.module, [(view, 1)], forwards)
+
+
+def _work_of_views(
+    module: ModuleLayout, views: Iterable[tuple[EncoderView, int]], forwards: int
+) -> Workload:
+    """Return the work of an encoder forward on the images of views, each so many times."""
+    spans, windows = Counter[int](), Counter[int]()
+    units = extras = rows = 0
+    reads = [0] * len(module.reads)
+    for view, times in views:
+        for length in map(add, view.lengths, view.extras):
+            spans[length] += times
+        for length in () if module.window_side is None else map(add, *view.windows):
+            windows[length] += times
+        units += times * view.num_units
+        extras += times * sum(view.extras)
+        rows += times * view.num_rows
+        reads = [sum_ + times * more for sum_, more in zip(reads, view.rows_read, strict=True)]
+    extra_tokens = _extra_tokens(module, extras)
     return Workload(
-        spans=Counter(map(add, view.lengths, view.extras)),
-        windows=Counter(() if module.window_side is None else map(add, *view.windows)),
-        held=_tokens_of_view(view),
+        spans=spans,
+        windows=windows,
+        held=len(held_patches(module, units, 0)) + extra_tokens,
         extra_tokens=extra_tokens,
-        rows=view.num_rows,
-        reads=view.rows_read,
+        rows=rows,
+        reads=tuple(reads),
         forwards=forwards,
     )
 
@@ -94,14 +117,6 @@ def gathered_patches(module: ModuleLayout, stage: Stage, work: Workload) -> int:
     if module.tiles is None or not stage.is_last:
         return 0
     return (work.held - work.extra_tokens) * module.grid.size(Axis.CP)
-
-
-def language_spans(sample: SampleData, seq: int) -> tuple[int, ...]:
-    """Return the lengths of a sequence's attention spans: records, the last with padding."""
-    if sample.parts is None:
-        return (max(sample.num_tokens, seq),)
-    *others, last = (record.num_tokens for record in sample.records)
-    return (*others, max(last, seq - sum(others)))
 
 
 def rows_sent(views: StepViews, bridge: Bridge, replica: int, transfer: int) -> int:
@@ -246,18 +261,26 @@ def step_flops(spec: Spec, layout: Layout, data: StepData) -> dict[str, float]:
     for module in layout.modules:
         # Treat the whole step as one forward: the FLOPs of its samples add up.
         if module.is_language:
-            spans = Counter(n for s in data.samples for n in language_spans(s, layout.seq))
             held = len(data.samples) * layout.seq
-            work = Workload(spans=spans, held=held, rows=0, forwards=1)
+            work = Workload(spans=data.span_lengths(layout.seq), held=held, rows=0, forwards=1)
         else:
-            view = EncoderView(module, data, 0, tuple(range(len(data.samples))))
-            work = encoder_workload(view, forwards=1)
+            work = _work_of_all(module, data)
         total = 0.0
         for stage in module.stages:
             forward = forward_flops(spec, stage, work)
             total += forward.total + backward_flops(spec, layout, module, stage, work).total
         flops[module.name] = total
     return flops
+
+
+def _work_of_all(module: ModuleLayout, data: StepData) -> Workload:
+    """Return the work of an encoder on all samples of a step; equal images are counted once."""
+    alike = data.alike(module.name, module.reads)
+    only = StepData(data.step, [sample for sample, _ in alike])
+    views = (
+        (EncoderView(module, only, 0, (place,)), times) for place, (_, times) in enumerate(alike)
+    )
+    return _work_of_views(module, views, forwards=1)
 
 
 def peak_tflops(

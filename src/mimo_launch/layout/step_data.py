@@ -8,6 +8,8 @@ A *row* is one embedding vector after the projector; a sample has one placeholde
 of an encoder, in the same order.
 """
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -183,6 +185,11 @@ class SampleData:
         """Return the number of rows that `encoder` makes of this sample, 0 without an image."""
         return sum(span.rows for span in self.spans.get(encoder, ()))
 
+    def span_lengths(self, seq: int) -> tuple[int, ...]:
+        """Return the lengths of its spans of attention: records, the last one with padding."""
+        *others, last = (record.num_tokens for record in self.records or (NO_TOKENS,))
+        return (*others, max(last, seq - sum(others)))
+
 
 def packed(records: Sequence[SampleData]) -> SampleData:
     """Return a sample made of records, one after another; padding if there are no records."""
@@ -193,6 +200,9 @@ def packed(records: Sequence[SampleData]) -> SampleData:
         parts.append(replace(record, first=first))
         first += record.num_tokens
     return _joined(parts)
+
+
+NO_TOKENS = SampleData(NO_RECORD, 0, 0)
 
 
 def without_records(sample: SampleData, bad: Collection[int]) -> SampleData:
@@ -256,9 +266,41 @@ class StepData:
         return np.array(self.rows(module, range(len(self.indexed))), dtype=np.int64)
 
     @cached_property
+    def record_ends(self) -> Sequence[int]:
+        """The number of records before each sample, and of all."""
+        return list(accumulate((len(sample.records) for sample in self.samples), initial=0))
+
+    @property
     def num_records(self) -> int:
         """Records of the data set in all samples."""
-        return sum(len(sample.records) for sample in self.samples)
+        return self.record_ends[-1]
+
+    def numbers(self, sample: int) -> range:
+        """Return the numbers of the records of a sample: records are numbered across the step."""
+        return range(int(self.record_ends[sample]), int(self.record_ends[sample + 1]))
+
+    def sample_of(self, number: int) -> int:
+        """Return the sample that holds the record of a number."""
+        return bisect_right(self.record_ends, number) - 1
+
+    def record(self, number: int) -> SampleData:
+        """Return a record as indexed."""
+        sample = self.sample_of(number)
+        return self.indexed[sample].records[number - self.numbers(sample).start]
+
+    def without(self, bad: Collection[int]) -> "StepData":
+        """Return the step without the records of some numbers, which cannot be read."""
+        numbers = map(self.numbers, range(len(self.indexed)))
+        samples = tuple(
+            without_records(sample, [n - own.start for n in own if n in bad])
+            for sample, own in zip(self.indexed, numbers, strict=True)
+        )
+        return replace(self, samples=samples, before_damage=self.indexed)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all samples."""
+        return sum(sample.num_tokens for sample in self.samples)
 
     @cached_property
     def _counted(self) -> float:
@@ -268,6 +310,34 @@ class StepData:
     def num_labels(self) -> int:
         """Number of valid labels of the step."""
         return sum(sample.num_labels for sample in self.samples)
+
+    @property
+    def most_labels(self) -> int:
+        """The most labels of a sample."""
+        return max(sample.num_labels for sample in self.samples)
+
+    def num_images(self, module: str) -> int:
+        """Return the number of images of a module."""
+        return sum(len(sample.spans.get(module, ())) for sample in self.samples)
+
+    def most_rows(self, module: str) -> int:
+        """Return the most rows of an image of a module."""
+        spans = (span for sample in self.samples for span in sample.spans.get(module, ()))
+        return max((span.rows for span in spans), default=0)
+
+    def span_lengths(self, seq: int) -> Counter[int]:
+        """Return how many spans of attention in sequences of `seq` tokens have each length."""
+        return Counter(length for sample in self.samples for length in sample.span_lengths(seq))
+
+    def alike(self, module: str, reads: Sequence[str]) -> list[tuple[SampleData, int]]:
+        """Return samples that stand for all images of a module, and how many each stands for.
+
+        A sample has the images of the modules in `reads`, too.
+        """
+        del module, reads
+        each = {id(sample): sample for sample in self.samples}
+        times = Counter(map(id, self.samples))
+        return [(each[sample], number) for sample, number in times.items()]
 
     @cached_property
     def labels_by_source(self) -> dict[str, float]:

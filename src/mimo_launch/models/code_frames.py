@@ -49,9 +49,7 @@ class CodesCanvas:
         self.held = forward.held
         # Every replica needs the same number of passes: sharded weights are gathered over all of
         # them.
-        name = forward.module.name
-        spans = (span for each in forward.samples.data.samples for span in each.spans.get(name, ()))
-        self.passes = max((span.rows for span in spans), default=0)
+        self.passes = forward.samples.data.most_rows(forward.module.name)
         frames = [number for length in forward.view.lengths for number in range(length)]
         frames += [0] * (len(self.held) * self.context.cp.size - len(frames))
         self.frames = torch.tensor(frames, device=self.context.device)

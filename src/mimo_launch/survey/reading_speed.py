@@ -101,8 +101,8 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
                 read_step(source, reads, spec, _rest, threads=threads)
                 wall[kind] += time.perf_counter() - begin[0]
                 cpu[kind] += time.process_time() - begin[1]
-            records += sum(len(sample.records) for sample in data.samples)
-            tokens += sum(sample.num_tokens for sample in data.samples)
+            records += data.num_records
+            tokens += data.num_tokens
             steps += 1
     per_host = spec.nodes.gpus if spec.nodes else layout.world_size
     hosts = [range(first, first + per_host) for first in range(0, layout.world_size, per_host)]
@@ -129,11 +129,7 @@ def _most(views: StepViews, ranks: list[int]) -> Reads:
     """Return the reads of the rank with the most rows in a step or, if equal, the most texts."""
 
     def size(reads: Reads) -> tuple[int, int]:
-        rows = sum(
-            views.data.samples[position].rows(encoder)
-            for encoder, positions in reads.images.items()
-            for position in positions
-        )
+        rows = sum(sum(views.data.rows(*each)) for each in reads.images.items())
         return rows, len(reads.texts)
 
     return max((reads_of(views, rank, decode=False) for rank in ranks), key=size)

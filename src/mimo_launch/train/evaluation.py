@@ -81,7 +81,7 @@ def evaluate(
         sums += own
         session.progress.beat()
         terms = {name: terms[name] + batch_terms[name] for name in names}
-        seen += sum(map(len, inputs.numbers)) - len(inputs.left_out)
+        seen += inputs.data.num_records - len(inputs.left_out)
     all_right, all_tokens, recognised, judged, right_codes, *summed = sums.tolist()
     losses = {n: total / terms[n] for n, total in zip(names, summed, strict=True) if terms[n]}
     codes = sum(terms[n] * said.codebooks for n, kind in kinds.items() if (said := kind.codes))
@@ -153,7 +153,7 @@ def greedy_answers(
         known = places <= starts[microbatch][:, None]
         tokens[microbatch] = text.tokens.where(known, PAD)
     # All replicas make the same number of passes, because sharded weights are gathered over them.
-    longest = max(sample.num_labels for sample in inputs.data.samples)
+    longest = inputs.data.most_labels
     longest = min(longest, most or longest)
     for position in range(longest):
         for microbatch, choices in session.executor.choose(program, forwarded, tokens).items():

@@ -5,12 +5,11 @@ Relies on: `data.order.sample_order` for the ids.
 Leaves: decoding to the data set, agreeing on unreadable samples to `prefetch`.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, chain
+from itertools import chain
 from operator import setitem
 from typing import Any, TypeVar
 
@@ -29,7 +28,6 @@ from mimo_launch.layout.step_data import (
     StepData,
     input_shape,
     is_array_of,
-    without_records,
 )
 from mimo_launch.layout.step_views import Imbalance, Reads, StepViews
 from mimo_launch.models.kept_rows import KeptRows, RowCache
@@ -108,15 +106,13 @@ def step_inputs(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int
 class ReadStep:
     """The part of a step that one rank has read: the content of `UnreadStep`, in memory.
 
-    Records are numbered across the step; `numbers` has the numbers of each sample's records.
-    Records `left_out` are empty in `data`: padding, no label, no image, no answer. `imbalance` is
-    for encoders with several replicas; `peak_memory` is the largest of any rank of each module at
-    the time of reading.
+    Records are numbered across the step. Records `left_out` are empty in `data`: padding, no label,
+    no image, no answer. `imbalance` is for encoders with several replicas; `peak_memory` is the
+    largest of any rank of each module at the time of reading.
     """
 
     data: StepData
     seq: int
-    numbers: tuple[range, ...]
     texts: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     column_rows: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     document_rows: dict[int, np.ndarray] = field(default_factory=dict)
@@ -176,21 +172,15 @@ class ReadStep:
 
     def record(self, number: int) -> SampleData:
         """Return a record as in the index."""
-        position = bisect_right(self.numbers, number, key=lambda numbers: numbers.start) - 1
-        return self.data.indexed[position].records[number - self.numbers[position].start]
+        return self.data.record(number)
 
     def without(self, bad: Collection[int]) -> "ReadStep":
         """Return the step without some records."""
-        samples = tuple(
-            without_records(sample, [n - numbers.start for n in numbers if n in bad])
-            for sample, numbers in zip(self.data.samples, self.numbers, strict=True)
-        )
-        data = replace(self.data, samples=samples, before_damage=self.data.indexed)
-        return replace(self, data=data, left_out=frozenset(bad), views=None)
+        return replace(self, data=self.data.without(bad), left_out=frozenset(bad), views=None)
 
     def _readable(self, sample: int) -> list[tuple[int, SampleData]]:
         """Return the records of a sample that can be read, with their numbers."""
-        records = zip(self.numbers[sample], self.data.samples[sample].records, strict=True)
+        records = zip(self.data.numbers(sample), self.data.samples[sample].records, strict=True)
         return [(number, record) for number, record in records if number not in self.left_out]
 
 
@@ -210,9 +200,7 @@ def read_step(
     GPU. With `threads`, records are read in parallel. `caches` are those of the encoders with rows
     that this rank keeps. Raises: errors of a data set except damage.
     """
-    ends = list(accumulate((len(s.records) for s in source.data.samples), initial=0))
-    numbers = tuple(map(range, ends, ends[1:]))
-    made = ReadStep(source.data, spec.batch.seq, numbers, seed=spec.train.seed)
+    made = ReadStep(source.data, spec.batch.seq, seed=spec.train.seed)
     reasons: dict[int, str] = {}
     texts = {*reads.texts, *reads.documents, *reads.answers}
     source.dataset.fetch(
@@ -259,7 +247,7 @@ def _records(
     def records(positions: Iterable[int]) -> Iterator[tuple[int, SampleData]]:
         for position in positions:
             yield from zip(
-                into.numbers[position], source.data.samples[position].records, strict=True
+                source.data.numbers(position), source.data.samples[position].records, strict=True
             )
 
     loss = spec.language.loss

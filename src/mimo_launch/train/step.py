@@ -172,7 +172,7 @@ class StepRunner:
             origin = find_origin(self._session.layout, step.data, own)
             self._emit(origin)
         number = step.data.step
-        tokens = sum(sample.num_tokens for sample in step.data.samples)
+        tokens = step.data.num_tokens
         seconds = step.end.since(step.begin)
         has_experts = kind_of(spec.language.model).moe is not None
         self._emit(
@@ -211,7 +211,7 @@ class StepRunner:
         """Return the number of images with kept rows that were read, by encoder."""
         found = {module.name: 0 for module in self._session.layout.modules if module.keeps_rows}
         for name in step.from_cache:
-            found[name] = sum(len(each.spans.get(name, ())) for each in step.data.samples)
+            found[name] = step.data.num_images(name)
         return found or None
 
     def _usage(self, step: _Started, seconds: float) -> Usage:

@@ -14,7 +14,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.data.record_facts import shown_from, tiling_of
 from mimo_launch.data.samples.decode_media import Marker
 from mimo_launch.data.samples.media_rows import PlacedMedium
 from mimo_launch.data.samples.records import TEXT_SUFFIXES
 from mimo_launch.data.sources.source_file import Member
-from mimo_launch.kinds.tiles import Frame, Shown, Tiling
 from mimo_launch.layout.step_data import ImageSpan
 
 Column = npt.NDArray[Any]
@@ -77,10 +77,7 @@ TYPES = {
 
 def numbers_of(placed: PlacedMedium) -> Iterator[tuple[int, ...]]:
     """Yield the rows of a medium as the numbers of `LISTS["span"]`, part by part."""
-    span, shown = placed.span, placed.span.shown
-    tiling: tuple[int, ...] = (0, 0, 0, 0)
-    if shown is not None:
-        tiling = astuple(shown) if isinstance(shown, Tiling) else (0, 0, 1 + shown.is_last, 0)
+    span, tiling = placed.span, tiling_of(placed.span.shown)
     later, before = 0 if span.later is None else span.later + 1, 0
     for position, width in span.parts or ((span.position, span.width),):
         size = position, span.height, width, span.reads or 0
@@ -114,7 +111,6 @@ def placed_from(numbers: Iterable[Sequence[int]], fields: SpanFields) -> tuple[P
             whole = replace(first, width=first.width + width, parts=parts)
             found[-1] = replace(found[-1], span=whole)
             continue
-        shown: Shown = Frame(tiling[2] > 1) if tiling[2] else None
         span = ImageSpan(
             position,
             height,
@@ -124,7 +120,7 @@ def placed_from(numbers: Iterable[Sequence[int]], fields: SpanFields) -> tuple[P
             later=later - 1 if later else None,
             holds_text=fields.holds_text[module],
             loose=loose,
-            shown=Tiling(*tiling) if tiling[0] else shown,
+            shown=shown_from(*tiling),
             parts=((position, width),) if is_sound else (),
             shares_bounds=is_sound and fields.shares_bounds[module],
         )

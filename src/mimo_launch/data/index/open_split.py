@@ -7,7 +7,7 @@ Leaves: the meaning of members to `shard_samples`.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import islice, pairwise
 from typing import TypeVar
@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Contents, FileContents, SourceSamples
 from mimo_launch.data.index.caption_rows import CaptionRows
-from mimo_launch.data.index.columns import BAD, LISTS, Columns, SpanFields, placed_from
+from mimo_launch.data.index.columns import BAD, LISTS, TILING, Columns, SpanFields, placed_from
 from mimo_launch.data.random_draws import Split
+from mimo_launch.data.record_facts import ImageFacts, RecordFacts, spread_out
 from mimo_launch.data.samples.decode_media import marker_of
 from mimo_launch.data.samples.media_rows import PlacedMedium, ShardInputs
 from mimo_launch.data.samples.records import TEXT_SUFFIXES
@@ -202,65 +203,93 @@ class OpenSplit:
         rows = np.unique(np.searchsorted(columns["span_end"], late, side="right"))
         return rows[columns["tokens"][rows] > self._seq]
 
-    def rows_of(self, module: str) -> npt.NDArray[np.int64]:
-        """Return the rows that a module makes of each row of the index, without its cut part."""
-        columns, names = self.index.columns, self._inputs.names
-        spans = np.flatnonzero(columns["span_module"] == names.index(module))
-        sample = np.searchsorted(columns["span_end"], spans, side="right")
-        rows = columns["span_height"][spans].astype(np.int64) * columns["span_width"][spans]
-        # As in `spans_used`.
-        rows *= (
-            columns["span_position"][spans] + np.maximum(1, columns["span_reads"][spans])
-            <= (self.lengths[sample])
-        )
-        return np.bincount(sample, weights=rows, minlength=self.index.num_rows).astype(np.int64)
-
     def describe(self, sample: int) -> SampleData:
         """Return the lengths and positions of a sample, from the index alone."""
         row = self.row(sample)
-        return self._described(sample, row, self.placed(row))
-
-    def _described(self, sample: int, row: int, placed: Iterable[PlacedMedium]) -> SampleData:
         spans: dict[str, tuple[ImageSpan, ...]] = {}
-        for name, _, span in self.spans_used(row, placed):
+        for name, _, span in self.spans_used(row):
             spans[name] = (*spans.get(name, ()), span)
         ahead = tuple(self.num_labels(row, depth) for depth in range(1, self._depths + 1))
-        source = self.source_of(sample)
         return SampleData(
             sample,
             self.end(row),
             self.num_labels(row),
             spans,
             labels_ahead=ahead,
-            source=source,
+            source=self.source_of(sample),
             counted=float(self.index.columns["counted"][row]) if self._counts else None,
         )
 
-    def describe_all(self, samples: Sequence[int]) -> list[SampleData]:
-        """Return `describe` of many samples, with each column read once."""
-        if not samples:
-            return []
-        columns, rows = self.index.columns, self.rows_at(np.array(samples))
-        tokens, labels = columns["tokens"][rows], columns["labels"][rows]
-        ends = columns["span_end"]
-        begins = np.where(rows > 0, ends[rows - 1], 0).astype(np.int64)
-        number = ends[rows].astype(np.int64) - begins
-        # The spans of all samples, one after another.
-        last = number.cumsum()
-        spans = np.repeat(begins - (last - number), number) + np.arange(last[-1])
-        numbers = list(self._numbers_at(spans))
-        is_plain = (tokens <= self._seq) & (number == 0) & (self._depths == 0) & (not self._counts)
-        found = zip(
-            *(samples, rows.tolist(), last.tolist(), number.tolist(), tokens.tolist()),
-            *(labels.tolist(), is_plain.tolist()),
-            strict=True,
+    def facts(self, samples: npt.NDArray[np.int64]) -> RecordFacts:
+        """Return what `describe` says of many samples, as columns. Raises: IndexError."""
+        columns, rows = self.index.columns, self.rows_at(samples)
+        tokens = self.lengths[rows].astype(np.int64)
+        labels = columns["labels"][rows].astype(np.int64)
+        is_cut = np.flatnonzero(columns["tokens"][rows] > self._seq)
+        labels[is_cut] = self._labels_of(rows[is_cut], tokens[is_cut])
+        depths = range(1, self._depths + 1)
+
+        def ahead() -> npt.NDArray[np.int64]:
+            found = [self._labels_of(rows, tokens, depth) for depth in depths]
+            return np.array(found, dtype=np.int64).reshape(len(depths), len(rows))
+
+        source = None
+        if self.sources:
+            records = samples % self.num_samples
+            source = np.searchsorted(self._source_ends, records, side="right")
+        return RecordFacts(
+            tokens,
+            labels,
+            self._images_of(rows, tokens),
+            ahead,
+            (lambda: columns["counted"][rows]) if self._counts else None,
+            source,
+            tuple(each.name for each in self.sources),
         )
-        return [
-            SampleData(sample, length, num_labels, {}, source=self.source_of(sample))
-            if plain
-            else self._described(sample, row, placed_from(numbers[end - count : end], self._fields))
-            for sample, row, end, count, length, num_labels, plain in found
-        ]
+
+    def _images_of(
+        self, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]
+    ) -> dict[str, ImageFacts]:
+        """Return the images of each module in samples that use so many tokens."""
+        columns = self.index.columns
+        record, at = spread_out(*self._bounds("span", rows))
+        # A clip in several parts is one.
+        is_first = columns["span_before"][at] == 0
+        firsts, width = np.flatnonzero(is_first), columns["span_width"][at].astype(np.int64)
+        if len(firsts) < len(at):
+            width = np.add.reduceat(width, firsts)
+            record, at = record[firsts], at[firsts]
+        # As in `spans_used`.
+        end = columns["span_position"][at] + np.maximum(1, columns["span_reads"][at])
+        used = end <= tokens[record]
+        record, at, width = record[used], at[used], width[used]
+        modules, shapes = columns["span_module"][at], np.empty((len(at), 8), dtype=np.int64)
+        names = ("span_height", "span_width", "span_reads", "span_loose", *TILING)
+        for place, name in enumerate(names):
+            shapes[:, place] = width if name == "span_width" else columns[name][at]
+        return {
+            name: ImageFacts(record[of], shapes[of])
+            for number, name in enumerate(self._inputs.names)
+            if len(of := np.flatnonzero(modules == number))
+        }
+
+    def _labels_of(
+        self, rows: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], after: int = 0
+    ) -> npt.NDArray[np.int64]:
+        """Return `num_labels` of samples that use so many tokens."""
+        columns = self.index.columns
+        record, at = spread_out(*self._bounds("run", rows))
+        last, least = ends[record], np.minimum(after + 1, ends[record])
+        number = columns["run_last"][at].clip(least, last).astype(np.int64)
+        number -= columns["run_first"][at].clip(least, last).astype(np.int64)
+        return np.bincount(record, weights=number, minlength=len(rows)).astype(np.int64)
+
+    def _bounds(
+        self, name: str, rows: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return where the parts of samples begin and end in the columns of a list."""
+        ends = self.index.columns[f"{name}_end"]
+        return np.where(rows > 0, ends[rows - 1], 0).astype(np.int64), ends[rows].astype(np.int64)
 
     def contents(self) -> Contents:
         """Return the samples of each shard that has any, in order."""
@@ -391,12 +420,9 @@ class OpenSplit:
 
     def placed(self, row: int) -> tuple[PlacedMedium, ...]:
         """Return the rows of images, clips and targets, in the order of the sample."""
-        return placed_from(self._numbers_at(self.index.range("span", row)), self._fields)
-
-    def _numbers_at(self, places: slice | npt.NDArray[np.int64]) -> Iterator[tuple[int, ...]]:
-        return zip(
-            *(self.index.columns[name][places].tolist() for name in LISTS["span"]), strict=True
-        )
+        columns, here = self.index.columns, self.index.range("span", row)
+        numbers = zip(*(columns[name][here].tolist() for name in LISTS["span"]), strict=True)
+        return placed_from(numbers, self._fields)
 
     def told(self, row: int, module: int) -> list[list[int]]:
         """Return `told` of each span, for each image and video of a module."""
@@ -406,15 +432,10 @@ class OpenSplit:
                 found.setdefault(each.member, []).append(each.told)
         return [found[member] for member in sorted(found)]
 
-    def spans_used(
-        self, row: int, placed: Iterable[PlacedMedium] | None = None
-    ) -> Iterator[tuple[str, int, ImageSpan]]:
-        """Yield the name of the module, the index and the span, for spans that are not cut off.
-
-        `placed` are those of the sample, if they have been read.
-        """
+    def spans_used(self, row: int) -> Iterator[tuple[str, int, ImageSpan]]:
+        """Yield the name of the module, the index and the span, for spans that are not cut off."""
         end = self.end(row)
-        for each in self.placed(row) if placed is None else placed:
+        for each in self.placed(row):
             # A shown image is never split; a target is dropped if any of its tokens is cut off.
             if each.span.position + (each.span.reads or 1) <= end:
                 yield self._inputs.names[each.module], each.member, each.span

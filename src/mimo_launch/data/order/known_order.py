@@ -6,17 +6,17 @@ Relies on: `sample_order` for the order and the packs of a run.
 Leaves: which of these steps stand for the run to `expected_steps`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 
 from mimo_launch.data.order.packing import best_fit
 from mimo_launch.data.order.sample_order import CHUNK, PackedOrder, record_order, records_of
-from mimo_launch.data.run_records import MOST_PACKED, Int64s, Records
-from mimo_launch.layout.step_data import SampleData, StepData, packed
+from mimo_launch.data.record_facts import Int64s
+from mimo_launch.data.run_records import MOST_PACKED, Records
+from mimo_launch.data.step_of_records import step_of
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.spec import Spec
 
 
@@ -24,7 +24,7 @@ from mimo_launch.spec.spec import Spec
 class KnownOrder:
     """The samples of the first steps: sample n has the records `ids[ends[n] : ends[n + 1]]`.
 
-    Steps, samples and sizes are kept: the layouts of a search share them.
+    Steps and sizes are kept: the layouts of a search share them.
     """
 
     records: Records
@@ -32,13 +32,6 @@ class KnownOrder:
     ids: Int64s
     ends: Int64s
     _steps: dict[int, StepData] = field(default_factory=dict, init=False)
-    _samples: dict[int, SampleData] = field(default_factory=dict, init=False)
-    _rows: dict[str, Int64s] = field(default_factory=dict, init=False)
-
-    @property
-    def has_sizes(self) -> bool:
-        """Whether the sizes of all samples are known in little time."""
-        return len(self.ids) <= self.records.most
 
     @property
     def num_steps(self) -> int:
@@ -48,17 +41,10 @@ class KnownOrder:
     def step(self, number: int) -> StepData:
         """Return a step, counted from 0."""
         if number not in self._steps:
-            samples = range(number * self.batch, (number + 1) * self.batch)
-            self._steps[number] = KnownStep(number, DescribedSamples(self, samples), order=self)
+            ends = self.ends[number * self.batch : (number + 1) * self.batch + 1]
+            ids = self.ids[ends[0] : ends[-1]]
+            self._steps[number] = step_of(self.records, number, ids, ends - ends[0])
         return self._steps[number]
-
-    def sample(self, number: int) -> SampleData:
-        """Return a sample as a run describes it."""
-        if number not in self._samples:
-            first, end = self.ends[number : number + 2].tolist()
-            ids = self.ids[first:end].tolist()
-            self._samples[number] = packed([self.records.describe(each) for each in ids])
-        return self._samples[number]
 
     @cached_property
     def tokens(self) -> Int64s:
@@ -67,9 +53,21 @@ class KnownOrder:
 
     def rows(self, module: str) -> Int64s:
         """Return the rows that a module makes of each sample, [steps, samples]."""
-        if module not in self._rows:
-            self._rows[module] = self._by_step(self.records.rows(module, self.ids))
-        return self._rows[module]
+        found = self._rows.get(module)
+        return self._by_step(np.zeros_like(self.ids) if found is None else found)
+
+    @cached_property
+    def _rows(self) -> dict[str, Int64s]:
+        """Rows of each record, by module."""
+        # A small data set is walked through many times.
+        ids, which = np.unique(self.ids, return_inverse=True)
+        found: dict[str, Int64s] = {}
+        for first in range(0, len(ids), _AT_ONCE):
+            facts = self.records.facts(ids[first : first + _AT_ONCE])
+            for module in facts.images:
+                rows = found.setdefault(module, np.zeros_like(ids))
+                rows[first : first + _AT_ONCE] = facts.rows(module)
+        return {module: rows[which] for module, rows in found.items()}
 
     def padding_with(self, *, packing: bool, seq: int) -> float:
         """Return the padding of some records in sequences of `seq` tokens, packed or not."""
@@ -84,52 +82,15 @@ class KnownOrder:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class DescribedSamples(Sequence[SampleData]):
-    """Samples `numbers` of an order, each described on demand."""
-
-    order: KnownOrder
-    numbers: range
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> SampleData: ...
-    @overload
-    def __getitem__(self, index: slice) -> "DescribedSamples": ...
-    def __getitem__(self, index: int | slice) -> "SampleData | DescribedSamples":
-        number = self.numbers[index]
-        if isinstance(number, range):
-            return DescribedSamples(self.order, number)
-        return self.order.sample(number)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class KnownStep(StepData):
-    """A step of an order: most of its samples need not be described."""
-
-    order: KnownOrder
-
-    def rows(self, module: str, samples: Sequence[int]) -> list[int]:
-        """Return the number of rows that a module makes of each of these samples, as indexed."""
-        if not self.order.has_sizes:
-            return super().rows(module, samples)
-        found: list[int] = self.order.rows(module)[self.step, samples].tolist()
-        return found
-
-    @cached_property
-    def num_records(self) -> int:
-        """Records in all samples."""
-        first, ends = self.step * self.order.batch, self.order.ends
-        return int(ends[first + self.order.batch] - ends[first])
-
-
 def known_order(spec: Spec, records: Records) -> KnownOrder:
     """Return the order of the first records of a run."""
     return _packed_order(spec, records) if spec.data.packing else _plain_order(spec, records)
 
 
+# Records of which facts are columns at once.
+_AT_ONCE = 1 << 16
+# Records of which facts are columns at once.
+_AT_ONCE = 1 << 16
 # A small data set is walked through so many times at most.
 _MOST_EPOCHS = 64
 

@@ -7,7 +7,8 @@ Leaves: sharing a step's samples among replicas to the layout.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import chain
 
 import numpy as np
@@ -21,7 +22,9 @@ from mimo_launch.data.order.packing import best_fit
 from mimo_launch.data.order.permutation import Int64s
 from mimo_launch.data.order.record_order import RecordOrder, Sample, SampleOrder
 from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
-from mimo_launch.layout.step_data import StepData, packed
+from mimo_launch.data.record_facts import RecordFacts
+from mimo_launch.data.step_of_records import StepOfRecords, step_of
+from mimo_launch.layout.step_data import SampleData
 from mimo_launch.spec.sections import HeldOut
 from mimo_launch.spec.spec import FilesData, Spec
 
@@ -42,10 +45,7 @@ def global_order(spec: Spec, dataset: Dataset, version: int = NEWEST) -> SampleO
     if not spec.data.packing:
         return records
 
-    def lengths(ids: Int64s) -> Int64s:
-        return np.array([dataset.length("train", index) for index in ids.tolist()])
-
-    return PackedOrder(records, lengths, spec.batch.seq)
+    return PackedOrder(records, partial(dataset.lengths, "train"), spec.batch.seq)
 
 
 def record_order(
@@ -242,19 +242,34 @@ def records_of(sample: Sample) -> tuple[int, ...]:
     return (sample,) if isinstance(sample, int) else sample
 
 
-def make_step_data(dataset: Dataset, split: Split, ids: Sequence[Sample], step: int) -> StepData:
-    """Describe the samples `ids`, in this order; equal on all ranks and cheap on each.
+@dataclass(frozen=True, slots=True)
+class SplitRecords:
+    """The records of one split of a data set."""
+
+    dataset: Dataset
+    split: Split
+
+    def facts(self, ids: Int64s) -> RecordFacts:
+        """Return facts about these records. Raises: IndexError."""
+        return self.dataset.facts(self.split, ids)
+
+    def describe(self, index: int) -> SampleData:
+        """Return a record as a run describes it."""
+        return self.dataset.describe(self.split, index)
+
+
+def make_step_data(
+    dataset: Dataset, split: Split, ids: Sequence[Sample], step: int
+) -> StepOfRecords:
+    """Return the step of the samples `ids`, in this order; equal on all ranks and cheap on each.
 
     Raises:
         IndexError: An id is not in the split.
     """
-    # In the order in which they lie: data sets read, or draw, the records of a block together.
-    alone = [sample for sample in ids if isinstance(sample, int)]
-    packs = [sample for sample in ids if not isinstance(sample, int)]
-    records = sorted({*alone, *chain.from_iterable(packs)})
-    described = dict(zip(records, dataset.describe_all(split, records), strict=True))
-    samples = tuple(
-        described[sample] if isinstance(sample, int) else packed([described[i] for i in sample])
-        for sample in ids
-    )
-    return StepData(step, samples, heldout=split == "heldout")
+    if all(isinstance(sample, int) for sample in ids):
+        records, ends = np.array(ids, dtype=np.int64), np.arange(len(ids) + 1)
+    else:
+        of_sample = [records_of(sample) for sample in ids]
+        records = np.array([*chain.from_iterable(of_sample)], dtype=np.int64)
+        ends = np.cumsum([0, *map(len, of_sample)])
+    return step_of(SplitRecords(dataset, split), step, records, ends, heldout=split == "heldout")

@@ -1,0 +1,215 @@
+"""A step as the records of its samples: facts about all of them as columns, descriptions on demand.
+
+Decides: that only the samples that are asked for are described one by one.
+Relies on: `record_facts` for the columns of records.
+Leaves: which records a step has to `data.order`.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol, overload
+
+import numpy as np
+
+from mimo_launch.data.record_facts import NO_SOURCE, Int64s, RecordFacts
+from mimo_launch.layout.step_data import SampleData, StepData, packed, without_records
+from mimo_launch.spec.base import LANGUAGE
+
+
+class KnownRecords(Protocol):
+    """Records by their ids."""
+
+    def facts(self, ids: Int64s) -> RecordFacts:
+        """Return facts about these records. Raises: IndexError."""
+
+    def describe(self, index: int) -> SampleData:
+        """Return a record as a run describes it."""
+
+
+@dataclass(frozen=True, eq=False)
+class DescribedSamples(Sequence[SampleData]):
+    """Samples, each described once, when it is asked for.
+
+    Sample n has the records `ids[ends[n] : ends[n + 1]]`. `known` has those of all `numbers`.
+    """
+
+    records: KnownRecords
+    ids: Int64s
+    ends: Int64s
+    numbers: range
+    known: dict[int, SampleData] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> SampleData: ...
+    @overload
+    def __getitem__(self, index: slice) -> "DescribedSamples": ...
+    def __getitem__(self, index: int | slice) -> "SampleData | DescribedSamples":
+        number = self.numbers[index]
+        if isinstance(number, range):
+            return replace(self, numbers=number)
+        if number not in self.known:
+            here = self.ids[self.ends[number] : self.ends[number + 1]].tolist()
+            self.known[number] = packed([self.records.describe(each) for each in here])
+        return self.known[number]
+
+
+@dataclass(frozen=True, eq=False)
+class _Damaged(Sequence[SampleData]):
+    """The same samples, except for some, by their number."""
+
+    samples: Sequence[SampleData]
+    others: Mapping[int, SampleData]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @overload
+    def __getitem__(self, index: int) -> SampleData: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[SampleData]: ...
+    def __getitem__(self, index: int | slice) -> SampleData | Sequence[SampleData]:
+        number = range(len(self))[index]
+        if isinstance(number, range):
+            return [self[each] for each in number]
+        return self.others.get(number) or self.samples[number]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepOfRecords(StepData):
+    """A step by the ids of its records; `facts` leaves out unreadable ones, `indexed_facts` none.
+
+    Sample n has the records `ends[n]` to `ends[n + 1]`.
+    """
+
+    indexed_facts: RecordFacts
+    facts: RecordFacts
+    ends: Int64s
+    _rows: dict[str, Int64s] = field(default_factory=dict, init=False)
+
+    def rows(self, module: str, samples: Sequence[int]) -> list[int]:
+        """Return the number of rows that a module makes of each of these samples, as indexed."""
+        found = self.rows_of_samples(module)[np.asarray(samples, dtype=np.int64)]
+        rows: list[int] = found.tolist()
+        return rows
+
+    def rows_of_samples(self, module: str) -> Int64s:
+        """Return the number of rows that a module makes of each sample, [samples], as indexed."""
+        if module not in self._rows:
+            self._rows[module] = self._by_sample(self.indexed_facts.rows(module))
+        return self._rows[module]
+
+    def numbers(self, sample: int) -> range:
+        """Return the numbers of the records of a sample."""
+        return range(*self.ends[sample : sample + 2].tolist())
+
+    def sample_of(self, number: int) -> int:
+        """Return the sample that holds the record of a number."""
+        return int(np.searchsorted(self.ends, number, side="right")) - 1
+
+    @property
+    def num_records(self) -> int:
+        """Records of the data set in all samples."""
+        return len(self.facts.tokens)
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """Tokens of all samples."""
+        return int(self.facts.tokens.sum())
+
+    @cached_property
+    def num_labels(self) -> int:
+        """Number of valid labels of the step."""
+        return int(self.facts.labels.sum())
+
+    @property
+    def most_labels(self) -> int:
+        """The most labels of a sample."""
+        return int(self._by_sample(self.facts.labels).max())
+
+    @cached_property
+    def labels_by_source(self) -> dict[str, float]:
+        """Number of valid labels, or what is counted, of each source with a sample in the step."""
+        facts = self.facts
+        if facts.source is None:
+            return {}
+        is_there = facts.source != NO_SOURCE
+        here, first = np.unique(facts.source[is_there], return_index=True)
+        terms = facts.terms[is_there], facts.source[is_there]
+        # In the order in which they appear.
+        return {
+            facts.source_names[number]: terms[0][terms[1] == number].sum().item()
+            for number in here[np.argsort(first)].tolist()
+        }
+
+    def num_terms(self, module: str, depth: int = 0) -> float:
+        """Return N, the divisor of a module's loss; see `StepData`."""
+        if depth:
+            return int(self.facts.ahead()[depth - 1 : depth].sum())
+        if module == LANGUAGE:
+            terms: float = self.facts.terms.sum().item()
+            return terms
+        return int(self.facts.rows(module).sum())
+
+    def num_images(self, module: str) -> int:
+        """Return the number of images of a module."""
+        images = self.facts.images.get(module)
+        return 0 if images is None else len(images.record)
+
+    def most_rows(self, module: str) -> int:
+        """Return the most rows of an image of a module."""
+        images = self.facts.images.get(module)
+        return 0 if images is None else int(images.rows.max(initial=0))
+
+    def span_lengths(self, seq: int) -> Counter[int]:
+        """Return how many spans of attention in sequences of `seq` tokens have each length."""
+        lengths, ends = self.facts.tokens.copy(), self.ends
+        has_records = np.diff(ends) > 0
+        last = ends[1:][has_records] - 1
+        lengths[last] += np.maximum(0, seq - self._by_sample(self.facts.tokens)[has_records])
+        values, counts = np.unique(lengths, return_counts=True)
+        found = Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+        found[seq] += int((~has_records).sum())
+        return +found
+
+    def alike(self, module: str, reads: Sequence[str]) -> list[tuple[SampleData, int]]:
+        """Return samples that stand for all images of a module, and how many each stands for."""
+        return self.facts.alike(module, reads)
+
+    def without(self, bad: Collection[int]) -> "StepOfRecords":
+        """Return the step without some of its records, which cannot be read."""
+        of_sample: dict[int, list[int]] = {}
+        for number in bad:
+            sample = self.sample_of(number)
+            of_sample.setdefault(sample, []).append(number - self.numbers(sample).start)
+        others = {n: without_records(self.indexed[n], gone) for n, gone in of_sample.items()}
+        samples = _Damaged(self.indexed, others)
+        facts = self.indexed_facts.without([*bad])
+        return replace(self, samples=samples, before_damage=self.indexed, facts=facts)
+
+    def _by_sample(self, of_records: Int64s) -> Int64s:
+        sums = np.concatenate([[0], np.cumsum(of_records)])
+        found: Int64s = np.diff(sums[self.ends])
+        return found
+
+
+def step_of(
+    records: KnownRecords, step: int, ids: Int64s, ends: Int64s, *, heldout: bool = False
+) -> StepOfRecords:
+    """Return a step of which sample n has the records `ids[ends[n] : ends[n + 1]]`.
+
+    Raises: IndexError if there is no such record.
+    """
+    facts = records.facts(ids)
+    return StepOfRecords(
+        step=step,
+        samples=DescribedSamples(records, ids, ends, range(len(ends) - 1)),
+        heldout=heldout,
+        indexed_facts=facts,
+        facts=facts,
+        ends=ends,
+    )
