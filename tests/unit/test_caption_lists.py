@@ -109,7 +109,7 @@ def test_each_caption_is_the_sample_of_a_record_with_it_alone(
             with pytest.raises(IndexError):
                 found.text("train", other)
             with pytest.raises(IndexError):
-                found.describe_all("train", [record, other])
+                found.facts("train", np.array([record, other]))
     assert twin == apart.num_samples("train") == sum(COUNTS)
 
 
