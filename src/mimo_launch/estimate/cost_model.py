@@ -17,7 +17,7 @@ from mimo_launch.estimate.communication_times import GIGA, MICRO, MILLI, LinkTim
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.host_costs import (
     agreeing_seconds,
-    describing_seconds,
+    dealing_seconds,
     reading_seconds,
 )
 from mimo_launch.estimate.host_starts import HostStarts
@@ -188,7 +188,7 @@ class CostModel:
         The thread that describes it and the thread that starts kernels take turns in Python.
         """
         stages, agreeing = self.stages, agreeing_seconds(self.constants, self.layout.world_size)
-        return self._describing + max(
+        return self._dealing + max(
             read
             + max(
                 agreeing,
@@ -199,12 +199,12 @@ class CostModel:
 
     @property
     def python(self) -> float:
-        """The seconds of Python in which a rank describes a step and reads its share."""
-        return self._describing + max(self._reads.values())
+        """The seconds of Python in which a rank looks up a step and reads its share."""
+        return self._dealing + max(self._reads.values())
 
     @property
-    def _describing(self) -> float:
-        return describing_seconds(self.constants, self.step.data.num_records)
+    def _dealing(self) -> float:
+        return dealing_seconds(self.constants, self.step.data.num_records)
 
     @cached_property
     def _reads(self) -> dict[tuple[tuple[str, int], ...], float]:

@@ -210,7 +210,7 @@ class Calibration:
     )
 
     record_overhead: float = _constant(
-        35.0, "us", "Python of every rank for each record of a step: described, dealt out", _EPYC
+        0.8, "us", "Python of every rank for each record of a step: its facts, dealt out", _EPYC
     )
     text_overhead: float = _constant(
         1000.0, "us", "Python of a rank for each text that it reads, without its tokens", _READING

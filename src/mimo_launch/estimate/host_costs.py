@@ -6,7 +6,7 @@ Relies on: `device_constants` for rates; the groups of the plan; `memory.checkpo
 Leaves: the weights that a run starts from, which are not counted; how a step waits for its hosts
 to `estimates`.
 
-Every rank describes all samples of every step and deals them out, in a thread that reads a step
+Every rank looks up all samples of every step and deals them out, in a thread that reads a step
 ahead. It reads the texts and the arrays of its own replicas: decoding leaves Python to others, the
 rest does not. In the end all ranks agree on unreadable samples: gloo passes a few numbers around a
 ring of all ranks, twice. All ranks meet at one store for every group that any of them is in. The
@@ -30,7 +30,7 @@ from mimo_launch.spec.spec import Spec
 class HostCosts:
     """Seconds and bytes; of a checkpoint None if the spec saves nothing.
 
-    `python_seconds` is what a rank's thread takes to describe and deal out the samples of a step,
+    `python_seconds` is what a rank's thread takes to look up and deal out the samples of a step,
     and to read its own, `agreeing_seconds` what it then waits for all others. `start_seconds` is
     the time until all ranks have their `groups`, `compiling_seconds` what the first steps take
     longer; a rank opens at most so many `communicators`. While a checkpoint is saved, training
@@ -49,8 +49,8 @@ class HostCosts:
     resume_seconds: float | None
 
 
-def describing_seconds(constants: Calibration, records: float) -> float:
-    """Return the seconds in which a rank describes and deals out the records of a step."""
+def dealing_seconds(constants: Calibration, records: float) -> float:
+    """Return the seconds in which a rank looks up and deals out the records of a step."""
     return records * constants.record_overhead * MICRO
 
 

@@ -80,7 +80,7 @@ class RankEstimate:
     `communicating` (exchanges with other ranks inside forwards and backwards), `recomputing`
     (forwards that run again) and `starting` (time of the host). `communicating` includes
     `all_to_all` (tokens of experts) and `sharding` (weights and gradients of replicas). `waiting`
-    includes `reading` (for hosts that describe the samples of the next step).
+    includes `reading` (for hosts that look up the samples of the next step).
     """
 
     role: tuple[str, ...]
