@@ -517,6 +517,9 @@ def test_files_outside_are_read_if_the_source_names_their_folder(
     path, named = str(pictures / "x.jsonl"), [str(pictures), str(elsewhere)]
     found = opened(files_spec(pictures, {"path": path, "media": named}))
     assert found.num_samples("train") == 3
+    braces = f"{{{pictures},{elsewhere}}}"
+    found = opened(files_spec(pictures, {"path": path, "media": braces}))
+    assert found.num_samples("train") == 3
     one = opened(files_spec(pictures, path))
     assert one.num_samples("train") == 1
 

@@ -20,7 +20,7 @@ from mimo_launch.data.sources.fetching import Fetching, fetching_of
 from mimo_launch.data.sources.json_files import JsonLines, JsonList
 from mimo_launch.data.sources.kept_files import kept_folders
 from mimo_launch.data.sources.remote_files import DataPath
-from mimo_launch.data.sources.shard_names import CustomSource, NamedShard, named_shards
+from mimo_launch.data.sources.shard_names import CustomSource, NamedShard, named_shards, shard_files
 from mimo_launch.data.sources.source_file import KEPT, Recent, SourceFile
 from mimo_launch.data.sources.tables import ArrowTable, ParquetTable
 from mimo_launch.data.sources.tar_files import TarFile
@@ -83,7 +83,7 @@ def source_files(
 
     Raises: PatternError.
     """
-    media = tuple(map(Path, patterns_of(source.media or ())))
+    media = shard_files(source.media or ())
     if source.kind is not None:
         custom = CustomSource(source.kind, source.options, runs)
         path, times = file_of(source.kind), source.epochs
