@@ -326,6 +326,10 @@ def test_bad_lists_are_bad_samples_with_their_line(tmp_path: Path) -> None:
         ({"caption": ["a <image>", "b"], "image": [image, image]}, "text 1 of 2: it has 2 images"),
         ({"caption": ["a", ""], "markers": False}, "text 2 of 2 in `caption` of its JSON is empty"),
         ({"caption": ["a", "x" * 200]}, "text 2 of 2: its text has 200 characters"),
+        (
+            {"text": ["a", "b"]},
+            "`text` of its JSON is a list: with `template: {kind: caption, text: t",
+        ),
         ({"captions": {"raw": ["a"]}}, "`captions` of its JSON is an object, not text"),
         ({"sentences": ["a"]}, "its .json has no key `text` or `caption` or `captions`"),
     ]

@@ -487,8 +487,9 @@ def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
         ({"text": " \n"}, 0, "caption", "`text` of its JSON is empty"),
         ({"text": "<image> "}, 1, "caption", "`text` of its JSON is empty"),
         ({"text": 5}, 0, "caption", "is a number, not text"),
-        ({"text": ["a", 5]}, 0, "caption", "text 2 of 2 in `text` of its JSON is a number, not"),
-        ({"text": [None, "a"]}, 0, "caption", "text 1 of 2 in `text` of its JSON is null, not"),
+        ({"caption": ["a", 5]}, 0, "caption", "text 2 of 2 in `caption` of its JSON is a number,"),
+        ({"caption": [None, "a"]}, 0, "caption", "text 1 of 2 in `caption` of its JSON is null,"),
+        ({"text": ["a", "b"]}, 0, "caption", "`text` of its JSON is a list: with `template:"),
         (
             {"caption": ["a", " ", "b"]},
             0,

@@ -103,6 +103,9 @@ def test_a_template_with_several_tokens_for_an_image_needs_a_placeholder(
         (["data.processors={vision: {tmp}}"], "processor-not-supported", "does not fit"),
         (["modules.vision.model.channels=1", "data.processors={vision: {tmp}/clip}"],
          "processor-not-supported", "does not fit"),
+        (["modules.vision.model={kind: gemma4_vision, patch: 14, layers: 1, hidden: 8, heads: 1, "
+          "mlp: 8, shuffle: 1, places: 15, channels: 3}", "data.processors={vision: {tmp}/clip}"],
+         "processor-not-supported", "images that are 16 patches long, but `vision` has 15"),
         (["data.processors={vision: {tmp}/clip}"], "seq-too-short", "shorter than a sample with"),
         (["modules.language.model.vocab=300"], "vocab-too-small", "tokens of the tokenizer + 1"),
         (["eval={every: 1}"], "eval-without-shards", "no shards to evaluate on"),
@@ -115,7 +118,7 @@ def test_what_is_wrong_is_said(
     processor = {"image_processor_type": "CLIPImageProcessor"}
     (tmp_path / "clip" / "preprocessor_config.json").write_text(json.dumps(processor))
     (only,) = found(text, *(each.replace("{tmp}", str(tmp_path)) for each in settings))
-    assert (only.code, words in only.headline) == (code, True), only
+    assert (only.code, words in f"{only.headline}: {only.why}") == (code, True), only
 
 
 @pytest.mark.parametrize(
@@ -387,7 +390,10 @@ def test_the_names_in_braces_are_measured_not_the_pattern(
         assert found(text, setting) == []
     (only,) = found(text, f"data.shards={pattern.replace(names[-1], 'x' * 256)}")
     assert only.code == "shards-not-found"
-    assert "the name of a file has at most 255 bytes, but its braces make" in only.headline
+    assert (
+        "its braces make a name that cannot be: the name of a file has at most 255 bytes, not 256"
+        in only.headline
+    )
 
 
 def test_patterns_name_files_in_order_each_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from tests.support.specs import box, spec
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.member_readers import ImageReader
+from mimo_launch.data.samples.readers import CutReader
 from mimo_launch.processors.images import ImageRecipe
 from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 
@@ -113,3 +114,11 @@ def test_images_of_files_that_are_too_long_are_bad_samples() -> None:
     assert reader.rows((16, 24)) == (4, 6)
     with pytest.raises(BadSample, match="28 x 16 pixels becomes 7 patches long, but `places` is 6"):
         reader.rows((16, 28))
+    pooling = model.model_copy(update={"shuffle": 3})
+    whole = ImageReader("vision", "images", pooling, ImageRecipe(resize=None))
+    assert whole.rows((28, 28)) == (2, 2), "the seventh patch makes no row"
+    cut: Any = None
+    parts = CutReader("vision", "images", model, ImageRecipe(resize=None), cut=cut)
+    assert parts.rows((24, 24)) == (6, 6)
+    with pytest.raises(BadSample, match="a part of 28 x 16 pixels becomes 7 patches long"):
+        parts.rows((16, 28))

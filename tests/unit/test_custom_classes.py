@@ -136,6 +136,9 @@ def test_folders_without_init_and_builtin_modules_are_found(package: Path) -> No
         ("def Enc(*a, **k): return nn.Linear(2, 2)", {}, "`layers` must be a ModuleDict"),
         ("class Enc(EncoderStage):\n  def make_layer(self, n): return 1 / 0", {},
          "building stage 0 failed in"),
+        ("class Enc(EncoderStage):\n  def make_layer(self, n):\n    made = nn.Linear(8, 8)\n"
+         "    made.places = nn.Parameter(torch.arange(8), requires_grad=False)\n    return made",
+         {}, "weights are floating-point numbers, and these are not: `layers.0.places`; register"),
         ("class Enc(EncoderStage):\n  def make_layer(self, n): return nn.BatchNorm1d(8)", {},
          "saved buffers: `layers.0.num_batches_tracked`, `layers.0.running_mean`"),
         ("class Enc(EncoderStage):\n  def make_layer(self, n): return nn.BatchNorm1d(8)", {},

@@ -302,6 +302,10 @@ def test_pixels_are_divided_by_255_unless_a_file_says_otherwise(tmp_path: Path) 
             {"image_processor_type": "JanusImageProcessor", "do_resize": False},
             "do_pad: true with do_resize: false",
         ),
+        (
+            {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 100},
+            "`max_soft_tokens` is 100, not one of",
+        ),
         ([], "not a JSON object"),
     ],
 )

@@ -793,6 +793,31 @@ def test_faulty_sources_are_found_before_a_run(
     assert all(why in str(each.why) for each in found)
 
 
+def test_help_for_splits_keeps_the_other_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    as_lines(tmp_path, chats(3))
+    for name in ("train", "test"):
+        (tmp_path / "splits" / name).mkdir(parents=True)
+        (tmp_path / "splits" / name / "state.json").write_text('{"_data_files": []}')
+    (tmp_path / "splits" / "dataset_dict.json").write_text("{}")
+    for paths in ("{x.jsonl,splits}", ["x.jsonl", "splits"]):
+        made = files_spec(tmp_path, {"path": paths})
+        (only,) = sources_are_there(made, made.data)
+        assert only.help == "write `splits/train` in place of `splits`"
+
+
+def test_folders_of_media_in_braces_may_be_longer_than_a_name(tmp_path: Path) -> None:
+    folders = [f"a-folder-of-photographs-and-drawings-{n:03d}" for n in range(10)]
+    for name in folders:
+        (tmp_path / name).mkdir()
+    as_lines(tmp_path, chats(3))
+    media = f"{tmp_path}/{{{','.join(folders)}}}"
+    made = files_spec(tmp_path, {"path": str(tmp_path / "x.jsonl"), "media": media})
+    assert list(sources_are_there(made, made.data)) == []
+
+
 def test_a_large_row_group_is_decoded_once_and_not_for_each_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -333,7 +333,7 @@ def read_place(saved: Any, place: Place, rows: range, rest: Sequence[range]) -> 
 def _num_filled(box: Box, vocab: int) -> int:
     """Return the number of rows, from the first one, that are filled: not the padding of words."""
     rows, *_ = _spans(box)
-    end = max(box.shape[0], vocab) if box.name in (EMBEDDING, HEAD) else box.shape[0]
+    end = vocab if box.name in (EMBEDDING, HEAD) else box.shape[0]
     return len(range(rows.start, min(rows.stop, end)))
 
 

@@ -35,6 +35,7 @@ from mimo_launch.processors.recipes import processor_folder, recipe_of, video_re
 from mimo_launch.spec.spec import Images, Spec, UserData, WebdatasetData
 
 if TYPE_CHECKING:
+    from mimo_launch.processors.images import ImageRecipe
     from mimo_launch.processors.video_recipe import VideoRecipe
 
 # Number of members to read the headers of, in a millisecond or two.
@@ -164,22 +165,9 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
         if isinstance(error, UnknownProcessor) and _makes_one_size(folder):
             remedy = "write `processor: transformers` in `data`: its own class makes the images"
     else:
-        side = images.row_side
-        if videos is not None:
+        why = _unfit(name, images, recipe)
+        if not why and videos is not None:
             why = _why_not(name, images, videos, kind.tokens.tiles)
-        if len(recipe.mean) != images.channels:
-            why = f"it makes {len(recipe.mean)} channels, but `{name}` takes {images.channels}"
-        elif recipe.factor is not None and recipe.factor % side:
-            why = (
-                f"it makes sides that are multiples of {recipe.factor} pixels, but a row "
-                f"of `{name}` takes {side} x {side}"
-            )
-        elif recipe.only_size is not None and min(recipe.only_size) < side:
-            height, width = recipe.only_size
-            why = (
-                f"it makes images of {height} x {width} pixels, but a row of `{name}` takes "
-                f"{side} x {side}"
-            )
     if why:
         given = name in data.processors
         yield Diagnostic(
@@ -200,6 +188,27 @@ def _makes_one_size(folder: Path | None) -> bool:
         return folder is not None and recipe_of_class(folder).only_size is not None
     except ProcessorError:
         return False
+
+
+def _unfit(name: str, images: Images, recipe: "ImageRecipe") -> str:
+    """Return why the images of a recipe do not fit a module, "" if they do."""
+    side, size, most = images.row_side, recipe.only_size, images.most_places
+    if len(recipe.mean) != images.channels:
+        return f"it makes {len(recipe.mean)} channels, but `{name}` takes {images.channels}"
+    if recipe.factor is not None and recipe.factor % side:
+        return (
+            f"it makes sides that are multiples of {recipe.factor} pixels, but a row of `{name}` "
+            f"takes {side} x {side}"
+        )
+    if size is not None and min(size) < side:
+        return (
+            f"it makes images of {size[0]} x {size[1]} pixels, but a row of `{name}` takes "
+            f"{side} x {side}"
+        )
+    if size is not None and most is not None and max(size) // side * images.shuffle > most:
+        patches = max(size) // side * images.shuffle
+        return f"it makes images that are {patches} patches long, but `{name}` has {most} `places`"
+    return ""
 
 
 def _why_not(name: str, images: Images, videos: "VideoRecipe", tiles: TileRule | None) -> str:

@@ -118,7 +118,9 @@ def _files(path: YamlPath, source: Source) -> Findings:
                 (*path, "path"),
                 f"`{folder}` holds several splits",
                 f"one is trained on, and another may be held out: {names}",
-                f"write `path: {splits[-1]}`",
+                f"write `{splits[-1]}` in place of `{folder}`"
+                if len(named) > 1
+                else f"write `path: {splits[-1]}`",
             )
             return
     try:

@@ -79,10 +79,10 @@ def check_ids(ids: Int64s, number: int, split: Split) -> None:
 class Dataset(Protocol):
     """Samples by index; every answer is a pure function of (spec, split, index).
 
-    Every method that takes an index raises IndexError when it is not in [0, num_samples), or that
-    of a further caption. Methods
-    that read a record raise BadSample; callers treat OSError, EOFError and ValueError likewise.
-    Without other answers, samples are generated from the settings, and nothing is scored or judged.
+    An index is in [0, num_samples), or that of a further caption; every method that takes another
+    raises IndexError. Methods that read a record raise BadSample; callers treat OSError, EOFError
+    and ValueError likewise. Without other answers, samples are generated from the settings, and
+    nothing is scored or judged.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Builds this rank's stages from the spec, and draws their weights unless sources fill them.
+"""Builds this rank's stages from the spec, with weights that have no values yet.
 
 Decides: which modules a rank holds, and in which dtypes.
 Relies on: `layout` and `comm`.

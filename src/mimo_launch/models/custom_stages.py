@@ -170,6 +170,12 @@ def _complaints(
             f"checkpoints hold parameters only, and it has saved buffers: {_listed(saved)}; "
             + remedy
         )
+    # FSDP2 would cast them to the type of the computation.
+    if whole := {n for n, each in network.named_parameters() if not each.is_floating_point()}:
+        yield (
+            f"weights are floating-point numbers, and these are not: {_listed(whole)}; register "
+            "tables as buffers, with `persistent=False`"
+        )
     try:
         plain = adopt_parameters(network)
     except ValueError as error:

@@ -55,7 +55,8 @@ class UnfilledWeights:
         """
         for stage in self._networks.values():
             if rest := list(self._rest(stage)):
-                given = self._given(stage)
+                is_given = any(each.segment.weight.init == "given" for each in rest)
+                given = self._given(stage) if is_given else {}
                 init_parameters(rest, self._seed, randomise=randomise, quick=quick, given=given)
         self._filled = None
 
@@ -64,6 +65,9 @@ class UnfilledWeights:
         if self._filled is None:
             return
         rest = [each.name for stage in self._networks.values() for each in self._rest(stage)]
+        if not rest:
+            self._filled = None
+            return
         shown = ", ".join(rest[:_NAMES_SHOWN]) + (", ..." if len(rest) > _NAMES_SHOWN else "")
         raise RuntimeError(
             f"`{self._module}` would run before its weights were drawn; no source has filled "

@@ -154,10 +154,17 @@ def _over_time(config: Config) -> OverTime:
     )
 
 
+# Rows of an image that the processor of Gemma 4 allows at most.
+_SOFT_TOKENS = (70, 140, 280, 560, 1120)
+
+
 def _soft_tokens(config: Config) -> SoftTokens:
-    """Return the rule of Gemma 4."""
+    """Return the rule of Gemma 4. Raises: ValueError."""
     side = int(config["patch_size"]) * int(config["pooling_kernel_size"])
-    return SoftTokens(side, int(config["max_soft_tokens"]))
+    most = int(config["max_soft_tokens"])
+    if most not in _SOFT_TOKENS:
+        raise ValueError(f"`max_soft_tokens` is {most}, not one of {_SOFT_TOKENS}")
+    return SoftTokens(side, most)
 
 
 def _patch_count(config: Config) -> PatchCount:

@@ -240,10 +240,14 @@ def path_fault(name: str) -> str:
     """Return why text cannot be a path, "" if it can."""
     if "\0" in name:
         return "a path cannot contain NUL"
-    if len(os.fsencode(name)) > _MAX_PATH:
+    try:
+        lengths = {part: len(os.fsencode(part)) for part in name.split("/")}
+    except UnicodeEncodeError:
+        return "a path cannot contain half of a pair of surrogates"
+    if sum(lengths[part] + 1 for part in name.split("/")) - 1 > _MAX_PATH:
         return f"a path has at most {_MAX_PATH} bytes"
-    if any(len(os.fsencode(part)) > _MAX_NAME for part in name.split("/")):
-        return f"the name of a file has at most {_MAX_NAME} bytes"
+    if (most := max(lengths.values())) > _MAX_NAME:
+        return f"the name of a file has at most {_MAX_NAME} bytes, not {most}"
     return ""
 
 

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mimo_launch.spec.base import ClassPath, Count, LocalPath, Strict
+from mimo_launch.spec.base import ClassPath, Count, Strict
 from mimo_launch.spec.user_data import (
     HOW,
-    Paths,
     Patterns,
     SetName,
     Template,
@@ -60,7 +59,7 @@ class Source(Strict):
         **_CLASS,
     )
     options: Options = Field({}, description="Keyword arguments that `kind` is called with.")
-    media: LocalPath | Paths | None = Field(
+    media: Patterns | None = Field(
         None,
         description="Folder that the paths of images, clips and videos in records are relative to, "
         "by default that of the file; or a list: paths are relative to the first, and files may "
@@ -185,7 +184,7 @@ class CustomData(UserData):
         "`options`; for `eval`.",
         examples=[{"split": "held-out"}],
     )
-    media: LocalPath | Paths | None = Field(
+    media: Patterns | None = Field(
         None,
         description="Folder that paths in samples are relative to, by default that of the Python "
         "file; or a list: paths are relative to the first, and files may lie in any.",

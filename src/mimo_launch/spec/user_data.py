@@ -48,7 +48,7 @@ class CaptionTemplate(Strict):
     text: str | None = Field(
         None,
         description="Key of a sample's JSON that holds the text; default: its `.txt` member, or "
-        "the key `text` or `caption`.",
+        "the key `text`, `caption` or `captions`; a list of texts has one for each epoch, in turn.",
     )
     prompt: str = Field("", description="Text before each caption; it is not learnt.")
 
@@ -110,7 +110,6 @@ def unlike(templates: Iterable[Template]) -> tuple[Template, ...]:
 
 
 Rate = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
-Paths = Annotated[tuple[LocalPath, ...], Field(strict=False, min_length=1)]
 Patterns = PathPattern | Annotated[tuple[PathPattern, ...], Field(strict=False, min_length=1)]
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 

@@ -98,11 +98,12 @@ def show_samples(
     spec: Spec, dataset: Dataset, samples: Iterable[SampleData], most: int
 ) -> list[Shown]:
     """Return the first `most` samples with decoded records; each record is shown only once."""
-    shown = _Records(spec, dataset)
+    shown, number = _Records(spec, dataset), dataset.num_samples("train")
     found: list[Shown] = []
     seen: set[int] = set()
     for sample in islice(samples, most):
-        ids = {record.id for record in sample.records}
+        # Of a list of captions, each has an id of its own.
+        ids = {record.id % number for record in sample.records}
         if seen & ids:
             break
         seen |= ids

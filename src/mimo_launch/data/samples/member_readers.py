@@ -193,7 +193,9 @@ class ImageReader(MemberReader):
 
     def _limit(self, what: str, height: int, width: int) -> None:
         """Raise BadSample for an image that becomes longer than the places of its encoder."""
-        most, patches = self.images.most_places, max(height, width) // self.images.patch
+        # Pixels that make no whole row are cut off.
+        rows = max(height, width) // self.images.row_side
+        most, patches = self.images.most_places, rows * self.images.shuffle
         if most is not None and patches > most:
             raise BadSample(f"{what} pixels becomes {patches} patches long, but `places` is {most}")
 

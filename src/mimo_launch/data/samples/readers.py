@@ -92,7 +92,9 @@ class CutReader(ImageReader):
     @property
     def sizing(self) -> list[object]:
         """The settings that the numbers of rows and images depend on."""
-        return [self.module, self.images.row_side, repr(self.cut), *self.sizing_of_videos]
+        most, read = self.images.most_places, self.sizing_of_videos
+        cut = [self.module, self.images.row_side, repr(self.cut), *read]
+        return cut if most is None else [*cut, most]
 
     def pieces(self, size: MediumSize) -> list[tuple[int, MediumSize]]:
         """Return, for each image that one becomes, the columns of the grid, and its own size.
@@ -106,8 +108,12 @@ class CutReader(ImageReader):
             raise BadSample(str(error)) from error
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
-        """Return the height and width in rows of one image that another becomes."""
+        """Return the height and width in rows of one image that another becomes.
+
+        Raises: BadSample.
+        """
         side = self.images.row_side
+        self._limit(f"a part of {size[1]} x {size[0]}", *size)
         return size[0] // side, size[1] // side
 
     def arrays(self, suffix: str, data: bytes, spans: Sequence[ImageSpan]) -> list[Media]:

@@ -126,6 +126,12 @@ def _captions(
     else:
         record = _json_of(member)
         key, text = _of_key(record, template.text, _CAPTION_KEYS)
+        if key == "text" != template.text and isinstance(text, list):
+            # Paragraphs, perhaps, or words: a key named by the spec or `captions` leaves no doubt.
+            raise BadSample(
+                "`text` of its JSON is a list: with `template: {kind: caption, text: text}` each "
+                "epoch learns one of its texts"
+            )
         is_prose = _is_prose(record)
         ignored += ignored_keys(record, key, "markers", *whole_sample_keys(record))
         where = f"`{key}` of its JSON"

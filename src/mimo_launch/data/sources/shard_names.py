@@ -49,7 +49,7 @@ def expand(pattern: str, most: int) -> list[str]:
     names, letters = [], 0
     for name in braceexpand(pattern):
         if fault := path_fault(name):
-            raise PatternError(f"{fault}, but its braces make `{name[:40]}...` of {len(name)}")
+            raise PatternError(f"its braces make a name that cannot be: {fault}")
         letters += len(name)
         if letters > MAX_LETTERS:
             raise PatternError(f"its braces stand for names of more than {MAX_LETTERS:,} letters")
