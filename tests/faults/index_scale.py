@@ -77,7 +77,8 @@ def repeat(dataset: Any, times: int) -> None:
     for _ in range(times):
         writer.append(index.columns)
     write_bad(folder, ())
-    writer.finish({key: index.meta[key] for key in ("identity", "suffixes", "num_bad")})
+    kept = ("identity", "suffixes", "num_bad", "ignored")
+    writer.finish({key: index.meta[key] for key in kept})
     shutil.rmtree(index.folder)
     folder.rename(index.folder)
 

@@ -1,6 +1,7 @@
 """Lists of captions: an epoch learns one of each record, by seed, and all sizes are its own."""
 
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from tests.faults.index_scale import repeat
 from tests.support.caption_lists import (
     caption_drawn,
     captions_of,
@@ -36,6 +38,7 @@ from mimo_launch.data.order.sample_order import (
 from mimo_launch.data.record_facts import facts_of
 from mimo_launch.data.run_length import with_steps as of_epochs
 from mimo_launch.data.sample_statistics import read_statistics, statistics_text
+from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.step_data import StepData
@@ -435,3 +438,47 @@ def test_planted_bugs_are_rejected(
         test_plans_runs_and_the_index_agree_in_every_epoch(tmp_path, packing)
     monkeypatch.undo()
     look_again()
+
+
+def memory_of(made: Spec) -> tuple[int, int, int]:
+    """Return the rows of an index, and what a rank keeps of it and has at most, in bytes."""
+    data: Any = made.data
+    inputs, index = ShardInputs(made, data), opened(made).splits["train"].index
+
+    def used() -> OpenSplit:
+        split = OpenSplit(made, data, inputs, "train", index)
+        ids = np.arange(40) * (split.num_samples // 40)
+        split.facts(ids)
+        [split.describe(sample) for sample in ids.tolist()]
+        return split
+
+    used()  # What Python keeps is kept now.
+    tracemalloc.start()
+    try:
+        kept = used()
+        now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return kept.index.num_rows, now, peak
+
+
+@pytest.mark.parametrize(
+    ("too_long", "most_kept", "most_at_once"), [("error", 0.5, 2.5), ("truncate", 4.5, 6)]
+)
+def test_rows_of_an_index_take_hardly_any_memory_of_a_rank(
+    tmp_path: Path, too_long: str, most_kept: float, most_at_once: float
+) -> None:
+    """Lists of captions and a sample that is cut: the ranks of a host share the columns."""
+    path = Path(write_lists(tmp_path, NUMBERS))
+    made = caption_spec(tmp_path, str(path), too_long=too_long)
+    found = opened(made)
+    if too_long == "truncate":
+        longest = int(found.splits["train"].index.columns["tokens"].max())
+        made = made.replace(batch=made.batch.replace(seq=longest - 1))
+    repeat(found, 20)
+    few = memory_of(made)
+    repeat(opened(made), 20)
+    many = memory_of(made)
+    rows = many[0] - few[0]
+    assert (many[1] - few[1]) / rows < most_kept
+    assert (many[2] - few[2]) / rows < most_at_once

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mimo_launch.data.fact_source import Source
-from mimo_launch.data.index.columns import Bad, Columns, ShardRows
+from mimo_launch.data.index.columns import Bad, Columns, ShardRows, records_of
 from mimo_launch.data.index.indexer import SampleIndexer, read_part
 from mimo_launch.data.index.open_index import find_index
 from mimo_launch.data.index.open_split import OpenSplit
@@ -92,7 +92,8 @@ def _looked_at(spec: Spec, data: UserData) -> Records | None:
         share = open_file(shard).share(seen[-1].places) if len(seen) == each else 1.0
         seen_bytes[shard.source] += shard.times * share * shard.path.stat().st_size
     found = rows.index(bad)
-    index = Columns(Path(), found.columns, {"num_bad": len(bad), "suffixes": list(found.suffixes)})
+    columns = {**found.columns, **records_of(found.columns["caption"])}
+    index = Columns(Path(), columns, {"num_bad": len(bad), "suffixes": list(found.suffixes)})
     split = OpenSplit(spec, data, indexer.inputs, "train", index, fetches=False)
     records = first_epoch(split.num_captions, spec.train.seed, np.arange(split.num_samples))
     given = [split.describe(sample) for sample in records.tolist()]

@@ -8,6 +8,9 @@ Leaves: the order and the packing of records to `expected_steps`.
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from mimo_launch.data.dataset import Dataset, SourceSamples
 from mimo_launch.data.fact_source import Source
 from mimo_launch.data.record_facts import Int64s, RecordFacts, facts_of
@@ -31,7 +34,7 @@ class Records(Protocol):
     number: int
     most: int
     sources: tuple[SourceSamples, ...] = ()
-    captions: Int64s | None = None
+    captions: npt.NDArray[np.integer] | None = None
 
     def __hash__(self) -> int:
         """Return a hash by identity: a process looks at data once."""

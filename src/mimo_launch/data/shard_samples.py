@@ -101,7 +101,7 @@ class ShardSamples(Dataset):
         """Return the training samples of each source; empty if there is only one."""
         return self.splits["train"].sources
 
-    def captions(self) -> npt.NDArray[np.int64] | None:
+    def captions(self) -> npt.NDArray[np.integer] | None:
         """Return the number of captions of each training sample; None if each has one text."""
         return self.splits["train"].num_captions
 

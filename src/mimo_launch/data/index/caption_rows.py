@@ -2,10 +2,12 @@
 
 Decides: that samples 0 to `num_samples` are the first captions of all records, and caption k of
 record n is the sample `n + k * num_samples`; of captions that are too long, no sample.
-Relies on: the column `caption`: the rows of a record are consecutive, and its first has 0.
+Relies on: the columns of records, which are mapped: private memory is only for a record that counts
+several times, or if captions are left out.
 Leaves: which caption an epoch learns to `order.captions`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,29 +19,43 @@ from mimo_launch.data.order.permutation import Int64s
 
 @dataclass(frozen=True, slots=True)
 class CaptionRows:
-    """The captions of records: record n has `rows[firsts[n] : firsts[n] + counts[n]]`."""
+    """The captions of records: record n has those at `firsts[n]` to `firsts[n] + counts[n]`.
 
-    rows: Int64s
+    These are rows of the index, or places in `rows` if captions are left out.
+    """
+
+    rows: Int64s | None
     firsts: Int64s
-    counts: Int64s
+    counts: npt.NDArray[np.uint32]
 
     @classmethod
-    def of(cls, captions: npt.NDArray[Any], used: Int64s) -> Self:
-        """Return those among the `used` rows of the index, by its column of captions."""
-        record = (captions == 0).cumsum()[used]
-        firsts = np.flatnonzero(np.diff(record, prepend=0))
-        return cls(used, firsts, np.diff(firsts, append=len(used)))
+    def of(
+        cls, columns: Mapping[str, npt.NDArray[Any]], used: npt.NDArray[np.bool_] | None
+    ) -> Self:
+        """Return the captions of the `used` rows of an index, of all rows by default."""
+        firsts, counts = columns["record_first"], columns["record_captions"]
+        if used is None:
+            return cls(None, firsts, counts)
+        counts = np.add.reduceat(used, firsts, dtype=np.uint32)
+        counts = counts[counts > 0]
+        return cls(np.flatnonzero(used), counts.cumsum(dtype=np.int64) - counts, counts)
 
     def repeated(self, times: npt.NDArray[Any]) -> "CaptionRows":
         """Return each record as often as `times` says."""
-        return CaptionRows(self.rows, *(each.repeat(times) for each in (self.firsts, self.counts)))
+        return CaptionRows(self.rows, self.firsts.repeat(times), self.counts.repeat(times))
+
+    @property
+    def first_rows(self) -> Int64s:
+        """The row of the first caption of each record."""
+        return self._rows_at(self.firsts)
 
     def row(self, sample: int) -> int:
         """Return the row of a sample. Raises: IndexError."""
         turn, record = divmod(sample, len(self.counts))
         if not 0 <= turn < self.counts[record]:
             raise IndexError(f"sample {sample} of {len(self.counts)} with captions")
-        return int(self.rows[self.firsts[record] + turn])
+        place = int(self.firsts[record]) + turn
+        return place if self.rows is None else int(self.rows[place])
 
     def at(self, samples: Int64s) -> Int64s:
         """Return the rows of samples. Raises: IndexError."""
@@ -47,12 +63,14 @@ class CaptionRows:
         is_other = (turns < 0) | (turns >= self.counts[records])
         if is_other.any():
             raise IndexError(f"sample {samples[is_other][0]} of {len(self.counts)} with captions")
-        found: Int64s = self.rows[self.firsts[records] + turns]
-        return found
+        return self._rows_at(self.firsts[records] + turns)
 
     def between(self, first: int, end: int) -> Int64s:
         """Return the rows of all captions of consecutive records."""
-        counts = self.counts[first:end]
-        starts = self.firsts[first:end] - (counts.cumsum() - counts)
-        found: Int64s = self.rows[np.repeat(starts, counts) + np.arange(counts.sum())]
-        return found
+        counts = self.counts[first:end].astype(np.int64)
+        starts: Int64s = self.firsts[first:end] - (counts.cumsum() - counts)
+        places: Int64s = np.repeat(starts, counts) + np.arange(counts.sum())
+        return self._rows_at(places)
+
+    def _rows_at(self, places: Int64s) -> Int64s:
+        return places if self.rows is None else self.rows[places]

@@ -8,6 +8,7 @@ Leaves: reading samples to `indexer`, whether columns are out of date to `open_i
 A sample with a list of captions has a row for each of them, one after another, with equal members.
 A row has any number of members, spans of images and learned runs. Their columns concatenate all
 samples: a sample's part begins at the `*_end` of the sample before it and ends at its own `*_end`.
+The columns of records say which rows a record has; on disk, they are empty if each has one.
 """
 
 import json
@@ -33,7 +34,7 @@ from mimo_launch.layout.step_data import ImageSpan
 Column = npt.NDArray[Any]
 
 META, BAD, BLOCKS = "index.json", "bad.jsonl", "blocks.npy"
-VERSION = 15
+VERSION = 16
 
 # The fields of `Tiling` for an image in tiles; for a frame only a height, 2 for the last frame.
 TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
@@ -73,6 +74,9 @@ TYPES = {
     **ENDS,
     **{name: kind for columns in LISTS.values() for name, kind in columns.items()},
 }
+# Per record: the row of its first caption, and the number of its captions.
+RECORDS = {"record_first": "i8", "record_captions": "u4"}
+_ALL = {**TYPES, **RECORDS}
 
 
 def numbers_of(placed: PlacedMedium) -> Iterator[tuple[int, ...]]:
@@ -126,6 +130,12 @@ def placed_from(numbers: Iterable[Sequence[int]], fields: SpanFields) -> tuple[P
         )
         found.append(PlacedMedium(module, member, span, told))
     return tuple(found)
+
+
+def records_of(captions: Column) -> dict[str, Column]:
+    """Return the columns of records, from the column `caption` of their rows."""
+    firsts = np.flatnonzero(captions == 0)
+    return {"record_first": firsts, "record_captions": np.diff(firsts, append=len(captions))}
 
 
 class DamagedIndex(Exception):
@@ -187,22 +197,26 @@ class ColumnWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._stack = folder, ExitStack()
-        self._files = {
-            name: self._stack.enter_context((folder / name).open("wb")) for name in TYPES
-        }
-        self._lengths = dict.fromkeys(TYPES, 0)
+        self._files = {name: self._stack.enter_context((folder / name).open("wb")) for name in _ALL}
+        self._lengths = dict.fromkeys(_ALL, 0)
 
     def append(self, columns: Mapping[str, Column]) -> None:
         """Write the samples of one shard, with each `*_end` counted from 0. Raises: OSError."""
         # The length of each list before this shard.
         begins = {f"{name}_end": self._lengths[next(iter(LISTS[name]))] for name in LISTS}
-        for name, kind in TYPES.items():
+        begins["record_first"] = self._lengths["caption"]
+        columns = {**columns, **records_of(columns["caption"])}
+        for name, kind in _ALL.items():
             column = np.ascontiguousarray(columns[name] + begins.get(name, 0), dtype=f"<{kind}")
             column.tofile(self._files[name])
             self._lengths[name] += len(column)
 
     def finish(self, meta: Mapping[str, Any]) -> None:
         """Write what the index was made from, which completes it. Raises: OSError."""
+        if self._lengths["record_first"] == self._lengths["caption"]:
+            for name in RECORDS:
+                self._files[name].truncate(0)
+                self._lengths[name] = 0
         self.close()
         text = json.dumps({**meta, "version": VERSION, "lengths": self._lengths})
         (self._folder / META).write_text(text, encoding="utf-8")
@@ -226,7 +240,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def open_columns(folder: Path, meta: dict[str, Any]) -> Columns:
     """Map the columns of an index. Raises: DamagedIndex."""
     columns: dict[str, Column] = {}
-    for name, kind in TYPES.items():
+    for name, kind in _ALL.items():
         path, length, dtype = folder / name, meta["lengths"].get(name), np.dtype(f"<{kind}")
         try:
             size = path.stat().st_size

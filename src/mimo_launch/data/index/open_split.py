@@ -18,7 +18,15 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import BadSample, Contents, FileContents, SourceSamples
 from mimo_launch.data.index.caption_rows import CaptionRows
-from mimo_launch.data.index.columns import BAD, LISTS, TILING, Columns, SpanFields, placed_from
+from mimo_launch.data.index.columns import (
+    BAD,
+    LISTS,
+    TILING,
+    Column,
+    Columns,
+    SpanFields,
+    placed_from,
+)
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.record_facts import ImageFacts, RecordFacts, spread_out
 from mimo_launch.data.samples.decode_media import marker_of
@@ -35,6 +43,8 @@ from mimo_launch.layout.step_data import ImageSpan, SampleData, whole_video
 from mimo_launch.spec.spec import FilesData, Spec, UserData
 
 _MOST_LISTED = 5
+# Rows of which spans are read at once.
+_AT_ONCE = 1 << 16
 T = TypeVar("T")
 
 
@@ -85,23 +95,37 @@ class OpenSplit:
                 shard.path.expect(checksums)
         self._reader = OpenFiles(self._shards, open_file)
         self.num_too_long = int((self.index.columns["tokens"] > self._seq).sum())
-        # The rows of samples: of the first captions, if records have several.
-        self._rows: npt.NDArray[np.int64] | None = None
+        used: npt.NDArray[np.bool_] | None = None
         if self.num_too_long and self._data.too_long == "drop":
-            self._rows = np.flatnonzero(self.index.columns["tokens"] <= self._seq)
+            used = self.index.columns["tokens"] <= self._seq
+        # The rows of samples, unless each is its own or `captions` has them.
+        self._rows: npt.NDArray[np.int64] | None = None
         self.captions: CaptionRows | None = None
-        if (column := self.index.columns["caption"]).any():
-            self.captions = CaptionRows.of(column, self._rows_used())
-            self._rows = self.captions.rows[self.captions.firsts]
+        if 0 < len(self.index.columns["record_first"]) < self.index.num_rows:
+            self.captions = CaptionRows.of(self.index.columns, used)
+        elif used is not None:
+            self._rows = np.flatnonzero(used)
         times = np.array([each.times for each in self._shards])
         if (times > 1).any():
-            rows = self._rows_used()
-            times = times[self.index.columns["shard"][rows]]
-            self._rows = np.repeat(rows, times)
-            self.captions = self.captions and self.captions.repeated(times)
+            times = times[self._of_samples("shard")]
+            if self.captions is not None:
+                self.captions = self.captions.repeated(times)
+            else:
+                self._rows = np.repeat(self._rows_used(), times)
 
     def _rows_used(self) -> npt.NDArray[np.int64]:
+        """Return the row of each sample, of its first caption if it has several."""
+        if self.captions is not None:
+            return self.captions.first_rows
         return np.arange(self.index.num_rows) if self._rows is None else self._rows
+
+    def _of_samples(self, name: str) -> Column:
+        """Return a column for each sample, of its first caption if it has several."""
+        column = self.index.columns[name]
+        if self.captions is None and self._rows is None:
+            return column
+        found: Column = column[self._rows_used()]
+        return found
 
     def check(self) -> None:
         """Raise NotTrainable if these samples must not be trained on."""
@@ -176,10 +200,12 @@ class OpenSplit:
     @property
     def num_samples(self) -> int:
         """Number of samples to train on or to evaluate."""
+        if self.captions is not None:
+            return len(self.captions.counts)
         return self.index.num_rows if self._rows is None else len(self._rows)
 
     @property
-    def num_captions(self) -> npt.NDArray[np.int64] | None:
+    def num_captions(self) -> npt.NDArray[np.uint32] | None:
         """The number of captions of each record that are used; None if no record has a list."""
         return None if self.captions is None else self.captions.counts
 
@@ -197,11 +223,15 @@ class OpenSplit:
     def _perhaps_split(self) -> npt.NDArray[np.int64]:
         """The rows of samples that are cut, and have an image or a clip that ends after `seq`."""
         columns, gaps = self.index.columns, np.array(self._fields.gaps, dtype=np.int64)
-        widths = columns["span_width"] + gaps[columns["span_module"]]
-        sizes = np.maximum(columns["span_height"] * widths, columns["span_reads"])
-        late = np.flatnonzero(columns["span_position"] + sizes > self._seq)
-        rows = np.unique(np.searchsorted(columns["span_end"], late, side="right"))
-        return rows[columns["tokens"][rows] > self._seq]
+        is_cut, found = np.flatnonzero(columns["tokens"] > self._seq), [np.empty(0, np.int64)]
+        for first in range(0, len(is_cut), _AT_ONCE):
+            rows = is_cut[first : first + _AT_ONCE]
+            record, at = spread_out(*self._bounds("span", rows))
+            widths = columns["span_width"][at] + gaps[columns["span_module"][at]]
+            sizes = np.maximum(columns["span_height"][at] * widths, columns["span_reads"][at])
+            is_late = columns["span_position"][at] + sizes > self._seq
+            found.append(rows[np.unique(record[is_late])])
+        return np.concatenate(found)
 
     def describe(self, sample: int) -> SampleData:
         """Return the lengths and positions of a sample, from the index alone."""
@@ -293,9 +323,7 @@ class OpenSplit:
 
     def contents(self) -> Contents:
         """Return the samples of each shard that has any, in order."""
-        columns, rows = self.index.columns, self._rows
-        shards = columns["shard"] if rows is None else columns["shard"][rows]
-        content = columns["content"] if rows is None else columns["content"][rows]
+        shards, content = self._of_samples("shard"), self._of_samples("content")
         # The samples of a shard are consecutive.
         ends = np.searchsorted(shards, np.arange(len(self._shards)), side="right").tolist()
         found = []
@@ -330,8 +358,7 @@ class OpenSplit:
         """The samples of each source, in order; empty if there is only one."""
         if len(self._data.source_names) < 2 or self.split != "train":
             return ()
-        shards = self.index.columns["shard"]
-        shards = shards if self._rows is None else shards[self._rows]
+        shards = self._of_samples("shard")
         of_shard = np.array([each.source for each in self._shards])
         numbers = range(len(self._data.source_names))
         # The samples of a source are consecutive, because its files are.
