@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,9 +23,10 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.data.record_facts import NO_SOURCE, RecordFacts, distinct_rows, facts_of
+from mimo_launch.data.step_of_records import step_of
 from mimo_launch.estimate.workload import step_flops
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.step_data import StepData
+from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.layout.step_views import StepViews, reads_of
 from mimo_launch.spec.layers import Mtp
 from mimo_launch.spec.spec import Spec
@@ -201,6 +203,32 @@ def test_different_rows_of_any_table_are_counted() -> None:
         table = np.concatenate([table, table[::2]])
         found = {tuple(row): number for *row, number in distinct_rows(table).tolist()}
         assert found == Counter(map(tuple, table.tolist()))
+
+
+def test_terms_of_a_step_are_counted_once() -> None:
+    """Not again for every microbatch and depth."""
+    records = [SampleData(n, 9, n, labels_ahead=(n, 1), counted=n / 2) for n in range(1, 6)]
+    facts, asked = facts_of(records), list[str]()
+
+    def ahead() -> Any:
+        asked.append("ahead")
+        return facts.ahead()
+
+    def counted() -> Any:
+        asked.append("counted")
+        return facts.terms
+
+    class Known:
+        def facts(self, ids: Any) -> RecordFacts:
+            return replace(facts, ahead=ahead, counted=counted)
+
+        def describe(self, index: int) -> SampleData:
+            return records[index]
+
+    step = step_of(Known(), 0, np.arange(5), np.arange(6))
+    for _ in range(3):
+        assert [step.num_terms("language", depth) for depth in range(4)] == [7.5, 15, 5, 0]
+    assert sorted(asked) == ["ahead", "counted"]
 
 
 def calls_of(work: Callable[[], object]) -> int:

@@ -148,12 +148,24 @@ class StepOfRecords(StepData):
 
     def num_terms(self, module: str, depth: int = 0) -> float:
         """Return N, the divisor of a module's loss; see `StepData`."""
+        # Every microbatch asks.
         if depth:
-            return int(self.facts.ahead()[depth - 1 : depth].sum())
+            return sum(self._labels_ahead[depth - 1 : depth])
         if module == LANGUAGE:
-            terms: float = self.facts.terms.sum().item()
-            return terms
-        return int(self.facts.rows(module).sum())
+            return self._terms
+        images = self.facts.images.get(module)
+        return 0 if images is None else int(images.rows.sum())
+
+    @cached_property
+    def _labels_ahead(self) -> list[int]:
+        """Labels of each depth of multi-token prediction."""
+        sums: list[int] = self.facts.ahead().sum(axis=1).tolist()
+        return sums
+
+    @cached_property
+    def _terms(self) -> float:
+        terms: float = self.facts.terms.sum().item()
+        return terms
 
     def num_images(self, module: str) -> int:
         """Return the number of images of a module."""
