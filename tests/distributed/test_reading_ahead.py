@@ -14,7 +14,9 @@ from tests.support.specs import box, spec
 from mimo_launch.checkpoint.folder import all_checkpoints, read_marker
 from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.comm.async_copies import MaxOverRanks
+from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.synthetic import SyntheticSamples
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase, Progress, RunState
@@ -104,6 +106,29 @@ def test_a_step_waits_for_what_is_read_on_demand_and_not_for_what_is_there() -> 
     [(asked, ahead)] = run_ranks(reading_of_two_steps, made, world_size=1)
     assert asked.waited_s >= asked.read_s >= 0.4
     assert ahead.read_s >= 0.4 > ahead.waited_s
+
+
+def texts_drawn(made: Spec) -> tuple[set[str], int]:
+    """Return the threads that draw texts for the terms of a step, and the number of the terms."""
+    threads, text = set[str](), SyntheticSamples.text
+
+    def watched(*asked: Any) -> Any:
+        threads.add(threading.current_thread().name.partition("_")[0])
+        return text(*asked)
+
+    SyntheticSamples.text = watched  # type: ignore[method-assign]
+    with (
+        RankSession(Plan.of(made)) as session,
+        StepReader(session, build_dataset(made), RunState(), lambda event: None) as reader,
+    ):
+        data = reader.read("train", ids_of(made, 0), 0).data
+        terms = [data.num_terms(loss.module, loss.depth) for loss in session.layout.losses]
+    return threads, len(terms)
+
+
+def test_labels_further_ahead_are_counted_in_the_thread_of_the_reader() -> None:
+    made = spec({"language": box(0, model={"mtp": {"depth": 2}})}, mbs=4)
+    assert run_ranks(texts_drawn, made, world_size=1) == [({"reader"}, 3)]
 
 
 def saved_run(made: Spec, folder: Path, stop_after: int) -> tuple[list[Any], RunState]:

@@ -200,6 +200,11 @@ class StepReader:
         beat: Callable[[], None] = partial(self._session.progress.beat, phase)
         source = step_inputs(self.dataset, split, ids, step)
         session, pinned = self._session, self._session.device.type == "cuda"
+        for loss in session.layout.losses:
+            # The step keeps these sums. To count them, synthetic samples draw all of their tokens,
+            # which the main thread need not wait for. An evaluation has no depths.
+            if split == "train" or not loss.depth:
+                source.data.num_terms(loss.module, loss.depth)
         views = StepViews(session.layout, source.data)
         reads = reads_of(views, session.rank, decode=split in self._decodes)
         inputs, reasons = read_step(
