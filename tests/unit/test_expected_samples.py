@@ -16,7 +16,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.fact_source import Source
-from mimo_launch.data.sample_statistics import read_statistics, statistics_text
+from mimo_launch.data.sample_statistics import BadStatistics, read_statistics, statistics_text
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.spec import Spec
@@ -121,6 +121,16 @@ def test_a_file_of_statistics_stands_for_the_shards(kind: str, tmp_path: Path) -
         assert [(s.num_tokens, s.num_labels, s.spans) for s in shown.samples] == [
             (s.num_tokens, s.num_labels, s.spans) for s in real
         ]
+
+
+def test_a_file_of_which_samples_differ_in_depths_is_damaged(tmp_path: Path) -> None:
+    made = load_spec(ROOT / "docs/measured/photographs_qwen3_vl_4b.yaml").spec
+    assert made is not None
+    found = json.loads((ROOT / "docs/measured/photographs.json").read_text())
+    found["sizes"][3][2] = [70, 60]
+    (tmp_path / "stats.json").write_text(json.dumps(found))
+    with pytest.raises(BadStatistics, match=r"stats.json is damaged: .* at unlike depths"):
+        read_statistics(made, tmp_path / "stats.json")
 
 
 def test_a_file_of_an_older_version_is_read() -> None:

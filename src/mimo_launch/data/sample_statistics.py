@@ -64,6 +64,8 @@ def read_statistics(spec: Spec, path: Path) -> tuple[list[SampleData], int]:
             said, have = ", ".join(sorted(names)), ", ".join(sorted(spec.modules))
             raise BadStatistics(f"{path} is for the modules {said}; this spec has {have}")
         samples = [_sample(found, sizes) for sizes in found["sizes"]]
+        if len({len(each.labels_ahead) for each in samples}) > 1:
+            raise BadStatistics(f"{path} is damaged: samples have labels ahead at unlike depths")
         number = int(found["samples"])
     except OSError as error:
         raise BadStatistics(f"{path} cannot be read: {error.strerror}") from error
