@@ -7,7 +7,6 @@ Leaves: making columns to the data sets, the records of a step to `step_of_recor
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,9 @@ from mimo_launch.layout.step_data import ImageSpan, SampleData
 
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
-# Each image is so many numbers; see `shape_of`.
-_SHAPE = 8
+# The numbers of an image, as columns of an index name them; see `shape_of`.
+TILING = tuple(f"tiling_{field}" for field in ("tall", "wide", "height", "width"))
+SHAPE = ("height", "width", "reads", "loose", *TILING)
 NO_SOURCE = -1
 # Values so few are counted one by one, not sorted.
 _MOST_COUNTED = 1 << 20
@@ -39,7 +39,7 @@ def shown_from(tall: int, wide: int, height: int, width: int) -> Shown:
 
 
 def shape_of(span: ImageSpan) -> tuple[int, ...]:
-    """Return the numbers of an image: all of it that work depends on, which is not its place."""
+    """Return the numbers of `SHAPE`: all of an image that work depends on, but not its place."""
     return (span.height, span.width, span.reads or 0, span.loose, *tiling_of(span.shown))
 
 
@@ -51,8 +51,8 @@ def _span_from(height: int, width: int, reads: int, loose: int, *tiling: int) ->
 class ImageFacts:
     """The images of one module: the place of each one's record, in order, and its `shape_of`.
 
-    Shapes: `record` [images], `shapes` [images, 8]. The images of a record are in any order, which
-    is the same for all modules that see them.
+    Shapes: `record` [images], `shapes` [images, numbers of `SHAPE`]. The images of a record are in
+    any order, which is the same for all modules that see them.
     """
 
     record: Int64s
@@ -102,20 +102,20 @@ class RecordFacts:
 
     def take(self, places: Int64s) -> "RecordFacts":
         """Return the facts about records at some places."""
-        number = len(self.tokens)
+        number, counted = len(self.tokens), self.counted
         return RecordFacts(
             self.tokens[places],
             self.labels[places],
             {name: images.take(places, number) for name, images in self.images.items()},
             lambda: self.ahead()[:, places],
-            self.counted and partial(_taken, self.counted, places),
+            counted and (lambda: counted()[places]),
             None if self.source is None else self.source[places],
             self.source_names,
         )
 
     def without(self, bad: Sequence[int]) -> "RecordFacts":
         """Return the same if nothing of some records can be read."""
-        kept = np.ones(len(self.tokens), dtype=np.int64)
+        kept, counted = np.ones(len(self.tokens), dtype=np.int64), self.counted
         kept[np.array(bad, dtype=np.int64)] = 0
         images = {}
         for name, each in self.images.items():
@@ -126,7 +126,7 @@ class RecordFacts:
             self.labels * kept,
             images,
             lambda: self.ahead() * kept,
-            self.counted and partial(_kept, self.counted, kept),
+            counted and (lambda: counted() * kept),
             None if self.source is None else np.where(kept == 1, self.source, NO_SOURCE),
             self.source_names,
         )
@@ -148,19 +148,11 @@ class RecordFacts:
             columns.append(other.rows[at, None])
         found = []
         for *numbers, count in distinct_rows(np.concatenate(columns, axis=1)).tolist():
-            spans = {module: (_span_from(*numbers[:_SHAPE]),)}
-            for name, rows in zip(others, numbers[_SHAPE:], strict=True):
+            spans = {module: (_span_from(*numbers[: len(SHAPE)]),)}
+            for name, rows in zip(others, numbers[len(SHAPE) :], strict=True):
                 spans[name] = (ImageSpan(0, 1, rows),)
             found.append((SampleData(0, 0, 0, spans), count))
         return found
-
-
-def _taken(make: Callable[[], Float64s], places: Int64s) -> Float64s:
-    return make()[places]
-
-
-def _kept(make: Callable[[], Float64s], kept: Int64s) -> Float64s:
-    return make() * kept
 
 
 def facts_of(records: Sequence[SampleData]) -> RecordFacts:
@@ -172,7 +164,7 @@ def facts_of(records: Sequence[SampleData]) -> RecordFacts:
             for place, record in enumerate(records)
             for span in record.spans.get(name, ())
         ]
-        table = np.array(spans, dtype=np.int64).reshape(-1, 1 + _SHAPE)
+        table = np.array(spans, dtype=np.int64).reshape(-1, 1 + len(SHAPE))
         images[name] = ImageFacts(table[:, 0], table[:, 1:])
     names = tuple(dict.fromkeys(record.source for record in records if record.source))
     numbers = {name: number for number, name in enumerate(names)}

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mimo_launch.data.dataset import Dataset, SourceSamples
 from mimo_launch.data.fact_source import Source
 from mimo_launch.data.record_facts import Int64s, RecordFacts, facts_of
+from mimo_launch.data.step_of_records import KnownRecords
 from mimo_launch.layout.step_data import SampleData
 
 # Records of a run that a plan looks at: as they are, packed (some 1.5 microseconds each), and
@@ -21,7 +22,7 @@ from mimo_launch.layout.step_data import SampleData
 MOST, MOST_PACKED, MOST_DRAWN = 2**20, 2**17, 2**12
 
 
-class Records(Protocol):
+class Records(KnownRecords, Protocol):
     """The records of an epoch, `in_all`; a plan orders `number` of them, and looks at `most`.
 
     `basis` says in words where they come from; `sources` are those that the run mixes, if known;
@@ -42,12 +43,6 @@ class Records(Protocol):
 
     def tokens(self, ids: Int64s) -> Int64s:
         """Return the number of tokens of each of these records."""
-
-    def facts(self, ids: Int64s) -> RecordFacts:
-        """Return facts about these records."""
-
-    def describe(self, index: int) -> SampleData:
-        """Return a record as a run describes it."""
 
 
 class DrawnRecords(Records):

@@ -59,6 +59,9 @@ class SyntheticSamples(Dataset):
         read = spec.sources_of(LANGUAGE)
         self._placeholders = {name: placeholder_id(spec, name) for name in read}
         self._depths = kind_of(spec.language.model).depths
+        loss = spec.language.loss
+        # The column that a loss of language counts.
+        self._counts = None if loss is None else loss.counts
         self._num_text_tokens = vocab_size(spec) - len(read)
         if self._num_text_tokens < 1:
             raise ValueError("the vocabulary has no token beside the placeholders")
@@ -75,8 +78,8 @@ class SyntheticSamples(Dataset):
     def describe(self, split: Split, index: int) -> SampleData:
         """Return the lengths and positions of a sample, without its pixels."""
         drawn = self._drawn(split, index)
-        if (loss := self._spec.language.loss) is not None and loss.counts is not None:
-            drawn = replace(drawn, counted=float(self.columns(split, index)[loss.counts].sum()))
+        if self._counts is not None:
+            drawn = replace(drawn, counted=float(self.columns(split, index)[self._counts].sum()))
         if not self._depths:
             return drawn
         _, labels = self.text(split, index)
@@ -87,9 +90,6 @@ class SyntheticSamples(Dataset):
         """Return what `describe` says of many samples, as columns."""
         check_ids(ids, self.num_samples(split), split)
         found = self._draws.facts(split, ids)
-        counts = (
-            self._spec.language.loss is not None and self._spec.language.loss.counts is not None
-        )
 
         @cache
         def described() -> RecordFacts:
@@ -99,7 +99,7 @@ class SyntheticSamples(Dataset):
         return replace(
             found,
             ahead=(lambda: described().ahead()) if self._depths else found.ahead,
-            counted=(lambda: described().terms.astype(np.float64)) if counts else None,
+            counted=(lambda: described().terms.astype(np.float64)) if self._counts else None,
         )
 
     def _drawn(self, split: Split, index: int) -> SampleData:

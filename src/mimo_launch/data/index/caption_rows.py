@@ -68,9 +68,9 @@ class CaptionRows:
     def between(self, first: int, end: int) -> Int64s:
         """Return the rows of all captions of consecutive records."""
         counts = self.counts[first:end].astype(np.int64)
-        starts: Int64s = self.firsts[first:end] - (counts.cumsum() - counts)
-        places: Int64s = np.repeat(starts, counts) + np.arange(counts.sum())
-        return self._rows_at(places)
+        before: Int64s = counts.cumsum() - counts
+        starts: Int64s = self.firsts[first:end] - before
+        return self._rows_at(np.repeat(starts, counts) + np.arange(counts.sum()))
 
     def _rows_at(self, places: Int64s) -> Int64s:
         return places if self.rows is None else self.rows[places]

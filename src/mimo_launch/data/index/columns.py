@@ -24,7 +24,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.record_facts import shown_from, tiling_of
+from mimo_launch.data.record_facts import TILING, shown_from, tiling_of
 from mimo_launch.data.samples.decode_media import Marker
 from mimo_launch.data.samples.media_rows import PlacedMedium
 from mimo_launch.data.samples.records import TEXT_SUFFIXES
@@ -36,8 +36,6 @@ Column = npt.NDArray[Any]
 META, BAD, BLOCKS = "index.json", "bad.jsonl", "blocks.npy"
 VERSION = 16
 
-# The fields of `Tiling` for an image in tiles; for a frame only a height, 2 for the last frame.
-TILING = tuple(f"span_tiling_{field}" for field in ("tall", "wide", "height", "width"))
 # Per text of a sample; `content` is a checksum of its members, `counted` the sum of a column for a
 # loss, `caption` the place of the text in a list of captions, 0 for the first or the only one.
 SAMPLES = {
@@ -62,7 +60,8 @@ LISTS = {
         "span_later": "u4",
         "span_told": "u8",
         "span_loose": "u4",
-        **dict.fromkeys(TILING, "u4"),
+        # The fields of `Tiling` for an image in tiles; for a frame only a height, 2 for the last.
+        **dict.fromkeys((f"span_{each}" for each in TILING), "u4"),
         "span_before": "u4",
     },
     "run": {"run_first": "u4", "run_last": "u4"},

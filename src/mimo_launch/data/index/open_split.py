@@ -21,14 +21,13 @@ from mimo_launch.data.index.caption_rows import CaptionRows
 from mimo_launch.data.index.columns import (
     BAD,
     LISTS,
-    TILING,
     Column,
     Columns,
     SpanFields,
     placed_from,
 )
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.record_facts import ImageFacts, RecordFacts, spread_out
+from mimo_launch.data.record_facts import SHAPE, ImageFacts, RecordFacts, spread_out
 from mimo_launch.data.samples.decode_media import marker_of
 from mimo_launch.data.samples.media_rows import PlacedMedium, ShardInputs
 from mimo_launch.data.samples.records import TEXT_SUFFIXES
@@ -293,10 +292,9 @@ class OpenSplit:
         end = columns["span_position"][at] + np.maximum(1, columns["span_reads"][at])
         used = end <= tokens[record]
         record, at, width = record[used], at[used], width[used]
-        modules, shapes = columns["span_module"][at], np.empty((len(at), 8), dtype=np.int64)
-        names = ("span_height", "span_width", "span_reads", "span_loose", *TILING)
-        for place, name in enumerate(names):
-            shapes[:, place] = width if name == "span_width" else columns[name][at]
+        modules, shapes = columns["span_module"][at], np.empty((len(at), len(SHAPE)), np.int64)
+        for place, name in enumerate(SHAPE):
+            shapes[:, place] = width if name == "width" else columns[f"span_{name}"][at]
         return {
             name: ImageFacts(record[of], shapes[of])
             for number, name in enumerate(self._inputs.names)

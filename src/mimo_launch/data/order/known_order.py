@@ -89,8 +89,6 @@ def known_order(spec: Spec, records: Records) -> KnownOrder:
 
 # Records of which facts are columns at once.
 _AT_ONCE = 1 << 16
-# Records of which facts are columns at once.
-_AT_ONCE = 1 << 16
 # A small data set is walked through so many times at most.
 _MOST_EPOCHS = 64
 
