@@ -127,6 +127,23 @@ def test_the_file_of_images_is_reproducible(tmp_path):
     assert (read_labels == labels).all()
 
 
+def test_few_rows_of_many_blocks_are_drawn_alone(monkeypatch: pytest.MonkeyPatch):
+    """The same words, and a block only for a record of which many others are beside it."""
+    made: list[int] = []
+    draw = Draws._make_block
+    key = split_key(0, "train", Purpose.DIGITS)
+    beside = 7 * 1024 + np.arange(900)
+    ids = np.append(np.random.default_rng(0).integers(8 * 1024, 10**9, size=300), beside)
+    ids = np.random.default_rng(1).permutation(ids)
+    wanted = Draws(key, 6).rows(ids)
+    monkeypatch.setattr(Draws, "_make_block", lambda *of: made.append(of[1]) or draw(*of))
+    table = Draws(key, 6, 10**9)
+    assert (table.rows(ids) == wanted).all()
+    assert [table.row(index) for index in ids[:9].tolist()] == wanted[:9].tolist()
+    assert table.rows(ids[:0]).shape == (0, 6)
+    assert made == [7]
+
+
 def test_a_step_draws_each_block_of_records_once(monkeypatch: pytest.MonkeyPatch):
     """Also if it has records of more blocks than are kept, in any order."""
     made: list[int] = []

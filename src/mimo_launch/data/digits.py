@@ -143,7 +143,11 @@ class DigitStrips(Dataset):
         # If there are several tasks, one more word chooses the task.
         width = 2 + data.max_digits + (len(data.tasks) > 1)
         self._draws = {
-            split: Draws(split_key(spec.train.seed, split, Purpose.DIGITS), width)
+            split: Draws(
+                split_key(spec.train.seed, split, Purpose.DIGITS),
+                width,
+                data.samples if split == "train" else 0,
+            )
             for split in splits
         }
         self._images = image_split()

@@ -11,8 +11,7 @@ mixing it with images to `models.noise`.
 
 from enum import IntEnum
 from functools import lru_cache
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,8 @@ _WORDS_PER_COUNTER = 4
 _BLOCK = 1024
 # A block of rows has about 100 kB; the cap bounds memory for an epoch of any length.
 _MAX_BLOCKS = 512
+# To make a block takes as long as so many rows alone.
+_FEW = 40
 _U32 = np.uint64(32)
 _U64_MASK = (1 << 64) - 1
 
@@ -105,11 +106,14 @@ class Draws:
     """A table of random words [index, width], made block by block as it is read.
 
     Reading a row takes about a microsecond once its block exists, against about 20 with a generator
-    per sample. This matters because every rank plans every sample of every step, its own or not.
+    per sample. Every rank reads the `rows` of all samples of a step, its own or not.
+
+    If there are more blocks than are kept, a block with few of the rows that are read is not made.
+    `number` is that of all rows, if they are read in random order.
     """
 
-    def __init__(self, key: tuple[int, int], width: int) -> None:
-        self._key = np.array(key, dtype=np.uint64)
+    def __init__(self, key: tuple[int, int], width: int, number: int = 0) -> None:
+        self._key, self._is_long = np.array(key, dtype=np.uint64), number > _MAX_BLOCKS * _BLOCK
         self._counters_per_row = -(-width // _WORDS_PER_COUNTER)
         self._width = width
         self._block = lru_cache(maxsize=_MAX_BLOCKS)(self._make_block)
@@ -126,15 +130,35 @@ class Draws:
         # Block by block: a step with the samples of many blocks would make them again.
         order = np.argsort(ids, kind="stable")
         blocks, rows = np.divmod(ids[order], _BLOCK)
-        starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
-        for start, end in pairwise([*starts, len(ids)]):
-            found[order[start:end]] = self._block(int(blocks[start]))[rows[start:end]]
+        starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+        numbers = np.diff(starts, append=len(ids))
+        is_few = self._is_long & (numbers < _FEW)
+        whole = zip(starts[~is_few].tolist(), numbers[~is_few].tolist(), strict=True)
+        for start, number in whole:
+            here = slice(start, start + number)
+            found[order[here]] = self._block(int(blocks[start]))[rows[here]]
+        if is_few.any():
+            alone = order[np.repeat(is_few, numbers)]
+            found[alone] = self._alone(ids[alone])
+        return found
+
+    def _alone(self, ids: npt.NDArray[np.int64]) -> Words:
+        """Return the words of some samples, made one by one."""
+        found = np.empty((len(ids), self._width), dtype=np.uint64)
+        # To set the state of a generator takes a sixth of the time of making one.
+        bits = np.random.Philox(key=self._key)
+        state: Any = bits.state
+        for place, index in enumerate(ids.tolist()):
+            state["state"]["counter"][0] = index * self._counters_per_row
+            bits.state = state
+            found[place] = bits.random_raw(self._width)
         return found
 
     def row(self, index: int) -> list[int]:
         """Return the `width` words of one sample."""
         block, row = divmod(index, _BLOCK)
-        words: list[int] = self._block(block)[row].tolist()
+        found = self._alone(np.array([index]))[0] if self._is_long else self._block(block)[row]
+        words: list[int] = found.tolist()
         return words
 
 

@@ -110,7 +110,12 @@ class SyntheticDraws:
         seed = spec.train.seed
         splits: tuple[Split, Split] = ("train", "heldout")
         self._draws = {
-            split: Draws(split_key(seed, split, Purpose.SYNTHETIC_PLAN), width) for split in splits
+            split: Draws(
+                split_key(seed, split, Purpose.SYNTHETIC_PLAN),
+                width,
+                data.samples if split == "train" else 0,
+            )
+            for split in splits
         }
 
     def sample(self, split: Split, index: int) -> SampleData:
