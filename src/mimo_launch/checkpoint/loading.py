@@ -190,11 +190,13 @@ def start_run(
         emit(RunResumed(step=state.step, resumed_from=str(usable.path), changes=changes))
     else:
         begun = _begun(spec, starts, lambda: session.progress.enter(Phase.LOADING))
+    saver = None
+    if spec.saving is not None:
+        bases = starts.bases(begun, packed=spec.saving.frozen_weights)
+        saver = CheckpointSaver(session, run, group, data, bases)
+    # Last, so that a rank waits for no other while it is said to draw.
     session.draw_rest()
-    if spec.saving is None:
-        return state, None
-    bases = starts.bases(begun, packed=spec.saving.frozen_weights)
-    return state, CheckpointSaver(session, run, group, data, bases)
+    return state, saver
 
 
 def _begun(spec: Spec, starts: Starts, loads: Callable[[], None]) -> dict[str, Start]:

@@ -31,7 +31,8 @@ class Checked:
     """A spec that passed every check, warnings aside, or None; and the findings in file order.
 
     `unfit` is a spec without errors except that it does not fit into the memory of GPUs.
-    `estimator` has the estimates of either, kept because they take time; None without any.
+    `estimator` has the estimates of either, kept because they take time; None for a spec with other
+    errors, and if nothing was estimated.
     """
 
     spec: Spec | None
@@ -111,7 +112,8 @@ def _checked(
     unfit, estimator = None, None
     if spec is not None and not has_errors(found) and memory is not None:
         plan = Plan.of(spec)
-        if gpu_memory(spec) is not None:
+        # Where nothing is to be estimated, numpy is not imported.
+        if only_plans or gpu_memory(spec) is not None:
             estimator = Estimator.of(plan, memory)
             of_memory = tuple(memory_findings(estimator))
             unfit = spec if has_errors(of_memory) else None

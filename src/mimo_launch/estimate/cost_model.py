@@ -287,8 +287,8 @@ class CostModel:
         """Return the model FLOPs of a replica's stage in the step, and whether it trains."""
         _, total, replicas = self._works_of(module)
         ahead, back = self._operations(module, stage, total)
-        behind = sum(each.total for each in back.values())
-        return (sum(each.total for each in ahead.values()) + behind) / replicas, bool(behind)
+        backward = sum(each.total for each in back.values())
+        return (sum(each.total for each in ahead.values()) + backward) / replicas, bool(backward)
 
     def _operations(
         self, module: ModuleLayout, stage: Stage, work: Workload
@@ -300,7 +300,7 @@ class CostModel:
     def _times(self, module: ModuleLayout, stage: Stage, work: Workload) -> StageTimes:
         """Return the seconds of one forward and its backward."""
         path = backward_path(self.spec, self.layout, module, stage)
-        behind = flops_of_layers(self.spec, module, path.layers, work)
+        through_layers = flops_of_layers(self.spec, module, path.layers, work)
         overhead = self.constants.action_overhead * MICRO
         travel = self._travel(module, stage, work)
         between = self._layers(module, stage, work) + travel
@@ -311,7 +311,7 @@ class CostModel:
         ahead = kernels.forward() + between
         back, again = kernels.backward(), 0.0
         found = between, travel
-        if any(flops.linear for flops in behind.values()):
+        if any(flops.linear for flops in through_layers.values()):
             again, repeated = kernels.repeated(), self._between_again(module, stage, work)
             back += again + between + repeated[0]
             found = 2 * between + repeated[0], 2 * travel + repeated[1]

@@ -36,10 +36,10 @@ FOR_SIMPLER = 0.15
 FOR_SIMPLER_THAT_FIT = 0.4
 # On fewer GPUs a step may take longer: by this share, if this share of the GPUs is saved.
 MOST_LOSS, LEAST_SAVED = 0.05, 0.2
-# Plans of more ranks or layers take longer, so fewer are made. Up to so many ranks, one process
-# makes them.
+# Up to so many ranks, one process makes all plans: further ones would work out shared stages again.
 _ALONE = 16
-_MOST_PLANS = ((_ALONE, 80), (1024, 160), (4096, 100))
+# Plans of more ranks or layers take longer, so fewer are made.
+_MOST_PLANS = ((16, 80), (1024, 160), (4096, 100))
 _PLANS_OF_MANY = 9
 _LAYERS_PER_PLAN = 200
 # Shares of the plans: for layouts next to the present one; kept from bounds of placements; and, of
