@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tests.support.planted_experts import mixture, routed
 from tests.support.proof import failures, verdicts
@@ -17,6 +18,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.data.random_draws import Split
+from mimo_launch.data.record_facts import RecordFacts
 from mimo_launch.data.synthetic import SyntheticSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layout.step_data import SampleData
@@ -78,17 +80,23 @@ def test_microbatches_without_labels_are_balanced(monkeypatch: pytest.MonkeyPatc
     model = hybrid({"tp": 2}, "ME*") | mixture()
     language = box(0, tp=2, pp=2, model=model, experts=EP2)
     made = shrink(spec({"language": language}, microbatches=6, mbs=1, text_only=1.0))
-    describe, text = SyntheticSamples.describe, SyntheticSamples.text
+    describe, facts = SyntheticSamples.describe, SyntheticSamples.facts
+    text = SyntheticSamples.text
 
     def described(self: SyntheticSamples, split: Split, index: int) -> SampleData:
         found = describe(self, split, index)
         return found if index % 3 == 0 else replace(found, num_labels=0)
+
+    def known(self: SyntheticSamples, split: Split, ids: npt.NDArray[np.int64]) -> RecordFacts:
+        found = facts(self, split, ids)
+        return replace(found, labels=np.where(ids % 3, 0, found.labels))
 
     def unlabelled(self: SyntheticSamples, split: Split, index: int) -> Any:
         tokens, labels = text(self, split, index)
         return tokens, labels if index % 3 == 0 else np.full_like(labels, IGNORE_LABEL)
 
     monkeypatch.setattr(SyntheticSamples, "describe", described)
+    monkeypatch.setattr(SyntheticSamples, "facts", known)
     monkeypatch.setattr(SyntheticSamples, "text", unlabelled)
     dataset = build_dataset(made)
     for ids in steps_of(global_order(made, dataset), 2):

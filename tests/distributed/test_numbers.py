@@ -16,6 +16,7 @@ from mimo_launch.data.order.sample_order import GlobalOrder
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout.layout import build_layout, world_size
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train import loop, prefetch
@@ -291,7 +292,7 @@ def no_labels(*steps: int) -> None:
         if steps and inputs.data.step not in steps:
             return inputs
         samples = tuple(replace(sample, num_labels=0) for sample in inputs.data.samples)
-        return replace(inputs, data=replace(inputs.data, samples=samples))
+        return replace(inputs, data=StepData(inputs.data.step, samples))
 
     prefetch.step_inputs = without
 

@@ -20,6 +20,7 @@ from mimo_launch.data.order.sample_order import GlobalOrder
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layers.parameter_segments import local_tensor
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime import bridges
 from mimo_launch.runtime.step_state import StepState
@@ -96,7 +97,7 @@ class WithoutLabels(UnreadStep):
 def metrics_without_labels(made: Spec) -> tuple[float, float]:
     inputs = inputs_of(made, 0)
     samples = tuple(replace(sample, num_labels=0) for sample in inputs.data.samples)
-    empty = WithoutLabels(inputs.dataset, "train", replace(inputs.data, samples=samples))
+    empty = WithoutLabels(inputs.dataset, "train", StepData(inputs.data.step, samples))
     with RankSession(Plan.of(made)) as session:
         metrics = session.gradients(empty).read()
     return metrics.loss, metrics.norm
