@@ -276,16 +276,12 @@ def _embedded(
                 _begins(*each) for each in zip((height, width), model.image, strict=True)
             )
             sized = as_image[:, :, down][:, :, :, right]
+        elif model.interpolation == "averaged":
+            sized = _averaged(as_image, height, width)
         else:
             corners = model.interpolation == "bilinear"
             mode = "bicubic" if model.interpolation == "bicubic" else "bilinear"
-            sized = F.interpolate(
-                as_image,
-                (height, width),
-                mode=mode,
-                align_corners=corners,
-                antialias=model.interpolation == "averaged",
-            )
+            sized = F.interpolate(as_image, (height, width), mode=mode, align_corners=corners)
         x_ND = x_ND + sized[0].flatten(1).T
     if model.class_token:
         token = weights[f"{encoder}.class_token.weight"]
@@ -295,6 +291,17 @@ def _embedded(
     if model.registers:
         x_ND = torch.cat([weights[f"{encoder}.registers.weight"], x_ND])
     return x_ND, (height, width)
+
+
+def _averaged(image: Tensor, height: int, width: int) -> Tensor:
+    """Resize with antialias, each axis while it is the last one.
+
+    Of an image with one column, torch 2.13 computes other rows than of one with two.
+    """
+    for size in (width, height):
+        flat = (image.shape[2], size)
+        image = F.interpolate(image, flat, mode="bilinear", antialias=True).mT
+    return image
 
 
 def _begins(number: int, size: int) -> list[int]:
