@@ -282,6 +282,55 @@ def varlen_backward(
     return grads
 
 
+def attend_to_keys(
+    q_BhsK: Tensor, k_BgmK: Tensor, v_BgmK: Tensor, *, is_causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return attention to these keys, [B, h, s, K], and its log-sum-exp, [B, h, s].
+
+    Why: `scaled_dot_product_attention` keeps the log-sum-exp, which merging attention to several
+    parts of the keys needs. These are its kernels: cuDNN's on GPUs, flash attention on CPUs.
+    """
+    call = {"is_causal": is_causal, "scale": scale}
+    if q_BhsK.is_cuda:
+        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+        out, total, *_ = cudnn(q_BhsK, k_BgmK, v_BgmK, None, True, **call)
+        return out, total.view(out.shape[:3])
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, total = flash(q_BhsK, k_BgmK, v_BgmK, **call)
+    return out, total
+
+
+def gradients_of_keys(
+    grad_BhsK: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    out_BhsK: Tensor,
+    sum_Bhs: Tensor,
+    *,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values of `attend_to_keys`.
+
+    Why: as above. The output and its log-sum-exp may be those of all parts of the keys: then they
+    are the gradients of this part.
+    """
+    if not grad_BhsK.is_cuda:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        on_cpu: tuple[Tensor, Tensor, Tensor] = flash(
+            grad_BhsK, *inputs, out_BhsK, sum_Bhs, 0.0, is_causal, scale=scale
+        )
+        return on_cpu
+    # The random state, which only dropout uses.
+    state = torch.empty(0, dtype=torch.uint64, device=grad_BhsK.device)
+    queries, keys = inputs[0].shape[2], inputs[1].shape[2]
+    cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+    on_gpu: tuple[Tensor, Tensor, Tensor] = cudnn(
+        grad_BhsK, *inputs, out_BhsK, sum_Bhs.unsqueeze(3).contiguous(), state, state,
+        None, None, None, queries, keys, 0.0, is_causal, scale=scale,
+    )  # fmt: skip
+    return on_gpu
+
+
 def keep_for_second_backwards() -> None:
     """Let functions that are compiled from now on keep what a second backward needs.
 

@@ -266,8 +266,9 @@ class StageKernels:
             pairs = kind.pairs(number, work)
             flops = 2.0 * pairs * widths.scored / self._parts
             length = pairs / work.tokens * (2 if isinstance(kind, CausalKind) else 1)
-            name = f"{self._mask(number)} attention"
-            total += Seconds(*self._both_ways(name, flops, length, widths.unit))
+            for mask, share, keys in self._calls(number, length):
+                name = f"{mask} attention"
+                total += Seconds(*self._both_ways(name, share * flops, keys, widths.unit))
         if widths.between:
             layer, flops = kind.layer_kind(number), widths.between * work.tokens / self._parts
             forward, backward = self._both_ways(layer.value, flops, self._tokens)
@@ -304,6 +305,18 @@ class StageKernels:
             forward + (2 * self._pass(_SCORES * pairs, _SCORES * pairs) if pairs else 0.0),
         )
 
+    def _calls(self, number: int, length: float) -> list[tuple[str, float, float]]:
+        """Return the kernels of attention of a layer, their shares of its work, and its lengths.
+
+        A cp rank has two chunks of a sequence: each attends to itself, and to all before it.
+        """
+        cp, mask = self.module.grid.size(Axis.CP), self._mask(number)
+        if mask != "causal" or cp == 1:
+            return [(mask, 1.0, length)]
+        chunk = self.layout.seq / (2 * cp)
+        own = min(1.0, chunk / length)
+        return [("causal", own, chunk), ("whole", 1 - own, length)]
+
     def _mask(self, number: int) -> str:
         """Return which kernels of attention a layer takes, as `layers.attention` does."""
         kind, work = self._kind, self.work
@@ -317,7 +330,7 @@ class StageKernels:
             return "masked"
         if windows or work.spans.total() > sequences:
             return "documents"
-        return "causal" if cp == 1 else "masked"
+        return "causal"
 
     def _pass(self, size: float, tensor: float) -> float:
         """Return the seconds to move so many bytes, in tensors of so many."""

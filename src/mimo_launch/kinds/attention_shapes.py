@@ -35,8 +35,10 @@ LATENT_ALONE = (
     Saved(name="rotated keys", query=1),
 )
 LATENT_GATHERED = (Saved(name="gathered keys and values", query=1, value=1),)
-LATENT_IN_ORDER = Saved(name="attention output of both parts", value=1, for_weights=True)
-# Where attention writes tokens in another order, or in parts.
+# The same, and the output, where attention over cp pads values to the size of keys.
+LATENT_PADDED = (Saved(name="gathered keys and values, padded", query=2),)
+LATENT_OUTPUT = Saved(name="attention output, padded", query=1)
+# Where attention writes tokens in another order.
 IN_ORDER = Saved(name="attention output, in the order of tokens", query=1, for_weights=True)
 
 
@@ -88,16 +90,20 @@ class LatentShape(LayerShape):
             Saved(name="narrow widths, before their norms", narrow=1, shared=True),
             Saved(name="narrow widths, in the region", entered=1, for_weights=True),
             Saved(name="rotated queries", query=1),
-            *(LATENT_ALONE if passes.cp == 1 else LATENT_GATHERED * passes.cp),
+            *(LATENT_ALONE if passes.cp == 1 else self._gathered(passes)),
         )
-        if passes.cp > 1 and passes.packed_keys is None:
-            found = (*found, LATENT_IN_ORDER)
         # The width that rotates has no norm, and is not kept beside copies of the others.
         kept = passes.of_norm("rms")
         others = self.sizes.rope_head_dim * (kept + (passes.wide > 1)) // passes.wide
         name = "inputs of norms of narrow widths in fp32, and results"
         beside = Saved(name=name, narrow=kept, numbers=-others, shared=True)
         return found if passes.are_compiled else (*found, beside)
+
+    def _gathered(self, passes: Passes) -> tuple[Saved, ...]:
+        """Return keys and values of all cp ranks, and any output that is wider than values."""
+        if passes.packed_keys is None and self.sizes.v_head_dim < self.head_size:
+            return (*LATENT_PADDED * passes.cp, LATENT_OUTPUT)
+        return LATENT_GATHERED * passes.cp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,9 +279,6 @@ class AttentionShape(LayerShape):
         if self.value_norm and passes.wide > 1 and not passes.are_compiled:
             of_norms = False
         reads_views = of_norms or self.gated or clips
-        # Causal attention over cp: autograd keeps no view of it, but measured steps hold as much
-        # more.
-        reads_views |= pattern.causal and gathers
         if reads_views or not (reorders or (copied and (gathers or copies_values))):
             name = "queries, keys and values, fused"
             found.append(Saved(name=name, query=self.query_parts, key=self.key_parts))
@@ -286,8 +289,7 @@ class AttentionShape(LayerShape):
         elif copied or reorders:
             key = 2 if copies_values or clips else 1
             found.append(Saved(name="copies for attention", query=1, key=key))
-        in_parts = pattern.causal and gathers and passes.packed_keys is None
-        return (*found, IN_ORDER) if reorders or passes.pads or in_parts else tuple(found)
+        return (*found, IN_ORDER) if reorders or passes.pads else tuple(found)
 
     def _norm(self, heads: int) -> NormShape | WideNormShape | None:
         if not self.qk_norm:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
 from mimo_launch.kinds.attention_shapes import AttentionShape
+from mimo_launch.layers.chunk_attention import over_chunks, takes_chunks
 from mimo_launch.layers.dropout import Draws, dropout
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.latent_attention import LatentInputs
@@ -136,8 +137,12 @@ class Attention(ShapedLayer[AttentionShape]):
         needs_list = sequences.needs_mask or self.sinks is not None
         drops, draws = self.drop_scores is not None, sequences.draws
         by_scores = self.score_cap is not None or (drops and draws is not None)
-        takes_list = needs_list and not by_scores and not sequences.masks
-        if takes_list and takes_lists(q_NhK):
+        needs_scores = by_scores or bool(sequences.masks)
+        if cp > 1 and not needs_list and not needs_scores and takes_chunks(q, k_all):
+            group, fused = self.context.cp, self.context.fused
+            out = over_chunks(q, k_all, v_all, group, scale=self.scale, fused=fused)
+            return out.reshape(q_NhK.shape[0], -1)
+        if (needs_list or cp > 1) and not needs_scores and takes_lists(q_NhK):
             out = inside_documents(
                 q,
                 k_all,

@@ -1,0 +1,142 @@
+"""Causal attention of the two chunks of each sequence that a cp rank holds, without a mask.
+
+Decides: which keys a chunk needs, and in how many calls of a kernel: the chunk's own keys, causal,
+and all earlier keys, whole. Two outputs are merged by their log-sum-exps, as parts of attention are
+in FlashAttention (arXiv:2205.14135) and ring attention (arXiv:2310.01889). With the merged output
+and log-sum-exp, the backward of each call has the gradients of its part.
+Relies on: cuDNN's attention on GPUs and torch's flash attention on CPUs, which take fewer heads of
+keys than of queries.
+Leaves: documents, windows and sinks to `varlen_attention`; everything else to masks of `attention`.
+
+Legend: B sequences of S tokens, s of them on this rank; h heads and g key/value heads of this rank,
+K head size.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
+
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.comm.torch_internals import attend_to_keys, gradients_of_keys
+from mimo_launch.layers.pointwise import Fused
+
+
+def takes_chunks(q_BshK: Tensor, k_BSgK: Tensor) -> bool:
+    """Return whether the kernels take these heads: on GPUs, in 16 bits and of sizes of cuDNN.
+
+    `torch.backends.cuda.enable_cudnn_sdp(False)` turns it off on GPUs.
+    """
+    if not q_BshK.is_cuda:
+        return q_BshK.device.type == "cpu"
+    q, k = q_BshK.transpose(1, 2), k_BSgK.transpose(1, 2)
+    return can_use_cudnn_attention(SDPAParams(q, k, k, None, 0.0, False, True))
+
+
+def over_chunks(
+    q_BshK: Tensor,
+    k_BSgK: Tensor,
+    v_BSgK: Tensor,
+    cp: Group,
+    *,
+    scale: float | None,
+    fused: Fused,
+) -> Tensor:
+    """Return causal attention of this cp rank's chunks, [B, s, h, K].
+
+    Keys and values are of whole sequences, in order. Scores are multiplied by `scale`. Values
+    smaller than keys are padded with zeros to the same size, as the kernels need.
+    """
+    size = v_BSgK.shape[3]
+    v_BSgK = F.pad(v_BSgK, (0, q_BshK.shape[3] - size))
+    chunk = q_BshK.shape[1] // 2
+    starts = chunk * cp.index, chunk * (2 * cp.size - 1 - cp.index)
+    q, k, v = (x.transpose(1, 2) for x in (q_BshK, k_BSgK, v_BSgK))
+    out_BshK: Tensor = _Chunks.apply(q, k, v, _Call(starts, scale, fused))  # type: ignore[no-untyped-call]
+    return out_BshK[..., :size]
+
+
+class _Part(NamedTuple):
+    """Keys that a chunk attends to in one call, and the positions of the chunk's queries here."""
+
+    queries: slice
+    keys: slice
+    is_causal: bool
+
+
+class _Call(NamedTuple):
+    """The position in a sequence at which each chunk starts, and what kernels need besides."""
+
+    starts: tuple[int, int]
+    scale: float | None
+    fused: Fused
+
+    def chunks(self, queries: int) -> Iterator[list[_Part]]:
+        """Yield the parts of each chunk: its own keys, then all earlier ones, if any."""
+        size = queries // 2
+        for number, start in enumerate(self.starts):
+            held = slice(number * size, (number + 1) * size)
+            parts = [_Part(held, slice(start, start + size), True)]
+            yield [*parts, _Part(held, slice(0, start), False)] if start else parts
+
+
+class _Chunks(torch.autograd.Function):
+    """Attention of both chunks. Gradients of keys are added to one tensor for the sequence."""
+
+    @staticmethod
+    def forward(ctx: Any, q_BhsK: Tensor, k_BgSK: Tensor, v_BgSK: Tensor, call: _Call) -> Tensor:
+        outs, sums = [], []
+        for parts in call.chunks(q_BhsK.shape[2]):
+            (out, total), *earlier = (
+                attend_to_keys(
+                    q_BhsK[:, :, held],
+                    k_BgSK[:, :, keys],
+                    v_BgSK[:, :, keys],
+                    is_causal=is_causal,
+                    scale=call.scale,
+                )
+                for held, keys, is_causal in parts
+            )
+            for another in earlier:
+                out, total = call.fused(_merged, out, total, *another)
+            outs.append(out.transpose(1, 2))
+            sums.append(total)
+        # In the order of tokens, as the output's map reads it.
+        out_BshK, sum_Bhs = torch.cat(outs, dim=1), torch.cat(sums, dim=2)
+        ctx.save_for_backward(q_BhsK, k_BgSK, v_BgSK, out_BshK, sum_Bhs)
+        ctx.call = call
+        return out_BshK
+
+    @staticmethod
+    def backward(ctx: Any, grad_BshK: Tensor) -> tuple[Tensor | None, ...]:
+        q_BhsK, k_BgSK, v_BgSK, out_BshK, sum_Bhs = ctx.saved_tensors
+        grad_BhsK, out_BhsK = grad_BshK.transpose(1, 2), out_BshK.transpose(1, 2)
+        of_chunks, (of_k, of_v) = [], (torch.zeros_like(x) for x in (k_BgSK, v_BgSK))
+        for parts in ctx.call.chunks(q_BhsK.shape[2]):
+            of_parts = []
+            for held, keys, is_causal in parts:
+                of_queries, of_keys, of_values = gradients_of_keys(
+                    grad_BhsK[:, :, held],
+                    (q_BhsK[:, :, held], k_BgSK[:, :, keys], v_BgSK[:, :, keys]),
+                    out_BhsK[:, :, held],
+                    sum_Bhs[:, :, held],
+                    is_causal=is_causal,
+                    scale=ctx.call.scale,
+                )
+                of_parts.append(of_queries)
+                of_k[:, :, keys] += of_keys
+                of_v[:, :, keys] += of_values
+            of_chunks.append(sum(of_parts[1:], start=of_parts[0]))
+        return torch.cat(of_chunks, dim=2), of_k, of_v, None
+
+
+def _merged(
+    out_BhsK: Tensor, sum_Bhs: Tensor, other_BhsK: Tensor, other_sum_Bhs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the output over the keys of both parts, and its log-sum-exp."""
+    share = torch.sigmoid(sum_Bhs - other_sum_Bhs)[..., None]
+    out = other_BhsK + share * (out_BhsK.to(share.dtype) - other_BhsK)
+    return out.to(out_BhsK.dtype), torch.logaddexp(sum_Bhs, other_sum_Bhs)
