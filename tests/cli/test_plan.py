@@ -317,7 +317,8 @@ def test_plan_is_quick_and_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.split() == ["0", "[]"]
     # Beside other work 8 to 11 times.
-    assert cpu_seconds("-c", code) < 14 * cpu_seconds("-c", IMPORTS)
+    most = 14 * cpu_seconds("-c", IMPORTS)
+    assert cpu_seconds("-c", code, enough=most) < most
 
 
 def test_a_large_vocabulary_moves_layers_to_the_first_stage(

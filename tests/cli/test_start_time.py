@@ -34,8 +34,8 @@ def run(*args):
 IMPORTS = "import asyncio, decimal, email.message, inspect, json, logging, unittest.mock"
 
 
-def cpu_seconds(*args, runs=4):
-    """Return the CPU time of a process: the least of some runs."""
+def cpu_seconds(*args, runs=4, enough=0.0):
+    """Return the CPU time of a process: the least of some runs, or the first below `enough`."""
     run(*args)
 
     def spent():
@@ -47,7 +47,10 @@ def cpu_seconds(*args, runs=4):
         run(*args)
         return spent() - before
 
-    return min(once() for _ in range(runs))
+    least = once()
+    while least >= enough and (runs := runs - 1):
+        least = min(least, once())
+    return least
 
 
 @pytest.mark.parametrize(
@@ -80,7 +83,8 @@ def test_train_says_its_plan_before_it_imports_torch():
     line = run("-c", BEFORE_TORCH).stdout
     assert re.fullmatch(rf"{SPEC}: plan [0-9a-f]{{12}}, 8 ranks\n", line)
     # Beside other work 7 to 11 times.
-    assert cpu_seconds("-c", BEFORE_TORCH) < 14 * cpu_seconds("-c", IMPORTS)
+    most = 14 * cpu_seconds("-c", IMPORTS)
+    assert cpu_seconds("-c", BEFORE_TORCH, enough=most) < most
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,8 @@ def test_train_says_its_plan_before_it_imports_torch():
     ids=["help", "validate", "plan"],
 )
 def test_a_command_takes_few_times_as_long_as_some_imports(command, most):
-    assert cpu_seconds("-m", "mimo_launch", *command) < most * cpu_seconds("-c", IMPORTS)
+    bound = most * cpu_seconds("-c", IMPORTS)
+    assert cpu_seconds("-m", "mimo_launch", *command, enough=bound) < bound
 
 
 @pytest.mark.parametrize("command", [["--help"], ["plan", SPEC]], ids=["help", "plan"])
