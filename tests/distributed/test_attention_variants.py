@@ -15,7 +15,8 @@ from tests.support.families import FAMILIES
 from tests.support.lists import by_lists
 from tests.support.planted_caps import capped, in_small_blocks
 from tests.support.planted_gates import gated
-from tests.support.planted_gemma4 import of_two_heads
+from tests.support.planted_gemma4 import EXPERTS as GEMMA4_EXPERTS
+from tests.support.planted_gemma4 import of_experts, of_two_heads
 from tests.support.planted_growth import grown
 from tests.support.planted_images import seen_whole
 from tests.support.planted_latent import EXPERTS as LATENT_EXPERTS
@@ -265,6 +266,31 @@ TWO_HEADS: Layouts = {
         },
     },
 }  # fmt: skip
+SEPARATE: Layouts = {
+    **BEHIND_VISION,
+    "experts over ep, dp 2": {"dp": 2, "experts": {"ep": 2}},
+    "full sharding, experts over ep": {"dp": 2, "sharding": "full", "experts": {"ep": 2}},
+    "experts split, tp 2, sequence parallel": {
+        "tp": 2, "sequence_parallel": True, "experts": {"tp": 2}, "recompute": ["norms"],
+    },
+    "experts computed again, tp 2": {"tp": 2, "experts": {"ep": 2}, "recompute": ["mlp"]},
+    "in parallel, 1 + weight, tp 2": {
+        "tp": 2, "model": {"parallel": True, "post_norms": False, "norm_offset": True},
+    },
+    "LayerNorms, no norm of the layer, cp 2": {
+        "cp": 2, "model": {"norm": "layer", "pre_norms": False},
+    },
+    "every second layer, gates, biases, dp 2": {
+        "dp": 2,
+        "model": {
+            "moe": {
+                **GEMMA4_EXPERTS["moe"], "every": 2, "shared_gate": True, "bias": True,
+                "scale_inputs": True, "bias_update_rate": 0.01,
+            },
+        },
+    },
+    "further tokens, tied, pp 2": {"pp": 2, "model": {"mtp": {"depth": 1}, "tied": True}},
+}  # fmt: skip
 VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
     "caps": (capped, CAPS, {DOCUMENTS}, None),
     # Scores of so few queries at once that every chunk of a sequence has several blocks.
@@ -333,6 +359,17 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
         of_two_heads,
         TWO_HEADS,
         {DOCUMENTS, "cp 4, packed", "clipped, gates, recompute", "no norms, biases, tp 4"},
+        None,
+    ),
+    "experts with norms of their own": (
+        of_experts,
+        SEPARATE,
+        {
+            DOCUMENTS,
+            "experts split, tp 2, sequence parallel",
+            "experts computed again, tp 2",
+            "every second layer, gates, biases, dp 2",
+        },
         None,
     ),
     "growing queries": (grown, GROWTH, {DOCUMENTS, "windows with their own base"}, None),

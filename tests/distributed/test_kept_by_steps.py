@@ -42,6 +42,13 @@ TILES = {
     "positions": "learned", "image": [4, 4], "shuffle": 1,
     "tiles": {"grids": [[1, 2], [2, 2]], "most": 2},
 }  # fmt: skip
+BESIDE = {
+    "post_norms": True, "activation": "gelu_tanh",
+    "moe": {
+        "experts": 4, "top_k": 2, "width": 128, "shared": 64, "separate_norms": True,
+        "learned_scale": True,
+    },
+}  # fmt: skip
 GEMMA4 = {"kind": "gemma4_vision", "places": 64, "standardize": True}
 AWAY = {"offload": ["activations"]}
 SMALL = {"min_patches": 16, "max_patches": 64}
@@ -158,6 +165,11 @@ STEPS = {
     "layers without rotary positions": step(language(**NOPE)),
     "capped scores and logits": step(language(logit_softcap=30.0, attention_softcap=50.0)),
     "experts": step(language(moe={"experts": 4, "top_k": 2, "width": 128})),
+    "experts with norms of their own": step(language(**BESIDE)),
+    "experts with norms of their own, recomputing norms": step(
+        language(**BESIDE), each={"recompute": ["norms"]}
+    ),
+    "compiled experts with norms of their own": step(language(**BESIDE), compiled=True),
     "Mamba and DeltaNet": step({"language": HYBRID}),
     "a flow generator": step({"flow": {"kind": "flow", **BLOCKS, "patch": 2}}),
     "a talker": step(
@@ -202,6 +214,13 @@ STEPS_OF_TWO_RANKS = {
     "tp 2, a tower of Gemma 4": step(vision(**GEMMA4), each={"tp": 2}),
     "tp 2, recomputing norms": step(each=SP | {"recompute": ["norms"]}),
     "tp 2 with experts": step(language(moe={"experts": 4, "top_k": 2, "width": 128}), each=SP),
+    "tp 2 with experts, without sequence parallelism": step(
+        language(moe={"experts": 4, "top_k": 2, "width": 128}), each={"tp": 2}
+    ),
+    "tp 2 with experts with norms of their own": step(language(**BESIDE), each=SP),
+    "tp 2 with such experts, without sequence parallelism": step(
+        language(**BESIDE), each={"tp": 2}
+    ),
     "cp 2, whole sequences": step(each={"cp": 2}, data={"max_images": 2}),
     "cp 2, layers without rotary positions": step(language(**NOPE), each={"cp": 2}),
     "cp 2, latent attention": step(language(**LATENT), each={"cp": 2}),

@@ -113,10 +113,10 @@ def not_summed_over_replicas() -> None:
         def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, *rest: Any, **_: Any):
             output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])
 
-    def watching(unit: Any, flag: Any) -> None:
-        correct(unit, flag)
+    def watching(unit: Any, flag: Any, *, alone: bool) -> None:
+        correct(unit, flag, alone=alone)
         if isinstance(unit, fsdp.Experts):
-            unit.set_custom_reduce_scatter(OwnShare(flag))
+            unit.set_custom_reduce_scatter(OwnShare(flag, alone=alone))
 
     fsdp.watch = watching
 

@@ -738,6 +738,8 @@ def _experts(
         "scale": draw(st.sampled_from([1.0, 2.5])),
         "shared": (shared := draw(st.sampled_from([0, 4 * tp]))),
         "shared_gate": shared > 0 and draw(st.booleans()),
+        "separate_norms": shared > 0 and draw(st.booleans()),
+        "learned_scale": draw(st.sampled_from([False, False, True])),
         "scale_inputs": draw(st.sampled_from([False, False, True])),
         "bias": draw(st.booleans()),
         "groups": draw(st.sampled_from([1, 1 + (experts % 2 == 0 and top_k <= experts // 2)])),

@@ -91,6 +91,14 @@ def codes(*overrides: str) -> list[str]:
             ],
             [],
         ),
+        (
+            ["model.moe={experts: 4, top_k: 2, width: 16, shared: 16, separate_norms: true}"],
+            [],
+        ),
+        (
+            ["model.moe={experts: 4, top_k: 2, width: 16, separate_norms: true}"],
+            ["setting-without-effect"],
+        ),
         (["model.mlp_bias=true"], []),
         (
             ["model.mlp_bias=true", "model.moe={experts: 4, top_k: 2, width: 16}"],

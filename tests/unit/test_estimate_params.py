@@ -247,6 +247,12 @@ def specs() -> dict[str, Spec]:
         "hybrid, groups shared": mixing(groups=2, tp=4, sequence_parallel=True),
         "experts": routed({"ep": 2, "tp": 2}, {"shared": 8, "every": 2}, tp=2, dp=2),
         "experts alone, one per rank": routed({"ep": 4}, {"first_dense": 1}, dp=4),
+        "experts with norms of their own": routed(
+            {"ep": 2, "tp": 2},
+            {"shared": 8, "separate_norms": True, "learned_scale": True},
+            tp=2,
+            dp=2,
+        ),
         "experts with biases": routed({"ep": 2, "tp": 2}, {"bias": True}, tp=2, dp=2),
         "gate of a shared expert": routed({"ep": 2}, {"shared": 8, "shared_gate": True}, dp=2),
         "hybrid with experts": mixing(pattern="M*ME", tp=2, **EXPERTS),

@@ -174,6 +174,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "flow": {"kind": "flow", **HALF, "heads": 2},
     "talker": {"kind": "talker", **HALF, "heads": 2, "vocab": 90},
     "decoder": {**HALF, "qkv_bias": True, "qk_norm": True, "moe": EXPERTS, "mtp": {"depth": 1}},
+    "separate norms": {
+        **HALF,
+        "moe": {**EXPERTS, "bias": False, "separate_norms": True, "learned_scale": True},
+    },
     "tied": {**HALF, "tied": True, "mlp": 256, "layer_scalar": FACTOR},
     "latent": {
         **HALF,
@@ -217,6 +221,9 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
         return 0.0
     if name in ("embedding.weight", "codes.weight"):
         return WIDTH**-0.5 if kind == "tied" else 0.5
+    if layer == "router" and kind == "separate norms":
+        # Its input is over the root of the width.
+        return 1.0
     if ".conv." in name:
         # Uniform of Conv1d, with the same deviation.
         return (3 * inputs) ** -0.5
@@ -233,6 +240,8 @@ def expected_number(name: str, kind: str) -> float:
     """Return what all numbers of a vector start with; a norm multiplies by 1."""
     if name.endswith("_scale.weight") or "scalar" in name:
         return FACTOR
+    if name.endswith("router.scale"):
+        return 1.0
     own = kind == "wide norms" and not name.startswith("layers.0.attention.")
     return float(name.endswith(("norm.weight", ".D")) and not own)
 

@@ -252,7 +252,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(VitModel, unused_model_settings.vision_settings_used),
     ModelRule(AudioModel, unused_model_settings.clip_settings_used),
     ModelRule(Strict, unused_model_settings.settings_used),
-    ModelRule(CausalModel, unused_model_settings.shared_gate_used),
+    ModelRule(CausalModel, unused_model_settings.moe_settings_used),
     ModelRule(DecoderModel, unused_model_settings.norm_settings_used),
     ModelRule(DecoderModel, unused_model_settings.mlp_bias_used),
     ModelRule(DecoderModel, unused_model_settings.values_from_keys_used),

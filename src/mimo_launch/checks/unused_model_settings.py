@@ -118,10 +118,13 @@ def mlp_bias_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
         yield idle_key(name, "mlp_bias", why)
 
 
-def shared_gate_used(spec: Spec, name: str, model: CausalModel) -> Findings:
-    """`shared_gate` needs a shared expert."""
-    if model.moe is not None and model.moe.shared_gate and not model.moe.shared:
-        yield idle_key(name, "shared_gate", "there is no shared expert: `shared` is 0", "moe")
+def moe_settings_used(spec: Spec, name: str, model: CausalModel) -> Findings:
+    """The same of keys of experts."""
+    if model.moe is None:
+        return
+    for key, effective in set_keys(model.moe, Effective):
+        if not effective.is_in(model.moe):
+            yield idle_key(name, key, effective.why, "moe")
 
 
 def scaling_settings_used(spec: Spec, name: str, model: DecoderBlocks) -> Findings:

@@ -277,7 +277,8 @@ class Activations:
         split = 1 if experts is None else experts.size(Axis.EXPERT_TP)
         total = 0
         for each in tensors:
-            width = each.stream * stream + each.query * size.query // tp + ceil(each.key * key)
+            width = each.stream * stream + each.routed * stream // tp
+            width += each.query * size.query // tp + ceil(each.key * key)
             width += each.inner * size.inner // tp
             width += each.narrow * size.narrow + each.entered * size.entered
             width += (each.made * size.made + each.value * size.value) // tp

@@ -137,7 +137,7 @@ class BlockShape(LayerShape):
 
 def _router_reads(mlp: LayerShape, passes: Passes) -> bool:
     """Return whether a router reads the normed stream itself, not a copy in more bytes."""
-    return isinstance(mlp, MoeShape) and passes.wide == 1
+    return isinstance(mlp, MoeShape) and mlp.norm is None and passes.wide == 1
 
 
 def scalar_shape(start: float) -> OneShape:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from mimo_launch.kinds.adapters import expert_adapter
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved
-from mimo_launch.kinds.shapes import NORMS, ColumnShape, OneShape, Output, RowShape
+from mimo_launch.kinds.shapes import NORMS, ColumnShape, NormShape, OneShape, Output, RowShape
 from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Weight, of_key
 from mimo_launch.spec.encoders import Activation
 from mimo_launch.spec.language_models import GateActivation
@@ -82,24 +82,34 @@ class ExpertBiasShape(LayerShape):
 
 @dataclass(frozen=True, slots=True)
 class RouterShape(LayerShape):
-    """The map of a token to the scores of experts; each tp rank routes different tokens."""
+    """The map of a token to the scores of experts; each tp rank routes different tokens.
+
+    With a `norm` it reads the stream by it, over the root of the width.
+    """
 
     layer = "mimo_launch.layers.router:Router"
 
     moe: Moe
     width: int
+    norm: NormShape | None = None
 
     def own(self, tp: int) -> Parameters:
-        """Return its weight and its bias, if it has one."""
-        shape, std = (self.moe.experts, self.width), self.width**-0.5
+        """Return its weight, and its bias and factors of scores, if it has them."""
+        shape = (self.moe.experts, self.width)
+        std = self.width**-0.5 if self.norm is None else 1.0
         weight = Weight(name="weight", shape=shape, terms="region", std=std, matrix=True)
         bias = Weight(name="bias", shape=shape[:1], terms="region", init="zeros", decay=False)
-        return {"weight": (weight,), "bias": (bias,) if self.moe.bias else ()}
+        return {
+            "weight": (weight,),
+            "bias": (bias,) if self.moe.bias else (),
+            "scale": (replace(bias, name="scale", init="ones"),) if self.moe.learned_scale else (),
+        }
 
     def parts(self) -> Mapping[str, LayerShape | None]:
-        """Return the bias that balances the load, if there is one."""
+        """Return its norm, and the bias that balances the load, if there are any."""
         rate = self.moe.bias_update_rate
-        return {"expert_bias": None if rate is None else ExpertBiasShape(self.moe.experts, rate)}
+        bias = None if rate is None else ExpertBiasShape(self.moe.experts, rate)
+        return {"norm": self.norm, "expert_bias": bias}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +183,10 @@ class ExpertsShape(LayerShape):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeShape(LayerShape):
-    """Experts for each token, and perhaps one MLP `shared` by all tokens."""
+    """Experts for each token, and perhaps one MLP `shared` by all tokens.
+
+    With a `norm`, router and experts read the stream by norms like it, and it follows both kinds.
+    """
 
     layer = "mimo_launch.models.mlp:MoeMlp"
 
@@ -182,10 +195,11 @@ class MoeShape(LayerShape):
     gate: GateActivation | None
     activation: PlainActivation = "squared_relu"
     shared: MlpShape | None
+    norm: NormShape | None = None
     out_scale: float
 
     def parts(self) -> Mapping[str, LayerShape | None]:
-        """Return router, experts, the shared MLP and its gate."""
+        """Return router, experts, the shared MLP and its gate, and norms."""
         moe, width, gate = self.moe, self.width, None
         if moe.gates_shared:
             weight = Weight(name="weight", shape=(1, width), std=width**-0.5)
@@ -197,12 +211,16 @@ class MoeShape(LayerShape):
             activation=self.activation,
             out_scale=self.out_scale,
         )
-        router = RouterShape(moe, width)
+        # Each tp rank has these norms of the tokens that it routes.
+        norm = None if self.norm is None else replace(self.norm, inside=True)
         return {
-            "router": router,
+            "router": RouterShape(moe, width, norm),
             "experts": experts,
             "shared": self.shared,
             "shared_gate": gate,
+            "routed_norm": norm,
+            "routed_post_norm": norm,
+            "shared_post_norm": None if self.shared is None else self.norm,
         }
 
     def widths(self) -> Widths:
@@ -210,14 +228,16 @@ class MoeShape(LayerShape):
         return LayerShape.widths(self) + Widths(products=self.width * self.moe.gates_shared)
 
     def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
-        """Return what experts and router keep, and the gate of a shared MLP.
+        """Return what experts, router and norms keep, and the gate of a shared MLP.
 
         The inner widths of experts and shared MLP add up.
         """
         shared = (_of_shared(passes),) if self.moe.gates_shared else ()
-        experts = self.parts()["experts"]
+        experts, norm = self.parts()["experts"], self.norm
         inside = () if experts is None else experts.saved(passes, pattern)
-        return (*inside, *_of_router(self.moe, passes), *shared)
+        norms = () if norm is None else _of_separate_norms(norm, passes)
+        router = _of_router(self.moe, passes, reads_stream=norm is not None)
+        return (*inside, *router, *norms, *shared)
 
 
 def _of_inside(
@@ -236,20 +256,45 @@ def _of_inside(
     return found if passes.are_compiled else (*found, beside)
 
 
-def _of_router(moe: Moe, passes: Passes) -> tuple[Saved, ...]:
+def _of_router(moe: Moe, passes: Passes, *, reads_stream: bool) -> tuple[Saved, ...]:
     """Return what a router keeps: its input in at least 4 bytes, scores, and places of tokens.
 
-    No product but that of a shared expert keeps the normed stream itself.
+    No product but that of a shared expert keeps the normed stream itself. A router that reads the
+    stream keeps it after its own norm.
     """
-    copy = passes.wide if passes.wide > 1 else 0
+    copy = passes.wide if passes.wide > 1 or reads_stream else 0
     unused = copy > 0 and not moe.shared
+    # Choices and places, each way, take 8 bytes, and weights two more numbers, as do factors.
+    per_choice = 8 + 2 * moe.learned_scale
     kept = (
-        Saved(name="normed stream for the router", stream=copy, shared=True, for_weights=True),
+        Saved(name="normed stream for the router", routed=copy, for_weights=True),
         Saved(name="less the normed stream", stream=-unused, for_weights=True, normed=True),
-        # Choices and places, each way, take 8 bytes, and weights two more numbers.
-        Saved(name="scores, choices, places", numbers=moe.experts + 8 * moe.top_k, shared=True),
+        Saved(
+            name="scores, choices, places",
+            numbers=moe.experts + per_choice * moe.top_k,
+            shared=True,
+        ),
     )
     return tuple(replace(each, part="mlp") for each in kept)
+
+
+def _of_separate_norms(norm: NormShape, passes: Passes) -> tuple[Saved, ...]:
+    """Return what norms of router and experts keep, and those of answers.
+
+    The former read the stream, which stays.
+    """
+    before = passes.of_norm(norm.kind, input_stays=True)
+    after = 1 + passes.of_norm(norm.kind)
+    return (
+        Saved(name="stream of router and experts in fp32, and its norms", routed=2 * before),
+        Saved(name="answers of experts, before their norm", routed=after),
+        Saved(
+            name="answer of the shared expert, before its norm",
+            stream=after,
+            shared=True,
+            part="mlp",
+        ),
+    )
 
 
 def _of_shared(passes: Passes) -> Saved:

@@ -26,7 +26,8 @@ class Saved:
 
     `stream` is whole on every rank; `query`, `key` and `inner` are cut over tp, and so are `heads`,
     which are 4-byte numbers. A `shared` tensor lies between tensor-parallel regions and is cut over
-    tp under sequence parallelism. `arrived` and `returned` have the width of the stream for each
+    tp under sequence parallelism. `routed` is the stream of the tokens that this rank sends to
+    experts, a part of each tp rank. `arrived` and `returned` have the width of the stream for each
     expert that a token of this rank chose, `arrived` on all ranks that split it; loads are assumed
     to be balanced. In latent attention `narrow` and `entered` are whole on every rank, `made` and
     `value` are cut over tp. `scores` are the scores that exist together, of each head, in at least
@@ -36,6 +37,7 @@ class Saved:
 
     name: str
     stream: int = 0
+    routed: int = 0
     query: int = 0
     key: float = 0
     inner: int = 0
@@ -58,7 +60,7 @@ class Saved:
         """The part that it belongs to, if any: widths of heads and inner widths tell it."""
         if self.part is not None:
             return self.part
-        if self.inner or self.arrived or self.returned:
+        if self.inner or self.routed or self.arrived or self.returned:
             return "mlp"
         heads = self.query or self.key or self.heads or self.value or self.made or self.scores
         return "attention" if heads or self.narrow or self.entered else None

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from mimo_launch.comm.collectives import all_reduce
 from mimo_launch.kinds.mlp_shapes import ExpertBiasShape, RouterShape
+from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import widened
 from mimo_launch.layers.shaped_layer import ShapedLayer
@@ -111,21 +112,27 @@ class Choice:
 class Router(ShapedLayer[RouterShape]):
     """Chooses `top_k` experts for each token, in at least fp32."""
 
+    norm: Norm | None
     expert_bias: "ExpertBias | None"
 
     def forward(
         self, x_nD: Tensor, tokens: TokenShares | None = None, loss: AuxLoss | None = None
     ) -> Choice:
         """Return the choice of every token; with a `loss`, its backward balances the load."""
-        wide = widened(x_nD)
+        wide = widened(x_nD if self.norm is None else self.norm(x_nD))
         bias = None if self.bias is None else self.bias.to(wide.dtype)
-        logits = F.linear(wide, self.weight.to(wide.dtype), bias)
+        weight = self.weight.to(wide.dtype)
+        if self.norm is not None:
+            weight = weight * self.shape.width**-0.5
+        logits = F.linear(wide, weight, bias)
         moe, values = self.shape.moe, None
         if self.expert_bias is not None:
             values = self.expert_bias.values
         groups = moe.groups, moe.top_groups
         rest = values, moe.top_k, groups, moe.score == "softmax", moe.normalize, moe.scale
         scores_nE, experts, weights = self.context.fused(_chosen, logits, *rest)
+        if self.scale is not None:
+            weights = self.context.fused(_rescaled, weights, experts, self.scale)
         balances = self.shape.moe.aux_loss and scores_nE.requires_grad
         if tokens is not None and loss is not None and balances:
             balance = self._balance(scores_nE, experts, tokens, loss.samples)
@@ -170,6 +177,15 @@ def _chosen(
     if normalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return scores_nE, experts, weights * scale
+
+
+def _rescaled(weights_nk: Tensor, experts_nk: Tensor, scale_E: Tensor) -> Tensor:
+    """Return the weights of answers times the factors of their experts.
+
+    The gradient of a factor is a sum over tokens, in a fixed order.
+    """
+    scale_nE = scale_E.to(weights_nk.dtype).expand(len(weights_nk), -1)
+    return weights_nk * scale_nE.gather(-1, experts_nk)
 
 
 def _shares_of_experts(

@@ -21,7 +21,7 @@ from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_experts, to_experts
 from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.linear import ColumnLinear, RowLinear
-from mimo_launch.layers.norms import TokenGate
+from mimo_launch.layers.norms import Norm, TokenGate
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, GATED, weighted_sum
 from mimo_launch.layers.recompute import Remake
@@ -58,26 +58,40 @@ class MoeMlp(ShapedLayer[MoeShape]):
     experts: Experts
     shared: Mlp | None
     shared_gate: TokenGate | None
+    routed_norm: Norm | None
+    routed_post_norm: Norm | None
+    shared_post_norm: Norm | None
 
     def forward(
-        self, x_nD: Tensor, attention_context: AttentionContext, again: Remake | None = None
+        self,
+        x_nD: Tensor,
+        attention_context: AttentionContext,
+        again: Remake | None,
+        stream_nD: Tensor,
     ) -> Tensor:
         """Return the weighted answers of every token's experts.
 
+        x is the stream after the norm of the layer; norms of router and experts read the stream.
         Without a routing context the load is not balanced.
         """
         routing = None
         if isinstance(attention_context, SequenceContext):
             routing = attention_context.routing
         tokens = None if routing is None else self._tokens(routing.shares)
-        own_nD, sizes = self._own(x_nD)
+        own_nD, sizes = self._own(x_nD if self.routed_norm is None else stream_nD)
         choice = self.router(own_nD, tokens, None if routing is None else routing.loss)
         planned = PlannedDispatch(self.context, choice.experts, self.shape.moe.experts)
         # While the host waits for the sizes of the dispatch, the device computes this.
         shared = None if self.shared is None else self.shared(x_nD, attention_context.draws, again)
         if shared is not None and self.shared_gate is not None:
             shared = self.shared_gate(x_nD, shared)
+        if shared is not None and self.shared_post_norm is not None:
+            shared = self.shared_post_norm(shared)
+        if self.routed_norm is not None:
+            own_nD = self.routed_norm(own_nD)
         routed = self._answers(own_nD, choice, planned.dispatch())
+        if self.routed_post_norm is not None:
+            routed = self.routed_post_norm(routed)
         if sizes is not None:
             routed = gather_rows(routed, sizes, self.context.tp)
         return routed if shared is None else routed + shared

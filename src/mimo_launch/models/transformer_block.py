@@ -104,7 +104,7 @@ class Block(Layer[BlockShape]):
         else:
             x_nD, normed = self.mlp_norm.after(x_nD, attended)
             again = self._again("mlp", self.mlp_norm, x_nD)
-        out: Tensor = x_nD + self._changed(normed, attention_context, again)
+        out: Tensor = x_nD + self._changed(x_nD, normed, attention_context, again)
         return out
 
     def _attended(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
@@ -130,14 +130,18 @@ class Block(Layer[BlockShape]):
         if norm is not None:
             normed = norm(x_nD)
             again = self._again("mlp", norm, x_nD)
-        return self._changed(normed, attention_context, again)
+        return self._changed(x_nD, normed, attention_context, again)
 
     def _changed(
-        self, normed_nD: Tensor, attention_context: AttentionContext, again: Remake | None
+        self,
+        x_nD: Tensor,
+        normed_nD: Tensor,
+        attention_context: AttentionContext,
+        again: Remake | None,
     ) -> Tensor:
-        """Return what the MLP adds to the stream, from the stream after its norm."""
+        """Return what the MLP adds to the stream, from the stream before and after its norm."""
         change: Tensor = (
-            self.mlp(normed_nD, attention_context, again)
+            self.mlp(normed_nD, attention_context, again, x_nD)
             if isinstance(self.mlp, MoeMlp)
             else self.mlp(normed_nD, attention_context.draws, again)
         )
@@ -172,7 +176,8 @@ class HybridLayer(Layer[MixedShape]):
         mixer, normed = self.get_submodule(self.shape.name), self.norm(x_nD)
         again = self._again(self.shape.part, self.norm, x_nD)
         draws = attention_context.draws
-        mixed: Tensor = mixer(normed, draws if isinstance(mixer, Mlp) else attention_context, again)
+        given = (draws if isinstance(mixer, Mlp) else attention_context, again)
+        mixed: Tensor = mixer(normed, *given, *((x_nD,) if isinstance(mixer, MoeMlp) else ()))
         return mixed if self.drop is None or draws is None else self.drop(mixed, draws.own)
 
 

@@ -15,6 +15,7 @@ from mimo_launch.spec.base import (
     MAX_COUNT,
     Count,
     CountFrom0,
+    Effective,
     LayerChoice,
     LayerNumbers,
     Layers,
@@ -245,6 +246,9 @@ class Mtp(Strict):
         return {"depth": self.depth}
 
 
+_OF_SHARED = Effective(needs="shared", why="there is no shared expert: `shared` is 0")
+
+
 class Moe(Strict):
     """A mixture of experts in place of the MLP of a layer: each token goes to `top_k` of them.
 
@@ -283,10 +287,21 @@ class Moe(Strict):
     shared: CountFrom0 = Field(
         0, description="Width of a shared expert, which every token goes through too; 0: none."
     )
-    shared_gate: bool = Field(
+    shared_gate: Annotated[bool, _OF_SHARED] = Field(
         False,
         description="Multiply the output of the shared expert by the sigmoid of a number that a "
         "linear map makes of each token, as in Qwen3.5.",
+    )
+    separate_norms: Annotated[bool, _OF_SHARED] = Field(
+        False,
+        description="The layer's norm is for the shared expert alone, as in Gemma 4: the others "
+        "and the router each read the stream by another norm, the router over the square root of "
+        "`hidden`. The answers of the shared expert and of the others also have norms.",
+    )
+    learned_scale: bool = Field(
+        False,
+        description="Each expert has a factor on its scores, at first 1, which is learned, as in "
+        "Gemma 4; `normalize` comes before it.",
     )
     bias: bool = Field(
         False, description="Biases of the router and of every expert, as in GPT-OSS."

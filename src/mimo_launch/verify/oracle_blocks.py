@@ -134,10 +134,19 @@ def mixture(
     moe: Moe,
     x_SD: Tensor,
     text: RecordText,
-    activation: str = "silu",
+    activation: str,
+    stream_SD: Tensor,
+    norm: Callable[[Tensor, str], Tensor],
 ) -> Tensor:
-    """Return the output of the mixture of experts `name` for every token."""
-    logits = linear(weights, x_SD, f"{name}.router")
+    """Return the output of the mixture of experts `name` for every token.
+
+    `x_SD` is the stream after the norm of the layer; norms of their own, if any, read the stream.
+    """
+    read_SD = routed_SD = x_SD
+    if moe.separate_norms:
+        read_SD = norm(stream_SD, f"{name}.router.norm") / math.sqrt(x_SD.shape[1])
+        routed_SD = norm(stream_SD, f"{name}.routed_norm")
+    logits = linear(weights, read_SD, f"{name}.router")
     scores = logits.softmax(dim=-1) if moe.score == "softmax" else logits.sigmoid()
     chosen = torch.zeros_like(scores)
     ranked = scores.detach()
@@ -149,18 +158,24 @@ def mixture(
     gates = scores * chosen
     if moe.normalize:
         gates = gates / gates.sum(dim=-1, keepdim=True)
+    if moe.learned_scale:
+        gates = gates * weights[f"{name}.router.scale"]
     out = torch.zeros_like(x_SD)
     for expert in range(moe.experts):
         score = moe.scale * gates[:, expert : expert + 1]
         if moe.scale_inputs:
-            answer = mlp(weights, f"{name}.experts.{expert}", score * x_SD, activation)
+            answer = mlp(weights, f"{name}.experts.{expert}", score * routed_SD, activation)
             out = out + chosen[:, expert : expert + 1] * answer
         else:
-            out = out + score * mlp(weights, f"{name}.experts.{expert}", x_SD, activation)
+            out = out + score * mlp(weights, f"{name}.experts.{expert}", routed_SD, activation)
+    if moe.separate_norms:
+        out = norm(out, f"{name}.routed_post_norm")
     if moe.shared:
         answer = mlp(weights, f"{name}.shared", x_SD, activation)
         if moe.shared_gate:
             answer = answer / (1 + (-linear(weights, x_SD, f"{name}.shared_gate")).exp())
+        if moe.separate_norms:
+            answer = norm(answer, f"{name}.shared_post_norm")
         out = out + answer
     if text.counts.any():
         parts = scores / scores.sum(dim=-1, keepdim=True)

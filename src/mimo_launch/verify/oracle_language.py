@@ -88,7 +88,7 @@ def decoder_block(
         read_SD, norm_name = x_SD, f"{layer}.mlp_norm"
     y = norm(read_SD, norm_name) if has_norms else read_SD
     if kind.moe is not None and kind.has_experts(number):
-        change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, activation)
+        change = mixture(weights, f"{layer}.mlp", kind.moe, y, text, activation, read_SD, norm)
     else:
         change = mlp(weights, f"{layer}.mlp", y, activation)
     if more and more.post_norms:
@@ -262,7 +262,9 @@ def hybrid_streams(
         elif letter == "*":
             change = _attention(weights, y, f"{layer}.attention", model, text)
         elif letter == "E" and model.moe is not None:
-            change = mixture(weights, f"{layer}.moe", model.moe, y, text, model.activation)
+            change = mixture(
+                weights, f"{layer}.moe", model.moe, y, text, model.activation, x_SD, norm
+            )
         else:
             change = mlp(weights, f"{layer}.mlp", y, model.activation)
         bare_SD = x_SD = x_SD + weights.added(change, f"{layer}.drop")
@@ -281,7 +283,7 @@ def hybrid_block(
     x_SD = x_SD + weights.added(change, f"{name}.drop_attention")
     y = norm(x_SD, f"{name}.mlp_norm")
     if "E" in model.pattern and model.moe is not None:
-        change = mixture(weights, f"{name}.mlp", model.moe, y, text, model.activation)
+        change = mixture(weights, f"{name}.mlp", model.moe, y, text, model.activation, x_SD, norm)
     else:
         change = mlp(weights, f"{name}.mlp", y, model.activation)
     return x_SD + weights.added(change, f"{name}.drop_mlp")
