@@ -123,6 +123,13 @@ _MOE_LAYOUTS: dict[str, tuple[dict[str, dict[str, Any]], set[str]]] = {
     ),
     "mellum": ({"cp2": EP2, "tp2": {}}, {"cp2"}),
     "llama4_text": ({"one rank": {}, "tp2 pp2": EP2_SP, "cp2": EP2, "tp4": {}}, {"tp2 pp2"}),
+    "gemma4_text, experts": (
+        {
+            "one rank": {}, "cp2": EP2, "tp2": EP2, "tp2 pp2": EP2_SP,
+            **plain(("tp4", "colocated dp2")),
+        },
+        {"one rank", "cp2", "tp2 pp2"},
+    ),
     "exaone_moe": ({"tp2 pp2": EP2_SP, "one rank": {}}, {"tp2 pp2"}),
     "solar_open": ({"tp2": EP2, "pp2": {}}, {"tp2"}),
     "mistral4": ({"tp2 pp2": EP2_SP, "cp2": EP2, "one rank": {}}, {"tp2 pp2"}),
@@ -153,6 +160,7 @@ _EXPERTS = {
         steps=steps(*(["adamw"] if kind == "gpt_oss" else [])),
         step_settings={"model": {"moe": {**hugging_face.model_keys(kind)["moe"], "aux_loss": 0.0}}},
         undecided="(correction|expert)_bias$",
+        stays=r"layer_scalar$",
         untouched=EP2,
         auto=f"AutoModelFor{'ImageTextToText' if kind == 'mistral4' else 'CausalLM'}",
     )
@@ -639,7 +647,12 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("glm4", "language", {"rotary_interleaved": False}, True),
         ("arcee", "language", {"activation": "gelu_tanh_without_gate"}, True),
         ("glm4", "language", {"rotary_factor": 1.0}, True),
-        *((kind, "theirs", {"num_experts_per_tok": 1}, True) for kind in _EXPERTS),
+        *(
+            (kind, "theirs", {"num_experts_per_tok": 1}, True)
+            for kind in _EXPERTS
+            if kind != "gemma4_text, experts"
+        ),
+        ("gemma4_text, experts", "theirs", {"top_k_experts": 1}, True),
         *(
             (name, "theirs", {"sliding_window": 6}, True)
             for name in ("gemma2", "gpt_oss")

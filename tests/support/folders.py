@@ -516,6 +516,13 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "sliding_window.size": 1024, "sliding_window.kv_heads": 16, "tied": True,
         },
     },
+    "gemma-4-26b-a4b": {
+        "decoder": {
+            "head_dim": 512, "kv_heads": 2, "moe.experts": 128, "moe.top_k": 8, "moe.width": 704,
+            "moe.shared": 2112, "moe.separate_norms": True, "moe.learned_scale": True,
+            "moe.normalize": True, "moe.score": "softmax",
+        },
+    },
     "gemma4_vision, bare": {"gemma4_vision": {"layers": 16, "hidden": 768, "heads": 12}},
     "gemma-3-4b": {
         "vit": {
@@ -814,7 +821,7 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ],
     ("Gemma 4, text", "decoder", ""): [
         {"hidden_size_per_layer_input": 256}, {"num_kv_shared_layers": 2},
-        {"enable_moe_block": True}, {"use_bidirectional_attention": "all"},
+        {"use_bidirectional_attention": "all"},
         {"attention_bias": True},
         {"per_layer_config": {"0": {"head_dim": 512}}},
         ({"per_layer_config": {"5": {"head_dim": 512}, "11": {"head_dim": 256}}}, _BY_LAYER),

@@ -443,6 +443,19 @@ MOE_KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    "gemma4_text, experts": (
+        KINDS["gemma4_text"][0] | {
+            "mlp": None,
+            "moe": {
+                "experts": 6, "top_k": 3, "width": 20, "shared": 24, "separate_norms": True,
+                "learned_scale": True, "aux_loss": 0.0,
+            },
+        },
+        KINDS["gemma4_text"][1] | {
+            "enable_moe_block": True, "num_experts": 6, "top_k_experts": 3,
+            "moe_intermediate_size": 20, "intermediate_size": 24,
+        },
+    ),
     "granitemoe": (_GRANITE[0] | {"mlp": None, "moe": _FEW}, _GRANITE[1] | _FEW_THEIRS),
     "granitemoeshared": (
         _GRANITE[0] | {"mlp": None, "moe": _FEW | {"shared": 20}},
@@ -794,17 +807,26 @@ def model_keys(kind: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def type_of(kind: str) -> str:
+    """Return `model_type` of one of the kinds."""
+    return kind.partition(",")[0]
+
+
 def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     """Return a model in which no weight is a constant, as `randomise` does to ours."""
     transformers = theirs()
-    config = transformers.CONFIG_MAPPING[kind]
+    config = transformers.CONFIG_MAPPING[type_of(kind)]
     auto = transformers.models.auto.modeling_auto
     # A Mistral 4 is listed among models that see.
     names = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    made = getattr(transformers, names[kind])(
+    made = getattr(transformers, names[type_of(kind)])(
         config(**(SIZES | (KINDS | MOE_KINDS)[kind][1] | settings))
     )
-    return shaken(made, dtype, lambda name: float("norm" in name))
+    return shaken(
+        made,
+        dtype,
+        lambda name: float("norm" in name or name.endswith(("r.scale", "expert_scale"))),
+    )
 
 
 def tiny_llama4(dtype: torch.dtype = torch.float32) -> Any:

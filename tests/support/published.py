@@ -363,6 +363,13 @@ MODELS: dict[str, tuple[Config, int]] = {
     "gemma-4-31b": (
         gemma4(60, 5376, 32, 16, 21504, 262144, num_global_key_value_heads=4), 64,
     ),
+    "gemma-4-26b-a4b": (
+        gemma4(
+            30, 2816, 16, 8, 2112, 262144, num_global_key_value_heads=2, enable_moe_block=True,
+            num_experts=128, top_k_experts=8, moe_intermediate_size=704,
+        ),
+        64,
+    ),
     # The text part is a Llama of the default sizes, but for its vocabulary.
     "llava-1.5-7b": (
         {

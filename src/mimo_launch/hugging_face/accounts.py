@@ -31,6 +31,10 @@ _PROJECTOR = (
     *(f"mlp.{x}" for x in _MLP),
 )
 _DEEP = ("norm", "mlp.up", "mlp.down")
+_MIXTURE = (
+    *("router", "router.norm", "shared_gate"),
+    *("routed_norm", "routed_post_norm", "shared_post_norm"),
+)
 _LAYER = (
     *("norm", "attention_norm", "mlp_norm", "post_attention_norm", "post_mlp_norm"),
     *(f"attention.{x}" for x in ("q", "k", "v", "o", "q_norm", "k_norm", "sinks")),
@@ -41,15 +45,15 @@ _LAYER = (
     *(f"deltanet.{x}" for x in ("q", "k", "v", "z", "a", "b", "norm", "out")),
     *(f"deltanet.conv.{x}" for x in ("q", "k", "v")),
     *(f"short_conv.{x}" for x in ("B", "C", "x", "conv", "out")),
-    *(f"mlp.{x}" for x in (*_MLP, "router", "shared_gate")),
+    *(f"mlp.{x}" for x in (*_MLP, *_MIXTURE)),
     *(f"mlp.shared.{x}" for x in _MLP),
-    *(f"moe.{x}" for x in ("router", "shared_gate")),
+    *(f"moe.{x}" for x in _MIXTURE),
     *(f"moe.shared.{x}" for x in _MLP),
 )
 # Names of tensors that are neither the weight nor the bias of a layer.
 _ALONE = (
     *("mamba.A_log", "mamba.D", "mamba.dt_bias", "deltanet.A_log", "deltanet.dt_bias"),
-    *("mlp.router.expert_bias", "moe.router.expert_bias"),
+    *(f"{x}.router.{y}" for x in ("mlp", "moe") for y in ("expert_bias", "scale")),
 )
 _DEPTH = ("token_norm", "hidden_norm", "project", "norm")
 

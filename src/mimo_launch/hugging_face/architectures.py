@@ -109,7 +109,7 @@ def _kin(model: Model) -> Iterator[Family]:
     """Yield the families of a kind that may be alone, decoders with experts or without."""
     has_experts = kind_of(model).moe is not None
     for family in FAMILIES.values():
-        both = family.kind != "decoder" or family.of_experts == has_experts
+        both = family.kind != "decoder" or family.is_of(experts=has_experts)
         if family.stands_alone and family.kind == model.kind and both:
             yield family
 

@@ -306,7 +306,7 @@ def count(default: int | None = None) -> Computed:
 
 
 def experts(
-    table: Mapping[str, Any], is_there: Callable[[Config], bool] = lambda _: True, **fixed: Any
+    table: Mapping[str, Any], is_there: Callable[[Config], bool] | None = None, **fixed: Any
 ) -> InnerSettings:
     """Return the section `moe` of a family; `fixed` are keys that are the same in all models."""
     return InnerSettings(Settings(table, rest=architecture(fixed)), is_there)

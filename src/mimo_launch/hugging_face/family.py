@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import NOTHING, Refusals, off
-from mimo_launch.hugging_face.settings import NO_SETTINGS, Settings, value_of
+from mimo_launch.hugging_face.settings import NO_SETTINGS, InnerSettings, Settings, value_of
 from mimo_launch.hugging_face.tensors import Place, Tensors
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.module import MODELS
@@ -160,10 +160,12 @@ class Family:
         """Whether its models are vision transformers."""
         return issubclass(MODELS[self.kind], VitModel)
 
-    @property
-    def of_experts(self) -> bool:
-        """Whether its models may have experts."""
-        return "moe" in self.settings.table
+    def is_of(self, *, experts: bool) -> bool:
+        """Return whether some of its models have experts, or have none."""
+        moe = self.settings.table.get("moe")
+        if moe is None:
+            return not experts
+        return experts or (isinstance(moe, InnerSettings) and moe.is_there is not None)
 
     @property
     def stands_alone(self) -> bool:

@@ -147,16 +147,18 @@ def also(key: str, default: bool) -> Computed:
 class InnerSettings:
     """A section of our keys with a separate table; None where a configuration lacks it.
 
-    A model without the section is written as if it had `otherwise`, if there is one.
+    Without `is_there` every configuration has it. A model without the section is written as if it
+    had `otherwise`, if there is one.
     """
 
     settings: "Settings"
-    is_there: Callable[[Config], bool] = lambda _: True
+    is_there: Callable[[Config], bool] | None = None
     otherwise: Any = None
 
     def read(self, config: Config) -> dict[str, Any] | None:
         """Return our section. Raises: ConfigError."""
-        return self.settings.keys(config) if self.is_there(config) else None
+        is_there = self.is_there is None or self.is_there(config)
+        return self.settings.keys(config) if is_there else None
 
     def write(self, ours: str, model: Any) -> Config:
         """Return the settings."""

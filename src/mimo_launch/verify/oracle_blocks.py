@@ -128,6 +128,25 @@ def in_best_groups(scores_E: Tensor, moe: Moe) -> Tensor:
     return left
 
 
+def routed(weights: Weights, name: str, moe: Moe, x_SD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the scores of experts, 1 where a token chose one, and factors of answers, [S, E]."""
+    logits = linear(weights, x_SD, f"{name}.router")
+    scores = logits.softmax(dim=-1) if moe.score == "softmax" else logits.sigmoid()
+    chosen = torch.zeros_like(scores)
+    ranked = scores.detach()
+    if moe.bias_update_rate is not None:
+        ranked = ranked + weights[f"{name}.router.expert_bias"]
+    for token, row in enumerate(ranked):
+        allowed = in_best_groups(row, moe)
+        chosen[token, allowed.argsort(descending=True)[: moe.top_k]] = 1.0
+    gates = scores * chosen
+    if moe.normalize:
+        gates = gates / gates.sum(dim=-1, keepdim=True)
+    if moe.learned_scale:
+        gates = gates * weights[f"{name}.router.scale"]
+    return scores, chosen, gates
+
+
 def mixture(
     weights: Weights,
     name: str,
@@ -146,20 +165,7 @@ def mixture(
     if moe.separate_norms:
         read_SD = norm(stream_SD, f"{name}.router.norm") / math.sqrt(x_SD.shape[1])
         routed_SD = norm(stream_SD, f"{name}.routed_norm")
-    logits = linear(weights, read_SD, f"{name}.router")
-    scores = logits.softmax(dim=-1) if moe.score == "softmax" else logits.sigmoid()
-    chosen = torch.zeros_like(scores)
-    ranked = scores.detach()
-    if moe.bias_update_rate is not None:
-        ranked = ranked + weights[f"{name}.router.expert_bias"]
-    for token, row in enumerate(ranked):
-        allowed = in_best_groups(row, moe)
-        chosen[token, allowed.argsort(descending=True)[: moe.top_k]] = 1.0
-    gates = scores * chosen
-    if moe.normalize:
-        gates = gates / gates.sum(dim=-1, keepdim=True)
-    if moe.learned_scale:
-        gates = gates * weights[f"{name}.router.scale"]
+    scores, chosen, gates = routed(weights, name, moe, read_SD)
     out = torch.zeros_like(x_SD)
     for expert in range(moe.experts):
         score = moe.scale * gates[:, expert : expert + 1]

@@ -1,4 +1,4 @@
-"""Gemma 4: heads of two sizes, values from keys, a number of each layer.
+"""Gemma 4: heads of two sizes, values from keys, a number of each layer, experts beside MLPs.
 
 Source: `transformers` 5.24, models/gemma4.
 """
@@ -13,8 +13,17 @@ from mimo_launch.hugging_face.families import gemma
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
 from mimo_launch.hugging_face.refusals import Refusal, layer_types, one_of, only, refusals
-from mimo_launch.hugging_face.settings import Computed, Named, defaults_of
-from mimo_launch.hugging_face.tensors import Place, in_layers
+from mimo_launch.hugging_face.settings import (
+    UNDECIDED,
+    Computed,
+    Fixed,
+    InnerSettings,
+    Named,
+    Settings,
+    architecture,
+    defaults_of,
+)
+from mimo_launch.hugging_face.tensors import MLP, ExpertStack, Place, in_layers
 from mimo_launch.spec.layers import RopeScaling
 
 _ACTIVATION, _PROPORTIONAL = "gelu_pytorch_tanh", "proportional"
@@ -23,6 +32,7 @@ _HEAD, _KEYS, _SHARED = "head_dim", "num_key_value_heads", "attention_k_eq_v"
 # Heads of layers without windows, as published and as transformers writes them since 5.24.
 _GLOBAL_HEAD, _GLOBAL_KEYS = "global_head_dim", "num_global_key_value_heads"
 _BY_LAYER = "per_layer_config"
+_OF_EXPERTS, _MLP = "enable_moe_block", "intermediate_size"
 # The width of embeddings of layers, which our decoder has not.
 _WITHOUT = "hidden_size_per_layer_input"
 _ROPES: Config = {
@@ -148,7 +158,30 @@ _PARTS: dict[str, Any] = {
     "embedding_scale": gemma.ROOT_OF_WIDTH,
     **gemma.cap("logit_softcap", "final_logit_softcapping"),
 }
+# The MLP of a layer with experts is shared by all tokens.
+_EXPERTS = InnerSettings(
+    Settings(
+        {
+            "experts": "num_experts",
+            "top_k": "top_k_experts",
+            "width": "moe_intermediate_size",
+            "shared": Computed(
+                lambda config: number(config, _MLP), lambda moe: {_MLP: moe.shared}, f"`{_MLP}`"
+            ),
+            "separate_norms": Fixed(True),
+            "learned_scale": Fixed(True),
+        },
+        {_OF_EXPERTS: True},
+        architecture({}),
+    ),
+    lambda config: bool(config.get(_OF_EXPERTS)),
+)
 _BLOCK = decoders.sizes() | {
+    "mlp": Computed(
+        lambda config: UNDECIDED if config.get(_OF_EXPERTS) else number(config, _MLP),
+        lambda model: {} if model.moe else {_MLP: model.mlp_width, _OF_EXPERTS: False},
+        f"`{_MLP}`, without experts",
+    ),
     "head_dim": Computed(
         lambda config: _heads(config)[_HEAD],
         words=f"`{_HEAD}` of `{_BY_LAYER}`, or `{_GLOBAL_HEAD}`; 512",
@@ -162,15 +195,28 @@ GEMMA4_TEXT = Family(
     model_type="gemma4_text",
     kind="decoder",
     architecture="Gemma4ForCausalLM",
-    settings=decoders.decoder(_BLOCK, **_PARTS),
-    tensors=gemma.TENSORS | in_layers(LAYERS, {"layer_scalar.weight": Place("layer_scalar")}),
+    settings=decoders.decoder(_BLOCK, **_PARTS, moe=_EXPERTS),
+    tensors=gemma.TENSORS
+    | in_layers(
+        LAYERS,
+        {
+            "layer_scalar.weight": Place("layer_scalar"),
+            "mlp.router.weight": "router.proj.weight",
+            "mlp.router.norm.weight": "router.scale",
+            "mlp.router.scale": "router.per_expert_scale",
+            "mlp.routed_norm.weight": "pre_feedforward_layernorm_2.weight",
+            "mlp.routed_post_norm.weight": "post_feedforward_layernorm_2.weight",
+            "mlp.shared_post_norm.weight": "post_feedforward_layernorm_1.weight",
+            **{f"mlp.shared.{x}.weight": f"mlp.{x}_proj.weight" for x in MLP},
+            **{f"mlp.experts.*.{x}.weight": ExpertStack("experts", x) for x in MLP},
+        },
+    ),
     refused=refusals(
         one_of("attention_bias", (False, None), False),
         one_of(gemma.BOTH_WAYS, (None, "vision"), None),
         one_of("hidden_activation", _ACTIVATIONS, _ACTIVATION),
         only(_WITHOUT, 0),
         only("num_kv_shared_layers", 0),
-        one_of("enable_moe_block", (False, None), False),
         Refusal(f"`{_BY_LAYER}` other than heads of layers without windows", _uneven, _BY_LAYER),
         layer_types((FULL, SLIDING), gemma.layers_of),
         gemma.rope_refusal("default", _PROPORTIONAL),
@@ -181,8 +227,10 @@ GEMMA4_TEXT = Family(
         _WITHOUT: 256, "tie_word_embeddings": True,
     },
     prepared=_whole,
-    notes="The dense models without embeddings of layers (`hidden_size_per_layer_input: 0`) and "
-    "without layers that share keys and values. The number of each layer (`layer_scalar`) is "
+    notes="The models without embeddings of layers (`hidden_size_per_layer_input: 0`) and "
+    "without layers that share keys and values. The MLP of a layer with experts is their shared "
+    "one (`moe.shared`). `transformers` has no loss that balances the load; "
+    "`moe.aux_loss` decides here. The number of each layer (`layer_scalar`) is "
     "read and does not train. `transformers` gives the embedding of `pad_token_id` no gradient; "
     "here it gets one like every other token, if it occurs in a text.",
 )  # fmt: skip

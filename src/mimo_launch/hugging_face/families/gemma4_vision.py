@@ -117,7 +117,7 @@ GEMMA4_VISION = Family(
 GEMMA4 = TowerAndDecoder(
     model_type="gemma4",
     architecture="Gemma4ForConditionalGeneration",
-    published=("google/gemma-4-31B-it",),
+    published=("google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"),
     towers=(GEMMA4_VISION,),
     text=(GEMMA4_TEXT,),
     tower_names=(("model.vision_tower.", ""), (_PROJECTOR, _PROJECTOR)),
@@ -131,7 +131,7 @@ GEMMA4 = TowerAndDecoder(
     tied=tied_by_default(True),
     token="image_token_id",
     beside=("model.audio_tower.", "model.embed_audio."),
-    notes="The whole of a dense Gemma 4; towers whose linear maps clip their numbers "
-    "(`use_clipped_linears`, as in E2B and E4B) are refused. Images keep their sides. Sound and "
-    "videos are not read.",
+    notes="The whole of a Gemma 4, dense or with experts; towers whose linear maps clip their "
+    "numbers (`use_clipped_linears`, as in E2B and E4B) are refused. Images keep their sides. "
+    "Sound and videos are not read.",
 )  # fmt: skip
