@@ -184,7 +184,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "mla": {"kv_rank": 40, "q_rank": 24, "rope_head_dim": 4, "v_head_dim": 16},
         "moe": {**EXPERTS, "bias": False, "shared_gate": True, "bias_update_rate": 0.1},
     },
-    "wide norms": {**HALF, "wide_qk_norm": True, "attention_sinks": True, "norm_offset": True},
+    "wide norms": {
+        **HALF,
+        "qk_norm": True,
+        "wide_qk_norm": True,
+        "attention_sinks": True,
+        "norm_offset": True,
+    },
     "adapters": {**HALF, "moe": {**EXPERTS, "bias": False}},
     "hybrid": {
         "kind": "hybrid",
@@ -242,7 +248,7 @@ def expected_number(name: str, kind: str) -> float:
         return FACTOR
     if name.endswith("router.scale"):
         return 1.0
-    own = kind == "wide norms" and not name.startswith("layers.0.attention.")
+    own = kind == "wide norms"  # Their offset is 1.
     return float(name.endswith(("norm.weight", ".D")) and not own)
 
 

@@ -67,7 +67,10 @@ class NormShape(LayerShape):
 
 @dataclass(frozen=True, slots=True)
 class WideNormShape(LayerShape):
-    """RMSNorm over a width that tp cuts between heads; few heads may be shared by tp ranks."""
+    """RMSNorm over a width that tp cuts between heads; few heads may be shared by tp ranks.
+
+    As in `NormShape`, the weight plus `offset` is 1 at first.
+    """
 
     layer = f"{NORMS}:WideNorm"
 
@@ -84,7 +87,7 @@ class WideNormShape(LayerShape):
             shape=(self.width,),
             axis=0,
             unit=self.head_size,
-            init="ones",
+            init="zeros" if self.offset else "ones",
             decay=False,
         )
 
