@@ -105,9 +105,14 @@ def events_of(made: Spec) -> list[Event]:
 
 
 def told(made: Spec) -> tuple[list[dict[str, int] | None], list[float], list[str]]:
-    """Return the images that each step read, its loss, and the warnings, of rank 0."""
+    """Return the images that each step read, its loss, and the warnings, of rank 0.
+
+    Work that kept rows save does not count as done.
+    """
     ranks = running_ranks(world_size(made)).run(events_of, made, timeout_s=60)
     steps = [each for each in ranks[0] if isinstance(each, StepFinished)]
+    for each in steps:
+        assert (each.usage.tflop["vision"] > 0) is not any((each.cached or {}).values())
     warnings = [each.reason for each in ranks[0] if isinstance(each, ListenerFailed)]
     return [each.cached for each in steps], [each.loss for each in steps], warnings
 

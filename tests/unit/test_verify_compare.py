@@ -4,8 +4,9 @@ import pytest
 import torch
 from tests.support.specs import box, spec
 
+from mimo_launch.train.events import EvalFinished
 from mimo_launch.verify.compare import TensorPiece, compare_numbers, compare_tensors
-from mimo_launch.verify.oracle_run import RightRun
+from mimo_launch.verify.oracle_run import RightEvaluation, RightRun
 from mimo_launch.verify.training_proof import RankRun, compare_runs
 
 WANT = {
@@ -61,6 +62,36 @@ def test_a_moment_in_which_gradients_cancel_is_judged_by_their_size(
     assert [v.what for v in verdicts if v.tensors] == ["moments after training"] * 2
     assert all(verdict.passed for verdict in verdicts) is passes
     assert not any(verdict.by_floor for verdict in verdicts)
+
+
+@pytest.mark.parametrize("sizes", [(1.0, 0.0), (0.0, 1.0)])
+def test_every_copy_of_a_part_is_judged(sizes: tuple[float, float]) -> None:
+    """A rank with a wrong copy shows, whichever rank comes last."""
+    got = [piece for size in sizes for piece in with_noise(size)]
+    vision, language = compare_tensors("gradients", ("vision", "language"), got, WANT)
+    assert (vision.passed, language.passed) == (False, True)
+
+
+SHARES = {"digit_accuracy": "accuracy", "code_accuracy": "code_accuracy",
+          "drawn_recognised": "recognised"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHARES)
+@pytest.mark.parametrize(
+    ("got", "want", "passes"),
+    [(0.5, 0.5, True), (0.5, 0.25, False), (None, 0.5, False), (0.5, None, False)],
+)
+def test_a_share_that_only_one_side_has_is_no_equal_one(
+    name: str, got: float | None, want: float | None, passes: bool
+) -> None:
+    mine, right = dict.fromkeys(SHARES), dict.fromkeys(SHARES.values())
+    told = EvalFinished(step=1, eval_loss=1.0, samples=1, **(mine | {name: got}))
+    asked = RightEvaluation(1.0, {}, **(right | {SHARES[name]: want}))
+    run = RankRun([told], {"weights": []})
+    verdicts = compare_runs(
+        spec({"language": box(0)}), [run], RightRun(evaluations={1: asked}, state={})
+    )
+    assert all(verdict.passed for verdict in verdicts) is passes
 
 
 def test_a_number_that_is_none_equals_nothing() -> None:
