@@ -60,6 +60,9 @@ def test_pictures_and_answers_are_those_of_any_layout(
     )
     # One token of an answer is one letter.
     assert any(len(line.get("answer", "")) > 1 for line in lines)
+    coarse = ["--to", "coarse", "--samples", "8", "--steps", "1"]
+    assert run(["sample", "runs/draw", *coarse]) == 0
+    assert all(Path("coarse", each).read_bytes() != one[each] for each in one if "-" in each)
     assert others == [
         line | ({"answer": line["answer"][:1]} if "answer" in line else {}) for line in lines
     ]

@@ -1,5 +1,7 @@
 """When tensors and numbers of a layout equal the oracle's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.support.specs import box, spec
@@ -92,6 +94,29 @@ def test_a_share_that_only_one_side_has_is_no_equal_one(
         spec({"language": box(0)}), [run], RightRun(evaluations={1: asked}, state={})
     )
     assert all(verdict.passed for verdict in verdicts) is passes
+
+
+def test_an_evaluation_or_a_loss_that_only_one_side_has_fails() -> None:
+    """On any rank: others may have all of them."""
+    losses = {"vision": 1.0, "language": 2.0}
+    asked = RightRun(
+        evaluations={1: RightEvaluation(3.0, losses, None, None, None)},
+        state={},
+    )
+    told = EvalFinished(step=1, eval_loss=3.0, eval_losses=losses, digit_accuracy=None, samples=1)
+
+    def passes(*ranks: list[EvalFinished]) -> bool:
+        runs = [RankRun([*events], {"weights": []}) for events in ranks]
+        made = spec({"language": box(0)})
+        return all(verdict.passed for verdict in compare_runs(made, runs, asked))
+
+    assert passes([told], [told])
+    assert not passes([told], [])
+    assert not passes([], [told])
+    assert not passes([told], [replace(told, step=2)])
+    for wrong in (None, {"vision": 1.0}, losses | {"drawer": 1.0}, losses | {"language": 1.0}):
+        assert not passes([replace(told, eval_losses=wrong)])
+        assert not passes([told], [replace(told, eval_losses=wrong)])
 
 
 def test_a_number_that_is_none_equals_nothing() -> None:
