@@ -89,7 +89,7 @@ def test_like_cases_have_the_same_traits() -> None:
     assert found.mean == pytest.approx(mean(abs(row.step) for row in alike))
     assert found.text == (
         f"{found.steps} measured steps like this one were {found.mean:.0%} off on average, "
-        f"{found.worst:.0%} at most (on 4 NVIDIA H200)"
+        f"{found.worst:.0%} at most (on 2 NVIDIA H200)"
     )
 
 

@@ -41,7 +41,9 @@ def pack(values_FD: Tensor, base: QuantizedBase, scales_FD: Tensor | None = None
     else:
         most = MOST_INT8 if base.kind == "int8" else MOST_FP8
         if scales_FD is None:
-            scales = blocks.abs().amax(-1) / most
+            # A GPU would multiply by the rounded inverse of a number, and differ from a host.
+            largest = blocks.abs().amax(-1)
+            scales = largest / torch.full_like(largest, most)
         else:
             scales = scales_FD[:, :: base.inputs].float()
         scales = torch.where(scales > 0, scales, 1.0)
