@@ -84,9 +84,7 @@ def test_a_calibration(run_on: Callable[..., list[Any]], device: str, layout: st
     assert made.kernels.device == made.device
     assert made.kernels.source.startswith("measured on 2")
     on_gpu = device == "cuda"
-    starts = {"compiling", "dynamic_starts"} | (
-        {"experts_starts"} if "experts" in language else set()
-    )
+    starts = {"dynamic_starts"} | ({"experts_starts"} if "experts" in language else set())
     assert (starts <= set(measured)) == on_gpu
     for name in measured:
         value = getattr(made, name)
