@@ -289,6 +289,10 @@ SEPARATE: Layouts = {
             },
         },
     },
+    # There is nothing that has norms of its own.
+    "no shared expert, dp 2, full sharding": {
+        "dp": 2, "sharding": "full", "model": {"moe": GEMMA4_EXPERTS["moe"] | {"shared": 0}},
+    },
     "further tokens, tied, pp 2": {"pp": 2, "model": {"mtp": {"depth": 1}, "tied": True}},
 }  # fmt: skip
 VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
@@ -369,6 +373,7 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
             "experts split, tp 2, sequence parallel",
             "experts computed again, tp 2",
             "every second layer, gates, biases, dp 2",
+            "no shared expert, dp 2, full sharding",
         },
         None,
     ),

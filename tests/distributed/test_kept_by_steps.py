@@ -213,6 +213,9 @@ STEPS_OF_TWO_RANKS = {
     "tp 2": step(vision(**QWEN2_5), each={"tp": 2}),
     "tp 2, a tower of Gemma 4": step(vision(**GEMMA4), each={"tp": 2}),
     "tp 2, recomputing norms": step(each=SP | {"recompute": ["norms"]}),
+    "tp 2, many experts": step(
+        language(moe={"experts": 64, "top_k": 16, "width": 32}), each={"tp": 2}
+    ),
     "tp 2 with experts": step(language(moe={"experts": 4, "top_k": 2, "width": 128}), each=SP),
     "tp 2 with experts, without sequence parallelism": step(
         language(moe={"experts": 4, "top_k": 2, "width": 128}), each={"tp": 2}

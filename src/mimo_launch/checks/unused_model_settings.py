@@ -119,7 +119,7 @@ def mlp_bias_used(spec: Spec, name: str, model: DecoderModel) -> Findings:
 
 
 def moe_settings_used(spec: Spec, name: str, model: CausalModel) -> Findings:
-    """The same of keys of experts."""
+    """Keys of `moe` need the other keys of it that they change."""
     if model.moe is None:
         return
     for key, effective in set_keys(model.moe, Effective):

@@ -285,6 +285,7 @@ class Activations:
             width += copies * (each.arrived * split + each.returned)
             tokens = self.shared_tokens if each.shared else self.tokens
             total += tokens * each.numbers * max(4, self.bytes)
+            total += self.tokens // tp * each.routed_numbers * max(4, self.bytes)
             total += tokens * (width * self.bytes + each.heads * size.heads // tp * 4)
             pairs = min(MOST_SCORES, self.tokens * self.seq)
             total += each.scores * size.heads // tp * pairs * max(4, self.bytes)

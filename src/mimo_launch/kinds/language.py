@@ -143,7 +143,7 @@ class CausalKind(ModelKind):
             gate=self.gate,
             activation=self.activation,
             shared=self.mlp(moe.shared, out_scale=out_scale) if moe.shared else None,
-            norm=self.norm() if moe.separate_norms else None,
+            norm=self.norm() if moe.norms_apart else None,
             out_scale=out_scale,
         )
 

@@ -84,7 +84,7 @@ class ExpertBiasShape(LayerShape):
 class RouterShape(LayerShape):
     """The map of a token to the scores of experts; each tp rank routes different tokens.
 
-    With a `norm` it reads the stream by it, over the root of the width.
+    A router with a `norm` reads the stream, and divides its normed input by the root of the width.
     """
 
     layer = "mimo_launch.layers.router:Router"
@@ -185,7 +185,8 @@ class ExpertsShape(LayerShape):
 class MoeShape(LayerShape):
     """Experts for each token, and perhaps one MLP `shared` by all tokens.
 
-    With a `norm`, router and experts read the stream by norms like it, and it follows both kinds.
+    With a `norm`, router and experts each read the stream through a norm like it. One follows the
+    shared MLP, and one the sum of the experts.
     """
 
     layer = "mimo_launch.models.mlp:MoeMlp"
@@ -220,7 +221,7 @@ class MoeShape(LayerShape):
             "shared_gate": gate,
             "routed_norm": norm,
             "routed_post_norm": norm,
-            "shared_post_norm": None if self.shared is None else self.norm,
+            "shared_post_norm": self.norm,
         }
 
     def widths(self) -> Widths:
@@ -271,8 +272,7 @@ def _of_router(moe: Moe, passes: Passes, *, reads_stream: bool) -> tuple[Saved, 
         Saved(name="less the normed stream", stream=-unused, for_weights=True, normed=True),
         Saved(
             name="scores, choices, places",
-            numbers=moe.experts + per_choice * moe.top_k,
-            shared=True,
+            routed_numbers=moe.experts + per_choice * moe.top_k,
         ),
     )
     return tuple(replace(each, part="mlp") for each in kept)

@@ -31,8 +31,9 @@ class Saved:
     expert that a token of this rank chose, `arrived` on all ranks that split it; loads are assumed
     to be balanced. In latent attention `narrow` and `entered` are whole on every rank, `made` and
     `value` are cut over tp. `scores` are the scores that exist together, of each head, in at least
-    4 bytes, as `numbers` are. A tensor `for_weights` is not kept if the weights are frozen, one of
-    a `part` not if that is computed again, and a `normed` stream not if norms are.
+    4 bytes, as are `numbers`, and `routed_numbers` of each token that this rank sends to experts. A
+    tensor `for_weights` is not kept if the weights are frozen, one of a `part` not if that is
+    computed again, and a `normed` stream not if norms are.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Saved:
     value: int = 0
     scores: int = 0
     numbers: int = 0
+    routed_numbers: int = 0
     shared: bool = False
     for_weights: bool = False
     part: Part | None = None

@@ -121,10 +121,11 @@ class Router(ShapedLayer[RouterShape]):
         """Return the choice of every token; with a `loss`, its backward balances the load."""
         wide = widened(x_nD if self.norm is None else self.norm(x_nD))
         bias = None if self.bias is None else self.bias.to(wide.dtype)
-        weight = self.weight.to(wide.dtype)
+        logits = F.linear(wide, self.weight.to(wide.dtype), bias if self.norm is None else None)
         if self.norm is not None:
-            weight = weight * self.shape.width**-0.5
-        logits = F.linear(wide, weight, bias)
+            # Autograd keeps nothing of this; of a weight over the root it would keep a copy.
+            logits = logits * self.shape.width**-0.5
+            logits = logits if bias is None else logits + bias
         moe, values = self.shape.moe, None
         if self.expert_bias is not None:
             values = self.expert_bias.values

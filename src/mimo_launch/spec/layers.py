@@ -294,9 +294,10 @@ class Moe(Strict):
     )
     separate_norms: Annotated[bool, _OF_SHARED] = Field(
         False,
-        description="The layer's norm is for the shared expert alone, as in Gemma 4: the others "
-        "and the router each read the stream by another norm, the router over the square root of "
-        "`hidden`. The answers of the shared expert and of the others also have norms.",
+        description="The layer's norm is for the shared expert alone, as in Gemma 4. The router "
+        "and the other experts each have a norm of their own, which reads the stream; the router "
+        "divides its normed input by the square root of `hidden`. A norm also follows the shared "
+        "expert, and another the sum of the others.",
     )
     learned_scale: bool = Field(
         False,
@@ -334,6 +335,11 @@ class Moe(Strict):
     def gates_shared(self) -> bool:
         """Whether there is a shared expert with a gate."""
         return self.shared_gate and self.shared > 0
+
+    @property
+    def norms_apart(self) -> bool:
+        """Whether a shared expert and the others have norms of their own."""
+        return self.separate_norms and self.shared > 0
 
     def is_in(self, layer: int) -> bool:
         """Return whether a layer of a decoder, counted from 0, has experts."""

@@ -162,7 +162,7 @@ def mixture(
     `x_SD` is the stream after the norm of the layer; norms of their own, if any, read the stream.
     """
     read_SD = routed_SD = x_SD
-    if moe.separate_norms:
+    if moe.norms_apart:
         read_SD = norm(stream_SD, f"{name}.router.norm") / math.sqrt(x_SD.shape[1])
         routed_SD = norm(stream_SD, f"{name}.routed_norm")
     scores, chosen, gates = routed(weights, name, moe, read_SD)
@@ -174,13 +174,13 @@ def mixture(
             out = out + chosen[:, expert : expert + 1] * answer
         else:
             out = out + score * mlp(weights, f"{name}.experts.{expert}", routed_SD, activation)
-    if moe.separate_norms:
+    if moe.norms_apart:
         out = norm(out, f"{name}.routed_post_norm")
     if moe.shared:
         answer = mlp(weights, f"{name}.shared", x_SD, activation)
         if moe.shared_gate:
             answer = answer / (1 + (-linear(weights, x_SD, f"{name}.shared_gate")).exp())
-        if moe.separate_norms:
+        if moe.norms_apart:
             answer = norm(answer, f"{name}.shared_post_norm")
         out = out + answer
     if text.counts.any():

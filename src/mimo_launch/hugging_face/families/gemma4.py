@@ -166,7 +166,10 @@ _EXPERTS = InnerSettings(
             "top_k": "top_k_experts",
             "width": "moe_intermediate_size",
             "shared": Computed(
-                lambda config: number(config, _MLP), lambda moe: {_MLP: moe.shared}, f"`{_MLP}`"
+                lambda config: number(config, _MLP),
+                # Without one, a reader's default is another width, so that the model is refused.
+                lambda moe: {_MLP: moe.shared} if moe.shared else {},
+                f"`{_MLP}`; 9216",
             ),
             "separate_norms": Fixed(True),
             "learned_scale": Fixed(True),
@@ -180,7 +183,7 @@ _BLOCK = decoders.sizes() | {
     "mlp": Computed(
         lambda config: UNDECIDED if config.get(_OF_EXPERTS) else number(config, _MLP),
         lambda model: {} if model.moe else {_MLP: model.mlp_width, _OF_EXPERTS: False},
-        f"`{_MLP}`, without experts",
+        f"`{_MLP}`, without experts; 9216",
     ),
     "head_dim": Computed(
         lambda config: _heads(config)[_HEAD],
