@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 from tests.support.headers import NO_TENSORS
+from tests.support.hugging_face import MOE_KINDS
 from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.hugging_face.architectures import obstacles
-from mimo_launch.hugging_face.registry import part_of
+from mimo_launch.hugging_face.registry import FAMILIES, part_of
 from mimo_launch.spec.load import model_from_data
 
 SIZES = {
@@ -82,6 +83,14 @@ def test_what_is_neither_is_said() -> None:
         "no solar_open with `moe: {bias_update_rate: null, every: 2}`",
         "no granitemoeshared with `moe: {score: sigmoid, every: 2}`",
     ]
+
+
+@pytest.mark.parametrize(("shared", "refused"), [(24, []), (0, ["`moe: {shared: 0}`"])])
+def test_experts_of_gemma_4_are_beside_a_shared_one(shared: int, refused: list[str]) -> None:
+    ours, _ = MOE_KINDS["gemma4_text, experts"]
+    sizes = {"kind": "decoder", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "vocab": 300}
+    model = model_from_data(sizes | ours | {"moe": ours["moe"] | {"shared": shared}})
+    assert list(FAMILIES["gemma4_text"].differences(model)) == refused
 
 
 @pytest.mark.parametrize(
