@@ -18,6 +18,7 @@ import torch.distributed as dist
 from tests.support.histories import untimed
 from tests.support.poison import after_backwards
 from tests.support.running_ranks import run_on_running_ranks
+from tests.support.saved_tensors import tensors
 
 from mimo_launch.checkpoint import loading
 from mimo_launch.checkpoint import saver as saver_module
@@ -755,18 +756,3 @@ class Evil:
 
     def __reduce__(self) -> Any:
         return (os.mkdir, (str(self.path),))
-
-
-def tensors(run_folder: Path) -> dict[str, torch.Tensor]:
-    """Read the newest checkpoint whole, in this process."""
-    folder = all_checkpoints(run_folder)[0]
-    index = json.loads((folder / "tensors.json").read_text())
-    found = {}
-    for name, entry in index.items():
-        full = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
-        for offsets, sizes, file, offset, length in entry["chunks"]:
-            raw = (folder / file).read_bytes()[offset : offset + length]
-            box = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
-            full[box] = torch.load(io.BytesIO(raw), weights_only=True)
-        found[name] = full
-    return found
