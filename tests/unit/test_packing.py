@@ -133,6 +133,22 @@ def test_the_place_behind_the_last_pack_of_a_chunk_counts_the_records_of_the_chu
     assert (order.after(1), order.after(9)) == (9, 17)
 
 
+def test_a_run_packs_each_chunk_of_a_step_once():
+    """A run asks for the running step, the place after it, and the next step."""
+    asked = []
+
+    def lengths(ids: Int64s) -> Int64s:
+        asked.append(len(ids))
+        return 0 * ids + 12
+
+    order, place = PackedOrder(GlobalOrder(500, 80, 0), lengths, 12, chunk=8), 0
+    for _ in range(4):
+        order.take(place)
+        place = order.after(place)
+        order.take(place)
+    assert sum(asked) == 5 * 80
+
+
 def test_packs_differ_from_epoch_to_epoch_and_by_seed_and_are_in_no_order_of_length():
     def epoch(number: int, seed: int) -> list[Any]:
         order, _ = order_of(200, 1, 1000, seed)

@@ -164,6 +164,8 @@ class PackedOrder:
         self._records, self._lengths, self._seq, self._size = records, lengths, seq, chunk
         # The current step and the next one may lie in chunks of two epochs.
         self._packs = lru_cache(maxsize=4)(self._make_packs)
+        # A run asks for the running step and the next one, several times.
+        self._walk = lru_cache(maxsize=2)(self._walk_from)
 
     def take(self, first: int) -> tuple[Sample, ...]:
         """Return the records of each pack of the step that starts at a place.
@@ -186,7 +188,7 @@ class PackedOrder:
         here = min(self._size, self._records.num_samples - chunk * self._size)
         return records - rest + -(-rest * len(self._packs(epoch, chunk)) // here)
 
-    def _walk(self, place: int) -> tuple[tuple[Sample, ...], int]:
+    def _walk_from(self, place: int) -> tuple[tuple[Sample, ...], int]:
         if place < 0:
             raise ValueError(f"there is no sample {place}")
         found: list[Sample] = []
