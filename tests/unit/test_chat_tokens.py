@@ -2,11 +2,14 @@
 
 import json
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from tests.support.shards import (
     CHATML,
@@ -26,7 +29,7 @@ from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.records import read_records
 from mimo_launch.data.samples.sample_encoder import SampleEncoder
 from mimo_launch.data.samples.template_program import TemplateRefused
-from mimo_launch.data.samples.text_tokens import EncodedSample, LiteralMarkers
+from mimo_launch.data.samples.text_tokens import EncodedSample, LiteralMarkers, _near, runs_of
 from mimo_launch.spec.spec import Spec
 
 TEMPLATES = {
@@ -528,3 +531,27 @@ def test_a_text_with_too_many_characters_is_never_made_into_tokens(tmp_path: Pat
         with pytest.raises(BadSample, match=r"`data.max_characters` allows 40"):
             write(folder, {**record, "text": "x" * 41}, template=template, max_characters=40)
     assert write(folder, {"text": "x" * 40}, template="caption", max_characters=40).loss_mask.any()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=12),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10)), max_size=4),
+    st.booleans(),
+)
+def test_tokens_of_a_learnt_span_are_found_whether_or_not_they_are_in_order(
+    tokens, spans, in_order
+):
+    offsets = [(start, start + size) for start, size in tokens]
+    offsets = sorted(offsets) if in_order else offsets
+    learn = [(first, first + size) for first, size in spans]
+    for first, last, near in _near(offsets, learn):
+        inside = [n for n, (a, b) in enumerate(offsets) if a < last and b > first]
+        assert {*inside} <= {*range(len(offsets))[near]}
+
+
+@given(st.lists(st.booleans(), max_size=20))
+def test_runs_cover_a_mask(mask):
+    runs = runs_of(np.array(mask, dtype=np.bool_)).tolist()
+    assert [n for first, end in runs for n in range(first, end)] == np.flatnonzero(mask).tolist()
+    assert all(end < first for (_, end), (first, _) in pairwise(runs))

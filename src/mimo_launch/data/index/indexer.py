@@ -21,8 +21,6 @@ from itertools import chain
 from pathlib import Path
 from zlib import crc32
 
-import numpy as np
-
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.index.columns import Bad, IndexedSample, ShardIndex, ShardRows
 from mimo_launch.data.samples.decode_media import (
@@ -38,7 +36,7 @@ from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.member_readers import MediumSize, ShownVideo
 from mimo_launch.data.samples.records import TEXT_SUFFIXES, Record
 from mimo_launch.data.samples.sample_encoder import SampleEncoder, SampleEncoders
-from mimo_launch.data.samples.text_tokens import loss_mask_among
+from mimo_launch.data.samples.text_tokens import loss_mask_among, runs_of
 from mimo_launch.data.samples.token_columns import TokenColumns
 from mimo_launch.data.sources.file_formats import open_file
 from mimo_launch.data.sources.media_suffixes import COLUMN, target_of
@@ -152,7 +150,7 @@ class SampleIndexer:
             )
         return IndexedSample(
             len(is_row),
-            np.flatnonzero(np.diff(loss_mask, prepend=False, append=False)).reshape(-1, 2),
+            runs_of(loss_mask),
             placed,
             members,
             (*record.ignored, *encoded.ignored),

@@ -85,7 +85,7 @@ def read_messages(turns: Sequence[Any], markers: Markers) -> tuple[list[Message]
         if not isinstance(role, str):
             raise BadSample("one of its messages has no role")
         where = f"message {number} ({role})"
-        message = _message(turn, role, where, markers)
+        message = _message(turn, role, number, markers)
         if isinstance(content := turn.get(_content_key(turn)), list):
             ignored += _ignored_of_parts(content, where)
         if message.role not in NOT_ANSWERS and message.role != "assistant":
@@ -99,7 +99,7 @@ def read_messages(turns: Sequence[Any], markers: Markers) -> tuple[list[Message]
                 if key != "tool_calls" and joined.rest[key] != value
             )
         else:
-            messages.append(replace(message, number=number))
+            messages.append(message)
     if sum(len(each.parts or ()) for each in messages) > MOST_PARTS:
         raise BadSample(f"its messages have more than {MOST_PARTS:,} parts")
     return messages, ignored
@@ -119,9 +119,9 @@ def _content_key(turn: Mapping[str, Any]) -> str:
     return "value" if "value" in turn and "content" not in turn else "content"
 
 
-def _message(turn: Mapping[str, Any], role: str, where: str, markers: Markers) -> Message:
+def _message(turn: Mapping[str, Any], role: str, number: int, markers: Markers) -> Message:
     """Return a turn with `role` and `content` or, as in LLaVA, with `from` and `value`."""
-    key = _content_key(turn)
+    where, key = f"message {number} ({role})", _content_key(turn)
     content = turn.get(key)
     said, is_call = in_loss(turn, where), role in CALLS
     named = "assistant" if is_call else ROLES.get(role, role)
@@ -147,9 +147,9 @@ def _message(turn: Mapping[str, Any], role: str, where: str, markers: Markers) -
     else:
         is_said = content is None or isinstance(content, str)
     if role in ("tool", *RESULTS) and not is_said:
-        return Message(role, None, {**rest, "content": content})
+        return Message(role, None, {**rest, "content": content}, number=number)
     parts = None if content is None else tuple(_parts(content, markers))
-    return Message(named, parts, rest, isinstance(content, list), said is not False)
+    return Message(named, parts, rest, isinstance(content, list), said is not False, number)
 
 
 def _check_calls(calls: Any, where: str) -> None:

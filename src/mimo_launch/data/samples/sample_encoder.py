@@ -293,9 +293,9 @@ class SampleEncoder:
         messages = [
             replace(
                 message,
-                rest=signed(message.rest),
+                rest=message.rest and signed(message.rest),
                 parts=message.parts
-                and tuple(replace(part, text=signed(part.text)) for part in message.parts),
+                and tuple(MessagePart(part.kind, signed(part.text)) for part in message.parts),
             )
             for message in record.messages
         ]

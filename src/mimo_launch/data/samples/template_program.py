@@ -215,17 +215,19 @@ def _with_marks(value: Any, number: int | None) -> Any:
         return [_with_marks(each, number) for each in value]
     if not isinstance(value, str) or not (body := value.strip()):
         return value
+    if len(body) == len(value):
+        return f"{start_mark(number)}{value}{chr(_CLOSE + number)}"
     indent, rest = value[: len(value) - len(value.lstrip())], value[len(value.rstrip()) :]
     return f"{indent}{start_mark(number)}{body}{chr(_CLOSE + number)}{rest}"
 
 
 def _has_text(value: Any) -> bool:
     """Return whether a JSON value has a text that can have marks."""
+    if isinstance(value, str):
+        return bool(value.strip())
     if isinstance(value, dict):
         return any(_has_text(each) for key, each in value.items() if key != "type")
-    if isinstance(value, list):
-        return any(map(_has_text, value))
-    return isinstance(value, str) and bool(value.strip())
+    return isinstance(value, list) and any(map(_has_text, value))
 
 
 def read_marks(text: str) -> Marked:

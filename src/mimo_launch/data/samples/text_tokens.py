@@ -11,6 +11,7 @@ to `records`.
 import os
 import re
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,17 +121,40 @@ class TextTokens:
             encoded = without_panic(partial(self.tokenizer.encode, text, add_special_tokens=False))
         except Exception as error:  # The library raises nothing narrower.
             raise BadSample(f"the tokenizer refuses its text: {error}") from error
-        ids: list[int] = encoded.ids
-        offsets = np.array(encoded.offsets, dtype=np.int64).reshape(-1, 2)
-        loss_mask = np.zeros(len(ids), dtype=np.bool_)
+        offsets: Spans = encoded.offsets
+        loss_mask = np.zeros(len(offsets), dtype=np.bool_)
+        for first, last, near in _near(offsets, learn):
+            loss_mask[near] |= [
+                start < last
+                and end > first
+                and (
+                    (first <= start and end <= last)
+                    or not (text[start:first] + text[last:end]).strip()
+                )
+                for start, end in offsets[near]
+            ]
+        return encoded.ids, loss_mask
+
+
+def _near(offsets: Spans, learn: Spans) -> Iterator[tuple[int, int, slice]]:
+    """Yield each learned span with the tokens among which are all that overlap it.
+
+    Tokens lie in the order of the text, unless a normalizer changes it.
+    """
+    starts, ends = zip(*offsets, strict=True) if offsets else ((), ())
+    # Sorting what is in order only compares neighbours.
+    if [*starts] == sorted(starts) and [*ends] == sorted(ends):
         for first, last in learn:
-            inside = (offsets[:, 0] < last) & (offsets[:, 1] > first)
-            beyond = inside & ((offsets[:, 0] < first) | (offsets[:, 1] > last))
-            for token in np.flatnonzero(beyond):
-                start, end = offsets[token]
-                inside[token] = not (text[start:first] + text[last:end]).strip()
-            loss_mask |= inside
-        return ids, loss_mask
+            yield first, last, slice(bisect_right(ends, first), bisect_left(starts, last))
+    else:
+        yield from ((first, last, slice(None)) for first, last in learn)
+
+
+def runs_of(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return start and end of each run of true values, [runs, 2]."""
+    padded = np.zeros(len(mask) + 2, dtype=np.bool_)
+    padded[1:-1] = mask
+    return np.flatnonzero(padded[1:] != padded[:-1]).reshape(-1, 2)
 
 
 def loss_mask_among(
@@ -177,6 +201,8 @@ class LiteralMarkers:
         With `is_prose`, all markers are text. Raises: BadSample if the value already has signs.
         """
         if isinstance(value, str):
+            if value.isascii() and not is_prose and "\\" not in value:
+                return value
             if _SIGNS.search(value):
                 raise BadSample("its text has noncharacters of Unicode (U+FDD0 to U+FDEF)")
             pattern = self._bare if is_prose else self._escaped
