@@ -116,6 +116,7 @@ LATENT: Layouts = {
         "tp": 2, "cp": 2, "sequence_parallel": True, "data": {"max_documents": 3},
     },
     "queries of the stream, tp 2": {"tp": 2, "model": {"mla": {**MLA, "q_rank": None}}},
+    "values smaller than keys, cp 4": {"cp": 4},
     "windows, values as large as keys": {
         "cp": 2,
         "model": {
@@ -313,7 +314,11 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
     "latent": (
         latent,
         LATENT,
-        {"tp 2, cp 2, sequence parallel, documents", "experts, tp 2, pp 2"},
+        {
+            "tp 2, cp 2, sequence parallel, documents",
+            "experts, tp 2, pp 2",
+            "values smaller than keys, cp 4",
+        },
         None,
     ),
     # Values are smaller than keys, and filled up with zeros.

@@ -230,6 +230,7 @@ STEPS_OF_TWO_RANKS = {
     "cp 2, latent attention with small values": step(
         language(**LATENT | {"mla": LATENT["mla"] | {"v_head_dim": 16}}), each={"cp": 2}
     ),
+    "cp 2, capped scores": step(language(attention_softcap=50.0), each={"cp": 2}),
     "cp 2, packed records": step(
         data={"packing": True, "max_images": 2, **SMALL}, each={"cp": 2}, seed=2
     ),

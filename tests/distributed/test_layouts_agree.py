@@ -52,9 +52,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make_spec(layout: dict[str, Any]) -> Spec:
+def make_spec(layout: dict[str, Any], **changes: Any) -> Spec:
     modules = {}
-    for name, model in (("vision", VISION), ("language", LANGUAGE)):
+    for name, model in (("vision", VISION), ("language", LANGUAGE | changes)):
         ranks, grid, *more = layout[name]
         modules[name] = {"model": model, "ranks": ranks, "grid": grid, **(more[0] if more else {})}
     return Spec.model_validate(
@@ -73,7 +73,10 @@ def make_spec(layout: dict[str, Any]) -> Spec:
 
 def metrics(name: str) -> list[dict[str, float]]:
     """Loss and every module's gradient norm, per step."""
-    spec = make_spec(LAYOUTS[name])
+    return metrics_of(make_spec(LAYOUTS[name]))
+
+
+def metrics_of(spec: Spec) -> list[dict[str, float]]:
     assert not [d for d in check(spec) if d.is_error]
     events = run_on_running_ranks(run_steps, spec, world_size=world_size(spec))
     steps = [e for e in events[0] if isinstance(e, StepFinished)]
@@ -102,4 +105,17 @@ def test_ten_steps_agree_with_one_rank(name: str, one_rank: list[dict[str, float
     found = metrics(name)
     assert len(found) == 10
     for mine, theirs in zip(found, one_rank, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-9)
+
+
+@pytest.mark.parametrize("value_size", [4, 16])
+def test_values_of_another_size_than_keys_agree_over_cp(value_size: int) -> None:
+    """Kernels of a cp rank's chunks fill up smaller values; larger ones take masks."""
+    sizes = {"kv_rank": 12, "q_rank": 10, "rope_head_dim": 4, "v_head_dim": value_size}
+    latent = {"mla": sizes, "head_dim": 10, "kv_heads": 6, "qk_norm": False}
+    alone, over_cp = (
+        metrics_of(make_spec({"vision": ("0", {}), "language": (ranks, grid)}, **latent))
+        for ranks, grid in (("0", {}), ("1-2", {"cp": 2}))
+    )
+    for mine, theirs in zip(over_cp, alone, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-9)

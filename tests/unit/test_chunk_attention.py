@@ -41,7 +41,7 @@ def _over_ranks(q: Tensor, k: Tensor, v: Tensor, scale: float | None, cp: int) -
     return out
 
 
-@pytest.mark.parametrize("cp", [2, 3, 4])
+@pytest.mark.parametrize("cp", [2, 3, 4, 12])
 @pytest.mark.parametrize(
     ("kv_heads", "value_size", "scale"), [(4, SIZE, None), (2, SIZE, 0.7), (1, 4, None)]
 )

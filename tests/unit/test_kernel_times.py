@@ -85,6 +85,21 @@ def test_a_layer_counts_as_often_as_it_is_there() -> None:
         ({}, {}, {("causal", 256, 16)}),
         ({"model": MODEL | {"sliding_window": {"size": 64}}}, {}, {("documents", 112, 16)}),
         ({"cp": 2}, {}, {("causal", 64, 16), ("whole", 256, 16)}),
+        (
+            {"cp": 2, "model": MODEL | {"attention_softcap": 5.0}},
+            {},
+            {("masked", 256, 16)},
+        ),
+        (
+            {"cp": 2, "model": MODEL | {"attention_sinks": True}},
+            {},
+            {("documents", 256, 16)},
+        ),
+        (
+            {"cp": 2, "model": MODEL | {"head_dim": 256}},
+            {},
+            {("documents", 256, 256)},
+        ),
     ],
 )
 def test_language_attends_by_the_kernels_of_its_mask(

@@ -311,8 +311,8 @@ def gradients_of_keys(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values of `attend_to_keys`.
 
-    Why: as above. The output and its log-sum-exp may be those of all parts of the keys: then they
-    are the gradients of this part.
+    Why: `scaled_dot_product_attention` has no backward that takes another output. If the output and
+    the log-sum-exp are those over all parts of the keys, the gradients are those of this part.
     """
     if not grad_BhsK.is_cuda:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

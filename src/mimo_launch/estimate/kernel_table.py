@@ -34,9 +34,9 @@ def _both_ways(name: str, sizes: tuple[str, ...]) -> dict[str, tuple[tuple[str, 
 # matrix; its backward makes the gradient of `inputs`, and that of `weights` in fp32. A grouped
 # product has so many rows for each of several matrices. Attention is counted as in
 # docs/estimates.md: causal or over whole sequences, over lists of documents or of images, or with a
-# mask in memory, where its queries are a part of the sequence (cp). A recurrence is counted without
-# its projections, and so is the convolution before it, over so many numbers; twice as many in its
-# backward. A `pass` reads and writes tensors of so many MB. The loss goes over so many
+# mask in memory, measured with queries that are a part of the sequence. A recurrence is counted
+# without its projections, and so is the convolution before it, over so many numbers; twice as many
+# in its backward. A `pass` reads and writes tensors of so many MB. The loss goes over so many
 # logits. The host starts one pass of a layer, or compiles its kernels.
 KERNELS: dict[str, tuple[tuple[str, ...], str]] = {
     "product": (_PRODUCT, COMPUTE),

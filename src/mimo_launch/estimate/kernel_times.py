@@ -21,6 +21,7 @@ from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.parameters import layer_parameters
 from mimo_launch.estimate.workload import BackwardPath, backward_path
 from mimo_launch.kinds.adapters import adapter_of
+from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.block_shapes import parts_of
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.language import CausalKind
@@ -38,6 +39,8 @@ _FORWARD, _BACKWARD = 2.5, 4.2
 # The update of a map writes its output, scales it, and adds it to that of the map; its backward
 # scales the gradient, and adds to that of the input. So often is each read or written.
 _OUTPUT, _GRADIENT, _INPUT = 6, 2, 4
+# Larger heads are not cut into chunks over cp (`layers.chunk_attention`).
+_MOST_HEAD = 128
 # A cast to 8 bits reads a tensor, and writes it in two orders.
 _CAST = 2 + 1 + 1
 # Bytes of a score, its weight, the numbers drawn for it and what stays, written and read.
@@ -313,9 +316,10 @@ class StageKernels:
         cp, mask = self.module.grid.size(Axis.CP), self._mask(number)
         if mask != "causal" or cp == 1:
             return [(mask, 1.0, length)]
-        chunk = self.layout.seq / (2 * cp)
-        own = min(1.0, chunk / length)
-        return [("causal", own, chunk), ("whole", 1 - own, length)]
+        chunk = min(self.layout.seq / (2 * cp), length)
+        own = chunk / length
+        calls = [("causal", own, chunk), ("whole", 1 - own, length)]
+        return [each for each in calls if each[1]]
 
     def _mask(self, number: int) -> str:
         """Return which kernels of attention a layer takes, as `layers.attention` does."""
@@ -330,7 +334,17 @@ class StageKernels:
             return "masked"
         if windows or work.spans.total() > sequences:
             return "documents"
-        return "causal"
+        return "causal" if cp == 1 else self._mask_of_part(number)
+
+    def _mask_of_part(self, number: int) -> str:
+        """Return the kernels of whole sequences on a cp rank: "causal" if they take its chunks."""
+        layer = layer_of(self._written.model, number)
+        shapes = [shape for *_, shape in parts_of(layer) if isinstance(shape, AttentionShape)]
+        by_scores = any(each.score_cap is not None for each in shapes)
+        if by_scores or self._written.attention_dropout or self._number > 2:
+            return "masked"
+        lists = any(each.sinks or each.head_size > _MOST_HEAD for each in shapes)
+        return "documents" if lists else "causal"
 
     def _pass(self, size: float, tensor: float) -> float:
         """Return the seconds to move so many bytes, in tensors of so many."""

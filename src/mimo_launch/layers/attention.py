@@ -2,7 +2,8 @@
 
 Decides: projections, and how a rank gets the keys and values of other cp ranks.
 Relies on: `sequence_contexts` and `image_contexts` for which tokens attend to which; SDPA, with its
-softmax in at least fp32; `varlen_attention`, which needs no masks; `score_attention`.
+softmax in at least fp32; `varlen_attention` and `chunk_attention`, which need no masks;
+`score_attention`.
 Leaves: the rest of a block to `models`.
 
 Legend: N tokens of this rank, M tokens that they attend to, D width, h heads and g key/value heads
@@ -137,7 +138,8 @@ class Attention(ShapedLayer[AttentionShape]):
         needs_list = sequences.needs_mask or self.sinks is not None
         drops, draws = self.drop_scores is not None, sequences.draws
         by_scores = self.score_cap is not None or (drops and draws is not None)
-        needs_scores = by_scores or bool(sequences.masks)
+        # Kernels pad values to the size of keys, but not keys to that of values.
+        needs_scores = by_scores or bool(sequences.masks) or v_all.shape[3] > q.shape[3]
         if cp > 1 and not needs_list and not needs_scores and takes_chunks(q, k_all):
             group, fused = self.context.cp, self.context.fused
             out = over_chunks(q, k_all, v_all, group, scale=self.scale, fused=fused)

@@ -24,14 +24,19 @@ from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.torch_internals import attend_to_keys, gradients_of_keys
 from mimo_launch.layers.pointwise import Fused
 
+# The largest heads for which cuDNN's kernels were compared with float64.
+MOST_HEAD = 128
+
 
 def takes_chunks(q_BshK: Tensor, k_BSgK: Tensor) -> bool:
-    """Return whether the kernels take these heads: on GPUs, in 16 bits and of sizes of cuDNN.
+    """Return whether the kernels take these heads: on GPUs in 16 bits, up to `MOST_HEAD`.
 
     `torch.backends.cuda.enable_cudnn_sdp(False)` turns it off on GPUs.
     """
     if not q_BshK.is_cuda:
         return q_BshK.device.type == "cpu"
+    if q_BshK.shape[-1] > MOST_HEAD:
+        return False
     q, k = q_BshK.transpose(1, 2), k_BSgK.transpose(1, 2)
     return can_use_cudnn_attention(SDPAParams(q, k, k, None, 0.0, False, True))
 
@@ -47,8 +52,9 @@ def over_chunks(
 ) -> Tensor:
     """Return causal attention of this cp rank's chunks, [B, s, h, K].
 
-    Keys and values are of whole sequences, in order. Scores are multiplied by `scale`. Values
-    smaller than keys are padded with zeros to the same size, as the kernels need.
+    Keys and values are of whole sequences, in order. Scores are multiplied by `scale`. Values may
+    be smaller than keys, not larger: they are padded with zeros to the same size, as the kernels
+    need.
     """
     size = v_BSgK.shape[3]
     v_BSgK = F.pad(v_BSgK, (0, q_BshK.shape[3] - size))
@@ -60,7 +66,7 @@ def over_chunks(
 
 
 class _Part(NamedTuple):
-    """Keys that a chunk attends to in one call, and the positions of the chunk's queries here."""
+    """Queries of a chunk on this rank, and the keys that they attend to in one call."""
 
     queries: slice
     keys: slice
