@@ -10,7 +10,7 @@ from typing import Any
 
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
 from mimo_launch.hugging_face.refusals import Refusal, listed, only
-from mimo_launch.hugging_face.settings import Computed
+from mimo_launch.hugging_face.settings import Computed, defaults_of
 from mimo_launch.spec.language_models import DecoderBlocks
 from mimo_launch.spec.layers import RopeScaling
 
@@ -21,6 +21,7 @@ LLAMA3, LINEAR, YARN = SCALINGS = ("llama3", "linear", "yarn")
 DYNAMIC, LONGEST = "dynamic", "max_position_embeddings"
 # The part of a head that rotates.
 FACTOR = "partial_rotary_factor"
+PROPORTIONAL = "proportional"
 _LENGTH = "original_max_position_embeddings"
 # The keys of rotary settings, in transformers 5 and before.
 _ROPES = ("rope_parameters", "rope_scaling")
@@ -100,6 +101,17 @@ def scaling_of(config: Config) -> dict[str, Any] | None:
         elif kind != YARN or key in rope:
             found[key] = number(rope, key)
     return found
+
+
+def proportional(rope: Config) -> dict[str, Any] | None:
+    """Return the scaling of rotary settings of the proportional type, None for other types."""
+    if type_of(rope) != PROPORTIONAL:
+        return None
+    return defaults_of(RopeScaling) | {
+        "rope_type": PROPORTIONAL,
+        "factor": number(rope, "factor", 1.0),
+        FACTOR: number(rope, FACTOR, 1.0),
+    }
 
 
 def rope_of(model: DecoderBlocks) -> Config:

@@ -3,7 +3,6 @@
 Source: `transformers` 5.24, models/gemma4.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,8 @@ from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import FULL, LAYERS, SLIDING, in_turn
 from mimo_launch.hugging_face.families import gemma
 from mimo_launch.hugging_face.family import Family
-from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.heads_by_layer import BY_LAYER, HEAD, KEYS, SHARED, heads_of, uneven
 from mimo_launch.hugging_face.refusals import Refusal, layer_types, one_of, only, refusals
 from mimo_launch.hugging_face.settings import (
     UNDECIDED,
@@ -21,23 +21,17 @@ from mimo_launch.hugging_face.settings import (
     Named,
     Settings,
     architecture,
-    defaults_of,
 )
 from mimo_launch.hugging_face.tensors import MLP, ExpertStack, Place, in_layers
-from mimo_launch.spec.layers import RopeScaling
 
-_ACTIVATION, _PROPORTIONAL = "gelu_pytorch_tanh", "proportional"
+_ACTIVATION = "gelu_pytorch_tanh"
 _ACTIVATIONS = {_ACTIVATION: "gelu_tanh", "silu": "silu"}
-_HEAD, _KEYS, _SHARED = "head_dim", "num_key_value_heads", "attention_k_eq_v"
-# Heads of layers without windows, as published and as transformers writes them since 5.24.
-_GLOBAL_HEAD, _GLOBAL_KEYS = "global_head_dim", "num_global_key_value_heads"
-_BY_LAYER = "per_layer_config"
 _OF_EXPERTS, _MLP = "enable_moe_block", "intermediate_size"
 # The width of embeddings of layers, which our decoder has not.
 _WITHOUT = "hidden_size_per_layer_input"
 _ROPES: Config = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-    FULL: {"rope_type": _PROPORTIONAL, rotary.FACTOR: 0.25, "rope_theta": 1_000_000.0},
+    FULL: {"rope_type": rotary.PROPORTIONAL, rotary.FACTOR: 0.25, "rope_theta": 1_000_000.0},
 }
 
 
@@ -54,60 +48,28 @@ def _full(config: Config) -> list[int]:
     return [i for i, each in enumerate(gemma.layers_of(config)) if each != SLIDING]
 
 
-def _by_layer(config: Config) -> dict[int, Config]:
-    """Return the settings of single layers; files have `05` for layer 5. Raises: ConfigError."""
-    said = config.get(_BY_LAYER) or {}
-    try:
-        return {int(layer): dict(each) for layer, each in said.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise ConfigError(f"`{_BY_LAYER}` is {short(said)}, not settings by layer") from None
-
-
 def _heads(config: Config) -> Config:
-    """Return size and number of key/value heads of layers without windows."""
-    own: Config = {}
-    if config.get(_BY_LAYER) is not None:
-        by_layer = _by_layer(config)
-        own = next((by_layer[i] for i in _full(config) if i in by_layer), {})
-    else:
-        own[_HEAD] = number(config, _GLOBAL_HEAD, 512)
-        if config.get(_SHARED) and config.get(_GLOBAL_KEYS) is not None:
-            own[_KEYS] = number(config, _GLOBAL_KEYS)
-    return {_HEAD: number(config, _HEAD, 256), _KEYS: number(config, _KEYS, 4), **own}
-
-
-def _uneven(config: Config) -> Iterator[str]:
-    """Yield settings of single layers other than heads, the same in all layers without windows."""
-    try:
-        by_layer = _by_layer(config)
-    except ConfigError:
-        yield f"{_BY_LAYER}: {short(config[_BY_LAYER])}"
-        return
-    full = [by_layer.get(i, {}) for i in _full(config)]
-    keys = {key for each in full for key in each}
-    is_alike = all(each == full[0] for each in full)
-    if by_layer.keys() - set(_full(config)) or keys - {_HEAD, _KEYS} or not is_alike:
-        yield f"{_BY_LAYER}: {short(config[_BY_LAYER])}"
+    return heads_of(config, _full(config))
 
 
 def _window(config: Config) -> dict[str, Any] | None:
     found = gemma.ROPES["sliding_window"].read(config)
     if found is None:
         return None
-    own = {"head_dim": number(config, _HEAD, 256), "kv_heads": number(config, _KEYS, 4)}
-    others = {"head_dim": _heads(config)[_HEAD], "kv_heads": _heads(config)[_KEYS]}
+    own = {"head_dim": number(config, HEAD, 256), "kv_heads": number(config, KEYS, 4)}
+    others = {"head_dim": _heads(config)[HEAD], "kv_heads": _heads(config)[KEYS]}
     return {**found, **{key: x if x != others[key] else None for key, x in own.items()}}
 
 
 def _of_windows(model: Any) -> Config:
     """Return windows, and the heads of both kinds of layers."""
-    window, here = model.sliding_window, {_HEAD: model.head_size, _KEYS: model.num_kv_heads}
-    said = {} if window is None else {_HEAD: window.head_dim, _KEYS: window.kv_heads}
+    window, here = model.sliding_window, {HEAD: model.head_size, KEYS: model.num_kv_heads}
+    said = {} if window is None else {HEAD: window.head_dim, KEYS: window.kv_heads}
     full = range(model.layers) if window is None else window.full
     return {
         **gemma.ROPES["sliding_window"].write("sliding_window", model),
         **{key: said.get(key) or here[key] for key in here},
-        _BY_LAYER: {str(i): here for i in full},
+        BY_LAYER: {str(i): here for i in full},
         _WITHOUT: 0,
     }
 
@@ -120,28 +82,18 @@ def _ropes(model: Any) -> Config:
     return {"rope_parameters": {**found["rope_parameters"], FULL: kept}}
 
 
-def _scaling(config: Config) -> dict[str, Any] | None:
-    rope = config["rope_parameters"].get(FULL) or {}
-    if rotary.type_of(rope) != _PROPORTIONAL:
-        return None
-    return defaults_of(RopeScaling) | {
-        "rope_type": _PROPORTIONAL,
-        "factor": number(rope, "factor", 1.0),
-        rotary.FACTOR: number(rope, rotary.FACTOR, 1.0),
-    }
-
-
 _PARTS: dict[str, Any] = {
     **gemma.ROPES,
     "rope_theta": replace(gemma.ROPES["rope_theta"], to_config=_ropes),
     "rope_scaling": Computed(
-        _scaling, words=f"`rope_parameters.{FULL}`, if its type is `{_PROPORTIONAL}`"
+        lambda config: rotary.proportional(config["rope_parameters"].get(FULL) or {}),
+        words=f"`rope_parameters.{FULL}`, if its type is `{rotary.PROPORTIONAL}`",
     ),
     "sliding_window": Computed(
         _window,
         _of_windows,
         f"`sliding_window`, in layers by `layer_types`, with `rope_parameters.{SLIDING}`, "
-        f"`{_HEAD}` and `{_KEYS}`; 512, 10000",
+        f"`{HEAD}` and `{KEYS}`; 512, 10000",
     ),
     "activation": Named("hidden_activation", _ACTIVATIONS, _ACTIVATION),
     "bidirectional_images": Computed(
@@ -152,7 +104,7 @@ _PARTS: dict[str, Any] = {
     "post_norms": True,
     "qk_norm": True,
     "value_norm": True,
-    "values_from_keys": (_SHARED, False),
+    "values_from_keys": (SHARED, False),
     "layer_scalar": 1.0,
     "query_pre_attn_scalar": 1.0,
     "embedding_scale": gemma.ROOT_OF_WIDTH,
@@ -186,12 +138,12 @@ _BLOCK = decoders.sizes() | {
         f"`{_MLP}`, without experts; 9216",
     ),
     "head_dim": Computed(
-        lambda config: _heads(config)[_HEAD],
-        words=f"`{_HEAD}` of `{_BY_LAYER}`, or `{_GLOBAL_HEAD}`; 512",
+        lambda config: _heads(config)[HEAD],
+        words=f"`{HEAD}` of `{BY_LAYER}`, or `global_head_dim`; 512",
     ),
     "kv_heads": Computed(
-        lambda config: _heads(config)[_KEYS],
-        words=f"`{_KEYS}` of `{_BY_LAYER}`, or `{_GLOBAL_KEYS}`; `{_KEYS}`",
+        lambda config: _heads(config)[KEYS],
+        words=f"`{KEYS}` of `{BY_LAYER}`, or `num_global_key_value_heads`; `{KEYS}`",
     ),
 }
 GEMMA4_TEXT = Family(
@@ -220,9 +172,13 @@ GEMMA4_TEXT = Family(
         one_of("hidden_activation", _ACTIVATIONS, _ACTIVATION),
         only(_WITHOUT, 0),
         only("num_kv_shared_layers", 0),
-        Refusal(f"`{_BY_LAYER}` other than heads of layers without windows", _uneven, _BY_LAYER),
+        Refusal(
+            f"`{BY_LAYER}` other than heads of layers without windows",
+            lambda config: uneven(config, _full(config)),
+            BY_LAYER,
+        ),
         layer_types((FULL, SLIDING), gemma.layers_of),
-        gemma.rope_refusal("default", _PROPORTIONAL),
+        gemma.rope_refusal("default", rotary.PROPORTIONAL),
     ),
     defaults={
         "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216,
