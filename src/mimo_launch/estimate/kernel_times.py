@@ -21,7 +21,7 @@ from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.parameters import layer_parameters
 from mimo_launch.estimate.workload import BackwardPath, backward_path
 from mimo_launch.kinds.adapters import adapter_of
-from mimo_launch.kinds.attention_shapes import AttentionShape
+from mimo_launch.kinds.attention_shapes import MOST_HEAD, AttentionShape
 from mimo_launch.kinds.block_shapes import parts_of
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.language import CausalKind
@@ -39,8 +39,6 @@ _FORWARD, _BACKWARD = 2.5, 4.2
 # The update of a map writes its output, scales it, and adds it to that of the map; its backward
 # scales the gradient, and adds to that of the input. So often is each read or written.
 _OUTPUT, _GRADIENT, _INPUT = 6, 2, 4
-# Larger heads are not cut into chunks over cp (`layers.chunk_attention`).
-_MOST_HEAD = 128
 # A cast to 8 bits reads a tensor, and writes it in two orders.
 _CAST = 2 + 1 + 1
 # Bytes of a score, its weight, the numbers drawn for it and what stays, written and read.
@@ -343,7 +341,7 @@ class StageKernels:
         by_scores = any(each.score_cap is not None for each in shapes)
         if by_scores or self._written.attention_dropout or self._number > 2:
             return "masked"
-        lists = any(each.sinks or each.head_size > _MOST_HEAD for each in shapes)
+        lists = any(each.sinks or each.head_size > MOST_HEAD for each in shapes)
         return "documents" if lists else "causal"
 
     def _pass(self, size: float, tensor: float) -> float:

@@ -28,6 +28,9 @@ from mimo_launch.spec.layers import Mla
 # Which numbers of a head rotate together: `apart` by half of the head, neighbours, or, in each half
 # of the head by itself, those apart by half of it.
 Pairs = Literal["apart", "neighbours", "in_halves"]
+# The largest heads that `layers.chunk_attention` cuts into chunks over cp: those for which cuDNN's
+# kernels were compared with float64.
+MOST_HEAD = 128
 # With keys and values of this rank alone, or of each cp rank.
 LATENT_ALONE = (
     # Values are a view of this tensor.

@@ -22,10 +22,8 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.torch_internals import attend_to_keys, gradients_of_keys
+from mimo_launch.kinds.attention_shapes import MOST_HEAD
 from mimo_launch.layers.pointwise import Fused
-
-# The largest heads for which cuDNN's kernels were compared with float64.
-MOST_HEAD = 128
 
 
 def takes_chunks(q_BshK: Tensor, k_BSgK: Tensor) -> bool:
