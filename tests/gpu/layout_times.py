@@ -1,6 +1,6 @@
 """Times every layout of two models on the GPUs of a machine, and compares the plan's order with it.
 
-python -m tests.gpu.layout_times [--gpus 2] [--seconds 400] [--plan-only]
+python -m tests.gpu.layout_times [--gpus 2] [--seconds 400] [--models vision] [--plan-only]
 
 A layout gives each module one axis over all GPUs, or the modules half of the GPUs each. Prints
 seconds and memory of each beside the plan's, Kendall's tau of both orders, and how much slower the
@@ -30,11 +30,11 @@ from mimo_launch.spec.load import load_text
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.rank_session import RankSession
 
-OPTIONS = BenchOptions(warmup=3, steps=5, calibration=Calibration(), command="layout_times")
+OPTIONS = BenchOptions(warmup=2, steps=5, calibration=Calibration(), command="layout_times")
 # A large language model with a small encoder, and the other way round: layers and width of both,
 # sides and numbers of images. On processors, sizes that show nothing but that it runs.
-MODELS = {"language": (8, 1024, 12, 3072, 48, 2), "vision": (24, 1280, 8, 2048, 64, 3)}
-SEQ = 4096
+MODELS = {"language": (8, 1024, 12, 3072, 48, 4), "vision": (24, 1280, 8, 2048, 64, 4)}
+SEQ = 8192
 if DEVICE == "cpu":
     MODELS, SEQ = {"language": (2, 32, 4, 64, 8, 2), "vision": (4, 64, 2, 32, 8, 3)}, 128
 SPEC = """
@@ -99,11 +99,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--gpus", type=int, default=2)
     options.add_argument("--seconds", type=float, default=400.0)
+    options.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     options.add_argument("--plan-only", action="store_true")
     given = options.parse_args()
     begin = time.monotonic()
     import_for_workers()
-    for model in MODELS:
+    for model in given.models:
         with Ranks(given.gpus, device=DEVICE) as ranks:
             pairs: list[tuple[float, float]] = []
             for name, made in layouts(model, given.gpus):
