@@ -96,14 +96,10 @@ def follow(sources: Path, scale: str) -> None:
     (sources / "spec" / "scaled_vit.py").write_text(KEYS, encoding="utf-8")
     (sources / "kinds" / "scaled_vit.py").write_text(KIND, encoding="utf-8")
     (sources / "models" / "scaled_vit.py").write_text(STAGE, encoding="utf-8")
-    oracle = sources / "verify" / "oracle_encoders.py"
-    known = '"dinov3": _encode_image,'
-    edit(oracle, known, f'{known} "scaled_vit": _encode_image,')
-    embedded = 'linear(weights, patches, f"{encoder}.patch")\n'
-    place = "    if model.class_token:\n"
-    assert embedded in oracle.read_text(encoding="utf-8")
-    scaled = f'    if model.kind == "scaled_vit":\n        x_ND = x_ND * {scale}\n'
-    edit(oracle, place, scaled + place)
+    oracle = sources / "verify" / "oracle_towers.py"
+    known = '    "vit": Tower(),\n'
+    placed = f"lambda *given: {scale} * _placed(*given)"
+    edit(oracle, known, f'{known}    "scaled_vit": Tower(placed={placed}),\n')
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -123,7 +119,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.example
 @pytest.mark.parametrize(
-    ("scale", "is_right"), [('weights[f"{encoder}.scale.weight"]', True), ("1.0", False)]
+    ("scale", "is_right"), [('given[0][f"{given[1]}.scale.weight"]', True), ("1.0", False)]
 )
 def test_an_encoder_kind_takes_three_files_and_is_proved(
     scale: str, is_right: bool, tmp_path: Path
@@ -145,7 +141,7 @@ def test_an_encoder_kind_takes_three_files_and_is_proved(
         or not filecmp.cmp(file, there, shallow=False)
     }
     code = {f"{room}/scaled_vit.py" for room in ("spec", "kinds", "models")}
-    assert changed == code | {"spec/module.py", "verify/oracle_encoders.py"}
+    assert changed == code | {"spec/module.py", "verify/oracle_towers.py"}
     recipe = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     steps = recipe.partition("## Recipe: an encoder kind")[2].partition("\n## ")[0]
     named = set(re.findall(r"^\d\. .*?`([a-z_/.]+)`", steps, re.MULTILINE))

@@ -12,15 +12,14 @@ clip, E experts, D width.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.spec.encoders import EncoderBlocks, ProjectorActivation, TransformerEncoder
-from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 from mimo_launch.spec.layers import Moe
-from mimo_launch.spec.spec import VitModel
 from mimo_launch.verify.oracle_dropout import Weights
 from mimo_launch.verify.oracle_layers import (
     attend,
@@ -200,6 +199,33 @@ def mlp(weights: Weights, name: str, x_SD: Tensor, activation: str = "silu") -> 
     return linear(weights, inner, f"{name}.down")
 
 
+# An RMSNorm of each head by itself, or of all heads together.
+QkNorm = Literal["each", "together"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockParts:
+    """What a block of an encoder has; by default as in a connector.
+
+    `activation` is as in `mlp`. `qk_norm`: an RMSNorm of each head of queries and keys, or of all
+    heads together; `value_norm`: values over their root mean square. Scores are divided by the root
+    of the size of a head if `divides`. `pairs` of a head rotate together: numbers half a head
+    apart, neighbours, or numbers in the same half. `post_norms` are after attention and MLP.
+    """
+
+    heads: int
+    kv_heads: int
+    norm: str = "layer"
+    eps: float = 1e-5
+    activation: str = "gelu"
+    qk_norm: QkNorm | None = None
+    value_norm: bool = False
+    divides: bool = True
+    pairs: Literal["apart", "neighbours", "in_halves"] = "apart"
+    post_norms: bool = False
+    layer_scale: bool = False
+
+
 def blocks(
     weights: Weights,
     x_ND: Tensor,
@@ -208,8 +234,9 @@ def blocks(
     groups: list[list[int]] | None = None,
 ) -> Tensor:
     """Return the tokens after all blocks; they attend inside each of `groups`, or all to all."""
+    parts = BlockParts(heads=model.heads, kv_heads=model.heads)
     for i in range(model.layers):
-        x_ND = block(weights, x_ND, f"{encoder}.layers.{i}", model, groups=groups)
+        x_ND = block(weights, x_ND, f"{encoder}.layers.{i}", parts, groups=groups)
     return x_ND
 
 
@@ -217,7 +244,7 @@ def block(
     weights: Weights,
     x_ND: Tensor,
     layer: str,
-    model: EncoderBlocks,
+    parts: BlockParts,
     turn: Tensor | None = None,
     groups: list[list[int]] | None = None,
 ) -> Tensor:
@@ -225,63 +252,61 @@ def block(
 
     Tokens attend inside each of `groups`, or all to all.
     """
-    vit = model if isinstance(model, VitModel) else None
-    of_gemma = isinstance(model, Gemma4VisionModel)
-    norm, eps = (NORMS[vit.norm], vit.norm_eps) if vit else (layer_norm, 1e-5)
-    activation = vit.activation if vit else "gelu"
-    y = norm(weights, x_ND, f"{layer}.attention_norm", eps)
-    kv_heads = (vit and vit.kv_heads) or model.heads
+    norm = NORMS[parts.norm]
+    for name in ("attention", "mlp"):
+        added = norm(weights, x_ND, f"{layer}.{name}_norm", parts.eps)
+        if name == "attention":
+            added = _attended(weights, added, f"{layer}.attention", parts, turn, groups)
+        else:
+            added = mlp(weights, f"{layer}.mlp", added, parts.activation)
+        if parts.post_norms:
+            added = norm(weights, added, f"{layer}.post_{name}_norm", parts.eps)
+        if parts.layer_scale:
+            added = added * weights[f"{layer}.{name}_scale.weight"]
+        x_ND = x_ND + weights.added(added, f"{layer}.drop_{name}")
+    return x_ND
+
+
+def _attended(
+    weights: Weights,
+    y_ND: Tensor,
+    name: str,
+    parts: BlockParts,
+    turn: Tensor | None,
+    groups: list[list[int]] | None,
+) -> Tensor:
+    """Return the output of the attention `name`."""
     q, k, v = (
-        linear(weights, y, f"{layer}.attention.{p}").view(len(y), heads, -1)
-        for p, heads in (("q", model.heads), ("k", kv_heads), ("v", kv_heads))
+        linear(weights, y_ND, f"{name}.{p}").view(len(y_ND), heads, -1)
+        for p, heads in (("q", parts.heads), ("k", parts.kv_heads), ("v", parts.kv_heads))
     )
-    if vit and vit.qk_norm:
+    if parts.qk_norm is not None:
+        for_norm = [x if parts.qk_norm == "each" else x.flatten(1) for x in (q, k)]
         q, k = (
-            rms_norm(
-                weights, x if vit.head_qk_norm else x.flatten(1), f"{layer}.attention.{p}_norm", eps
-            ).view(x.shape)
-            for x, p in ((q, "q"), (k, "k"))
+            rms_norm(weights, x, f"{name}.{p}_norm", parts.eps).view(len(y_ND), -1, q.shape[-1])
+            for x, p in zip(for_norm, "qk", strict=True)
         )
-    if of_gemma:
-        v = v / (v.square().mean(dim=-1, keepdim=True) + eps).sqrt()
-    k, v = (x.repeat_interleave(model.heads // kv_heads, dim=1) for x in (k, v))
-    scaled = vit is not None and vit.layer_scale is not None
+    if parts.value_norm:
+        v = v / (v.square().mean(dim=-1, keepdim=True) + parts.eps).sqrt()
+    k, v = (x.repeat_interleave(parts.heads // parts.kv_heads, dim=1) for x in (k, v))
     if turn is not None:
-        if vit and vit.rope_frequencies == "alternating":
-            q, k = (pairs_in_halves(each, each.shape[-1]) for each in (q, k))
-        q, k = (_turned(each, turn, of_gemma) for each in (q, k))
-    attended, scale = torch.zeros_like(y), 1.0 if of_gemma else q.shape[-1] ** -0.5
-    for group in groups or [list(range(len(y)))]:
+        q, k = (_turned(each, turn, parts.pairs) for each in (q, k))
+    attended, scale = torch.zeros_like(q).flatten(1), q.shape[-1] ** -0.5 if parts.divides else 1.0
+    for group in groups or [list(range(len(y_ND)))]:
         attended = attended.index_add(
             0, torch.tensor(group), attend(scale * q[group], k[group], v[group])
         )
-    added = linear(weights, attended, f"{layer}.attention.o")
-    if of_gemma:
-        added = norm(weights, added, f"{layer}.post_attention_norm", eps)
-    added = added * weights[f"{layer}.attention_scale.weight"] if scaled else added
-    x_ND = x_ND + weights.added(added, f"{layer}.drop_attention")
-    y = norm(weights, x_ND, f"{layer}.mlp_norm", eps)
-    inner = linear(weights, y, f"{layer}.mlp.up")
-    if activation == "swiglu":
-        gate = linear(weights, y, f"{layer}.mlp.gate")
-        inner = gate / (1 + torch.exp(-gate)) * inner
-    elif of_gemma:
-        inner = gelu_tanh(linear(weights, y, f"{layer}.mlp.gate")) * inner
-    else:
-        inner = activated(inner, activation)
-    added = linear(weights, inner, f"{layer}.mlp.down")
-    if of_gemma:
-        added = norm(weights, added, f"{layer}.post_mlp_norm", eps)
-    added = added * weights[f"{layer}.mlp_scale.weight"] if scaled else added
-    return x_ND + weights.added(added, f"{layer}.drop_mlp")
+    return linear(weights, attended, f"{name}.o")
 
 
-def _turned(x_NHK: Tensor, turn: Tensor, by_halves: bool) -> Tensor:
-    """Return x turned by its angles [N, K/2], or each half of a head by half of them."""
-    if not by_halves:
-        return turned(x_NHK, turn)
-    halves = zip(x_NHK.chunk(2, dim=-1), turn.chunk(2, dim=-1), strict=True)
-    return torch.cat([turned(*each) for each in halves], dim=-1)
+def _turned(x_NHK: Tensor, turn: Tensor, pairs: str) -> Tensor:
+    """Return x turned by its angles [N, K/2], one for each of the `pairs`."""
+    if pairs == "in_halves":
+        halves = zip(x_NHK.chunk(2, dim=-1), turn.chunk(2, dim=-1), strict=True)
+        return torch.cat([turned(*each) for each in halves], dim=-1)
+    if pairs == "neighbours":
+        x_NHK = pairs_in_halves(x_NHK, x_NHK.shape[-1])
+    return turned(x_NHK, turn)
 
 
 def project(

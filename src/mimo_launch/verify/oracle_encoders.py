@@ -18,20 +18,13 @@ from torch import Tensor
 
 from mimo_launch.kinds.tiles import Frame, Shown
 from mimo_launch.spec.aut import AutModel
-from mimo_launch.spec.dinov3 import Dinov3Model
 from mimo_launch.spec.encoders import ConnectorModel
-from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import AudioModel, Model, VitModel
 from mimo_launch.verify.oracle_blocks import NORMS, activated, block, blocks, project
 from mimo_launch.verify.oracle_dropout import EXTRA, IMAGE, Weights
-from mimo_launch.verify.oracle_layers import (
-    frequencies,
-    image_angles,
-    layer_norm,
-    linear,
-    rms_norm,
-)
+from mimo_launch.verify.oracle_layers import layer_norm, linear
+from mimo_launch.verify.oracle_towers import TOWERS
 
 
 def encode(
@@ -121,6 +114,7 @@ def _encode_image(
 
     Rows of other layers are appended to the rows of the last layer: [r, layers * L].
     """
+    tower = TOWERS[model.kind]
     x_ND, (height, width) = _embedded(weights, encoder, model, image)
     # The class token comes after registers here, and has the first number.
     number, first_of = len(x_ND) - height * width, int(model.class_token)
@@ -129,17 +123,17 @@ def _encode_image(
     weights.name_tokens([IMAGE * first + place for place in (*learned, *patches)])
     turn = None
     if model.turns_patches:
-        turn = _angles(model, height, width)
+        turn = tower.angles(model, height, width)
         # Learned tokens come first, and do not rotate.
         turn = torch.cat([turn.new_zeros(len(x_ND) - len(turn), turn.shape[1]), turn])
-    norm, deep, states = NORMS[model.norm], [], {}
+    norm, parts, deep, states = NORMS[model.norm], tower.parts(model), [], {}
     if model.pre_norm:
         x_ND = norm(weights, x_ND, f"{encoder}.pre_norm", model.norm_eps)
     for i in range(model.layers):
         groups = None
         if model.windows is not None and i not in model.windows.full:
             groups = _windows(height, width, model.windows.side * model.shuffle)
-        x_ND = block(weights, x_ND, f"{encoder}.layers.{i}", model, turn, groups)
+        x_ND = block(weights, x_ND, f"{encoder}.layers.{i}", parts, turn, groups)
         if i in model.deepstack:
             deep.append(x_ND)
         states[i] = x_ND
@@ -149,9 +143,10 @@ def _encode_image(
         states[model.layers - 1] = x_ND
         x_ND = torch.cat([states[each] for each in model.features], dim=1)
     if model.norms_each_patch:
-        last = _joined(weights, _before(weights, x_ND, encoder, model), encoder, model, width)
+        last = _joined(weights, tower.normed(weights, x_ND, encoder, model), encoder, model, width)
     else:
-        last = _before(weights, _joined(weights, x_ND, encoder, model, width), encoder, model)
+        joined = _joined(weights, x_ND, encoder, model, width)
+        last = tower.normed(weights, joined, encoder, model)
     rows = [project(weights, last, encoder, model, model.projector_activation)]
     if model.projector_out is not None:
         rows = [linear(weights, rows[0], f"{encoder}.projector.after")]
@@ -172,25 +167,6 @@ def _in_squares(height: int, width: int, side: int) -> list[int]:
         for y in range(height)
         for x in range(width)
     ]
-
-
-def _angles(model: VitModel, height: int, width: int) -> Tensor:
-    """Return the angles of 2-D RoPE of each patch, [N, K/2]."""
-    size = model.hidden // model.heads
-    if isinstance(model, Gemma4VisionModel):
-        turns = frequencies(size // 2, model.rope_theta)
-        places = [(x, y) for y in range(height) for x in range(width)]
-        angles = [[place * turn for place in each for turn in turns] for each in places]
-        return torch.tensor(angles, dtype=torch.float64)
-    if not isinstance(model, Dinov3Model):
-        return image_angles(height, width, size, model.rope_frequencies)
-    turns, found = frequencies(size // 2, model.rope_theta), []
-    for y in range(height):
-        for x in range(width):
-            # The centre of a patch, from -1 at one edge of the image to 1 at the other.
-            centre = (y + 0.5) / height * 2 - 1, (x + 0.5) / width * 2 - 1
-            found.append([2 * math.pi * place * turn for place in centre for turn in turns])
-    return torch.tensor(found, dtype=torch.float64)
 
 
 def _encode_tiles(
@@ -230,22 +206,6 @@ def _resized(grid: Tensor, size: tuple[int, int]) -> Tensor:
     return found[0].permute(1, 2, 0)
 
 
-def _before(weights: Weights, x: Tensor, encoder: str, model: VitModel) -> Tensor:
-    """Return x after the norm before the projector, if there is one."""
-    if isinstance(model, Gemma4VisionModel):
-        x = x * x.shape[1] ** 0.5
-        if model.standardize:
-            name = f"{encoder}.projector.norm"
-            x = (x - weights[f"{name}.bias"]) * weights[f"{name}.weight"]
-        return x / (x.square().mean(dim=-1, keepdim=True) + model.norm_eps).sqrt()
-    if model.projector_norm_eps is None:
-        return x
-    name, eps = f"{encoder}.projector.norm", model.projector_norm_eps
-    if model.projector_norm == "layer":
-        return layer_norm(weights, x, name, eps)
-    return rms_norm(weights, x, name, eps, offset=model.projector_norm_offset)
-
-
 def _embedded(
     weights: Weights, encoder: str, model: VitModel, image: np.ndarray
 ) -> tuple[Tensor, tuple[int, int]]:
@@ -254,35 +214,7 @@ def _embedded(
     x_ND = linear(weights, patches, f"{encoder}.patch")
     if model.patch_norm:
         x_ND = NORMS[model.norm](weights, x_ND, f"{encoder}.patch_norm", model.norm_eps)
-    if model.positions == "sincos":
-        x_ND = x_ND + sincos(height, width, model.hidden)
-    if isinstance(model, Gemma4VisionModel):
-        table = weights[f"{encoder}.positions.weight"]
-        of_column, of_row = table[: model.places], table[model.places :]
-        x_ND = x_ND + torch.stack([
-            of_column[x] + of_row[y] for y in range(height) for x in range(width)
-        ])  # fmt: skip
-    if model.has_table:
-        if model.image is None:
-            raise TypeError(f"no grid of positions for encoder {encoder}")
-        # The table is resized as an image would be.
-        table = weights[f"{encoder}.positions.weight"][int(model.class_token) :]
-        as_image = table.T.reshape(1, model.hidden, *model.image)
-        if model.interpolation == "cropped":
-            square = (max(height, width),) * 2
-            sized = F.interpolate(as_image, square, mode="bilinear")[..., :height, :width]
-        elif model.interpolation == "nearest":
-            down, right = (
-                _begins(*each) for each in zip((height, width), model.image, strict=True)
-            )
-            sized = as_image[:, :, down][:, :, :, right]
-        elif model.interpolation == "averaged":
-            sized = _averaged(as_image, height, width)
-        else:
-            corners = model.interpolation == "bilinear"
-            mode = "bicubic" if model.interpolation == "bicubic" else "bilinear"
-            sized = F.interpolate(as_image, (height, width), mode=mode, align_corners=corners)
-        x_ND = x_ND + sized[0].flatten(1).T
+    x_ND = TOWERS[model.kind].placed(weights, encoder, model, x_ND, (height, width))
     if model.class_token:
         token = weights[f"{encoder}.class_token.weight"]
         if model.has_table:
@@ -291,24 +223,6 @@ def _embedded(
     if model.registers:
         x_ND = torch.cat([weights[f"{encoder}.registers.weight"], x_ND])
     return x_ND, (height, width)
-
-
-def _averaged(image: Tensor, height: int, width: int) -> Tensor:
-    """Resize with antialias, each axis while it is the last one.
-
-    Of an image with one column, torch 2.13 computes other rows than of one with two.
-    """
-    for size in (width, height):
-        flat = (image.shape[2], size)
-        image = F.interpolate(image, flat, mode="bilinear", antialias=True).mT
-    return image
-
-
-def _begins(number: int, size: int) -> list[int]:
-    """Return the place in a table of `size` where each of `number` patches begins, in fp32."""
-    step, borders = 1 / torch.tensor(number).float(), torch.arange(1 / size, 1.0, 1 / size)
-    begins = [min(float(place * step), 1 - 1e-6) for place in range(number)]
-    return [sum(float(border) <= begin for border in borders[: size - 1]) for begin in begins]
 
 
 def _joined(weights: Weights, x_ND: Tensor, encoder: str, model: VitModel, width: int) -> Tensor:
@@ -345,8 +259,7 @@ def connect(
 
 
 ENCODERS: dict[str, Callable[..., Tensor]] = {
-    "audio": _encode_clip, "aut": _encode_clip,
-    "vit": _encode_image, "dinov3": _encode_image, "gemma4_vision": _encode_image,
+    "audio": _encode_clip, "aut": _encode_clip, **dict.fromkeys(TOWERS, _encode_image),
 }  # fmt: skip
 
 
@@ -396,18 +309,3 @@ def _pixel_shuffle(x_ND: Tensor, width: int, side: int) -> Tensor:
             ]
             joined.append(torch.cat(square))
     return torch.stack(joined)
-
-
-def sincos(height: int, width: int, size: int) -> Tensor:
-    """Return 2-D sine-cosine embeddings: y sine, y cosine, x sine, x cosine."""
-    quarter = size // 4
-    rows = []
-    for y in range(height):
-        for x in range(width):
-            angles = [
-                [place / 10000.0 ** (i / max(1, quarter - 1)) for i in range(quarter)]
-                for place in (y, x)
-            ]
-            parts = [f(a) for axis in angles for f in (np.sin, np.cos) for a in axis]
-            rows.append(parts)
-    return torch.tensor(np.array(rows), dtype=torch.float64)

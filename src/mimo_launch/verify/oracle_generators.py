@@ -23,7 +23,7 @@ from mimo_launch.spec.encoders import FlowModel
 from mimo_launch.spec.spec import Model, TalkerModel
 from mimo_launch.verify.oracle_blocks import Load, RecordText, blocks
 from mimo_launch.verify.oracle_dropout import Weights
-from mimo_launch.verify.oracle_encoders import patches_of, sincos
+from mimo_launch.verify.oracle_encoders import patches_of
 from mimo_launch.verify.oracle_language import decoder_block, decoder_streams
 from mimo_launch.verify.oracle_layers import (
     frequencies,
@@ -32,6 +32,7 @@ from mimo_launch.verify.oracle_layers import (
     rms_norm,
     text_angles,
 )
+from mimo_launch.verify.oracle_towers import sincos
 
 # Draws noise of a shape, and a time.
 Draw = Callable[[tuple[int, int]], Noise]
