@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo_launch.bench.measure_kernels import sustained
+from mimo_launch.checks.backends import backend_can
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.comm.torch_internals import hold_back
 from mimo_launch.diag.installed import ENGINE, is_installed
@@ -168,14 +169,20 @@ def _language_layers(session: RankSession, module: RankModule) -> Iterator[tuple
         tokens = batch.num_sequences * len(batch.positions)
         hidden = noise(context, tokens, model.hidden).requires_grad_()
 
-        is_engine = context.backend == "transformer_engine"
+        is_engine = context.backend == ENGINE
         contexts = {"engine" if is_engine else layer.value: context}
-        can = kind.torch_only is not None and not tuple(kind.torch_only)
-        if layer is LayerKind.BLOCK and not is_engine and can and is_installed(ENGINE):
+        if layer is LayerKind.BLOCK and not is_engine and _engine_can(spec):
             contexts["engine"] = replace(context, backend="transformer_engine", tp=SINGLE)
         for name, each in contexts.items():
             network = randomise(build_network(spec, stage, each), each)
             yield name, started([there_and_back(network, hidden, batch)], each.device)
+
+
+def _engine_can(spec: Spec) -> bool:
+    """Return whether Transformer Engine is installed and can compute blocks of language."""
+    language = spec.language.replace(backend=ENGINE)
+    twin = spec.replace(modules={**spec.modules, LANGUAGE: language})
+    return is_installed(ENGINE) and not any(backend_can(twin, LANGUAGE))
 
 
 def _own_experts(spec: Spec) -> Spec:
