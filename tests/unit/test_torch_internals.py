@@ -3,14 +3,16 @@
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mimo_launch.comm import torch_internals
 from mimo_launch.models.fsdp import fsdp_modules
@@ -51,6 +53,42 @@ def test_fsdp_says_where_it_keeps_a_gradient_and_when_it_reduces_it(unit: nn.Mod
     gradient = unit.weight.grad
     assert gradient is not None
     assert torch.equal(gradient.to_local(), torch.full((5, 3), 42.0))  # type: ignore[attr-defined]
+
+
+def sharded_weight(rows: int) -> Tensor:
+    """Return the weight [rows, 3] of a layer that gets memory after it is sharded."""
+    with torch.device("meta"):
+        network = nn.Linear(3, rows)
+    fully_shard(network, mesh=init_device_mesh("cpu", (1,)))
+    return network.to_empty(device="cpu").weight
+
+
+@pytest.mark.usefixtures("unit")
+def test_weights_get_the_shapes_of_their_operands_without_fake_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[FakeTensorMode] = []
+    start = FakeTensorMode.__init__
+
+    def counted(mode: FakeTensorMode, *args: Any, **settings: Any) -> None:
+        made.append(mode)
+        start(mode, *args, **settings)
+
+    monkeypatch.setattr(FakeTensorMode, "__init__", counted)
+    # DTensor remembers shapes, so each way has its own.
+    with torch_internals.shapes_of_operands():
+        ours = sharded_weight(11)
+        turned = distribute_tensor(torch.ones(13, 3).t(), init_device_mesh("cpu", (1,)))
+        assert made == []
+        assert torch.empty_like(turned).stride() == (1, 3)
+        assert torch.empty_like(ours, dtype=torch.float64).dtype == torch.float64
+    made.clear()
+    torchs = sharded_weight(12)
+    assert made
+    assert isinstance(ours, DTensor)
+    assert isinstance(torchs, DTensor)
+    assert (ours.shape, ours.stride(), ours.dtype) == ((11, 3), torchs.stride(), torchs.dtype)
+    assert (ours.placements, ours.device_mesh) == (torchs.placements, torchs.device_mesh)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])

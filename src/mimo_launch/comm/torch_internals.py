@@ -7,7 +7,8 @@ Leaves: the use of their results to the callers. Internals of Transformer Engine
 `layers.te_fp8`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 # Cycles a second; no GPU is known to be faster.
 FASTEST_CLOCK = 3e9
@@ -73,6 +75,35 @@ def fsdp_parameters(unit: FSDPModule) -> list[FsdpParameter]:
     group: Any = unit._get_fsdp_state()._fsdp_param_group
     records = () if group is None else group.fsdp_params
     return [FsdpParameter(record, group) for record in records]
+
+
+@contextmanager
+def shapes_of_operands() -> Iterator[None]:
+    """Let DTensor give the results of `detach` and `empty_like` the shape of their operand.
+
+    Why: otherwise it runs both on fake tensors, once for each shape of a weight. In a rank of a
+    small model that is half of the time in which it builds its modules.
+    """
+    owner: Any = ShardingPropagator
+    propagated = owner._propagate_tensor_meta_non_cached
+
+    def shape_of(propagator: ShardingPropagator, call: Any) -> Any:
+        operand = call.args_schema[0]
+        if call.op == torch.ops.aten.detach.default:
+            return operand.tensor_meta
+        # Others may ask for another dtype or order in memory.
+        others = call.kwargs_schema.keys() - {"device", "pin_memory"}
+        if call.op == torch.ops.aten.empty_like.default and not others:
+            shape, stride, _ = meta = operand.tensor_meta
+            if stride == torch.empty(shape, device="meta").stride():
+                return meta
+        return propagated(propagator, call)
+
+    owner._propagate_tensor_meta_non_cached = shape_of
+    try:
+        yield
+    finally:
+        owner._propagate_tensor_meta_non_cached = propagated
 
 
 class LocalKernels:

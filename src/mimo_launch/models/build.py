@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from mimo_launch.comm.finite_flags import FiniteFlag
 from mimo_launch.comm.host_link import HostLink
 from mimo_launch.comm.process_groups import GridSet
+from mimo_launch.comm.torch_internals import shapes_of_operands
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.language import LOSS
 from mimo_launch.kinds.registry import kind_of
@@ -124,9 +125,10 @@ def build_modules(spec: Spec, layout: Layout, grids: GridSet) -> dict[str, RankM
                     held = spec.train.numbers.held(trains=each.requires_grad, ndim=each.ndim)
                     each.data = each.data.to(torch_type(held))
             flag = before_dp_sum[stage.index] = FiniteFlag(context.device)
-            shard(network, stage, grids, module.sharding, spec.train.numbers, flag)
-            constants = {n: b for n, b in network.named_buffers() if not b.is_meta}
-            network.to_empty(device=context.device)
+            with shapes_of_operands():
+                shard(network, stage, grids, module.sharding, spec.train.numbers, flag)
+                constants = {n: b for n, b in network.named_buffers() if not b.is_meta}
+                network.to_empty(device=context.device)
             for path, values in constants.items():
                 network.get_buffer(path).copy_(values)
             stages[stage.index] = network
