@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from tests.support.bf16_products import products_in_fp32
 from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
@@ -83,6 +84,7 @@ def kernels_of_gpus() -> Iterator[None]:
             (torch, "compile", compiles),
         ):
             patches.enter_context(patch.object(owner, name, stand_in))
+        patches.enter_context(products_in_fp32())
         yield
 
 

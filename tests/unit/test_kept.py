@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.bf16_products import products_in_fp32
 from tests.support.memory import INNER, TOKENS, WIDTH, memory_of, model, per_block
 from tests.support.shapes import block_shape
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -121,7 +122,8 @@ def compiles_without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plain = partial(torch.compile, backend="aot_eager_decomp_partition")
     monkeypatch.setattr(torch, "compile", plain)
     _compiled.cache_clear()
-    yield
+    with products_in_fp32():
+        yield
     _compiled.cache_clear()
 
 
