@@ -560,13 +560,15 @@ def positions_of_another_image() -> None:
 def rows_and_columns_swapped() -> None:
     """Patches are turned by their column where their row is meant, and the reverse."""
     correct = vision_encoder.image_places
-    vision_encoder.image_places = lambda *args: correct(*args)[:, ::-1].copy()
+    vision_encoder.image_places = lambda *args, **how: correct(*args, **how)[:, ::-1].copy()
 
 
 def places_of_the_first_cp_rank() -> None:
     """Every cp rank of an encoder turns its patches by the places of those of the first."""
     correct = vision_encoder.image_places
-    vision_encoder.image_places = lambda *args: correct(*args[:-1], range(len(args[-1])))
+    vision_encoder.image_places = lambda *args, **how: correct(
+        *args[:-1], range(len(args[-1])), **how
+    )
 
 
 def heard(**settings: Any) -> Spec:

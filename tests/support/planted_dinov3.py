@@ -1,5 +1,6 @@
 """A DINOv3, and known ways to get it wrong; `planted` lists them with the others."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,10 @@ from tests.support.planted_registers import SPLIT, registers_of_the_first_shard
 from tests.support.planted_scales import scale_taken_for_complete
 from tests.support.specs import box, spec
 
+from mimo_launch.kinds.dinov3 import Dinov3Kind
+from mimo_launch.kinds.vision import VisionKind
 from mimo_launch.layers import pointwise
-from mimo_launch.models import dinov3
-from mimo_launch.models.dinov3 import Dinov3Stage
+from mimo_launch.models import vision_encoder
 from mimo_launch.models.vision_encoder import VisionStage
 from mimo_launch.spec.spec import Spec
 
@@ -37,20 +39,20 @@ def centred(
 
 def axes_swapped() -> None:
     """Patches are turned by their column where their row is meant, and the reverse."""
-    correct = dinov3.image_places
-    dinov3.image_places = lambda *args, **how: correct(*args, **how)[:, [1, 0, 3, 2]]
+    correct = vision_encoder.image_places
+    vision_encoder.image_places = lambda *args, **how: correct(*args, **how)[:, [1, 0, 3, 2]]
 
 
 def corners_for_centres() -> None:
     """A patch turns by its first corner, not by its centre."""
-    correct = dinov3.image_places
-    dinov3.image_places = lambda *args, **how: correct(*args, **how) - [0.5, 0.5, 0, 0]
+    correct = vision_encoder.image_places
+    vision_encoder.image_places = lambda *args, **how: correct(*args, **how) - [0.5, 0.5, 0, 0]
 
 
 def sizes_by_the_other_axis() -> None:
     """Both axes of an image are as long as its height."""
-    correct = dinov3.image_places
-    dinov3.image_places = lambda *args, **how: correct(*args, **how)[:, [0, 1, 2, 2]]
+    correct = vision_encoder.image_places
+    vision_encoder.image_places = lambda *args, **how: correct(*args, **how)[:, [0, 1, 2, 2]]
 
 
 def learned_tokens_turned() -> None:
@@ -72,7 +74,10 @@ def gates_swapped() -> None:
 
 def usual_base() -> None:
     """Frequencies have the base of other towers."""
-    Dinov3Stage.rope_theta = VisionStage.rope_theta  # type: ignore[method-assign]
+    correct = Dinov3Kind.turns
+    Dinov3Kind.turns = property(  # type: ignore[assignment]
+        lambda self: replace(correct.fget(self), theta=VisionKind.turns.fget(self).theta)
+    )
 
 
 DINOV3_BUGS = {

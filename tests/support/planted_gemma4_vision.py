@@ -9,8 +9,7 @@ from tests.support.specs import box, spec
 from mimo_launch.kinds.gemma4_vision import Gemma4VisionKind
 from mimo_launch.layers import pointwise
 from mimo_launch.models import gemma4_vision
-from mimo_launch.models.gemma4_vision import Gemma4VisionStage, LearnedPlaces
-from mimo_launch.models.vision_encoder import VisionStage
+from mimo_launch.models.gemma4_vision import LearnedPlaces
 from mimo_launch.spec.spec import Spec
 
 MODEL: dict[str, Any] = {
@@ -54,14 +53,21 @@ def whole_heads_turned() -> None:
     pointwise.rotated_by_halves = pointwise.rotated
 
 
+def _turns(**wrong: Any) -> None:
+    correct = Gemma4VisionKind.turns
+    Gemma4VisionKind.turns = property(  # type: ignore[assignment]
+        lambda self: replace(correct.fget(self), **wrong)
+    )
+
+
 def rows_turn_first() -> None:
     """The first half of a head rotates by the row."""
-    Gemma4VisionStage.places = VisionStage.places  # type: ignore[method-assign]
+    _turns(column_first=False)
 
 
 def usual_base() -> None:
     """Frequencies have the base of other towers."""
-    Gemma4VisionStage.rope_theta = VisionStage.rope_theta  # type: ignore[method-assign]
+    _turns(theta=10000.0)
 
 
 def _attention(**wrong: Any) -> None:

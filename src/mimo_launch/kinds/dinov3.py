@@ -1,14 +1,15 @@
 """DINOv3: what it does not share with other vision transformers.
 
-Decides: that keys have no biases; the class that builds a stage.
+Decides: that keys have no biases, and patches rotate by their centres.
 Relies on: `vision` for the rest.
-Leaves: angles to `models.dinov3`.
+Leaves: nothing.
+Source: arXiv:2508.10104, section 3.2, and `transformers` 5.23, models/dinov3_vit.
 """
 
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.attention_shapes import AttentionShape
-from mimo_launch.kinds.vision import VisionKind
+from mimo_launch.kinds.vision import PatchTurns, VisionKind
 from mimo_launch.spec.dinov3 import Dinov3Model
 
 
@@ -19,9 +20,9 @@ class Dinov3Kind(VisionKind):
     model: Dinov3Model
 
     @property
-    def stage(self) -> str:
-        """The class that builds a stage."""
-        return "mimo_launch.models.dinov3:Dinov3Stage"
+    def turns(self) -> PatchTurns:
+        """How queries and keys rotate by the place of a patch."""
+        return PatchTurns(theta=self.model.rope_theta, by_centre=True)
 
     def attention(self) -> AttentionShape:
         """Return the attention of a block; keys have no bias."""

@@ -2,7 +2,7 @@
 
 Decides: the settings of its blocks, its places, and the norm that makes rows of its patches.
 Relies on: `vision` for the rest.
-Leaves: what these compute to `models.gemma4_vision`.
+Leaves: places and norm to `models.gemma4_vision`.
 """
 
 from collections.abc import Iterable
@@ -16,6 +16,7 @@ from mimo_launch.kinds.saved_activations import HeldAtEnds
 from mimo_launch.kinds.shapes import table
 from mimo_launch.kinds.vision import (
     PatchesShape,
+    PatchTurns,
     VisionKind,
     VisionProjectorShape,
 )
@@ -75,9 +76,9 @@ class Gemma4VisionKind(VisionKind):
     model: Gemma4VisionModel
 
     @property
-    def stage(self) -> str:
-        """The class that builds a stage."""
-        return f"{_MODELS}:Gemma4VisionStage"
+    def turns(self) -> PatchTurns:
+        """How queries and keys rotate by the place of a patch."""
+        return PatchTurns(theta=self.model.rope_theta, column_first=True, pairs="in_halves")
 
     @property
     def torch_only(self) -> Iterable[str]:
@@ -87,7 +88,7 @@ class Gemma4VisionKind(VisionKind):
     def attention(self) -> AttentionShape:
         """Return the attention of a block, with norms of values, and scores as they are."""
         found = VisionKind.attention(self)
-        return replace(found, value_norm=True, score_size=1.0, by_halves=True)
+        return replace(found, value_norm=True, score_size=1.0)
 
     def mlp(self) -> MlpShape:
         """Return the MLP of a block, with a gate."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mimo_launch.kinds.attention_shapes import AttentionShape
+from mimo_launch.kinds.attention_shapes import AttentionShape, Pairs
 from mimo_launch.kinds.block_shapes import BlockShape, ProjectorShape
 from mimo_launch.kinds.facts import Attending, TokenFacts
 from mimo_launch.kinds.layer import Ends, Flops, Workload
@@ -94,6 +94,23 @@ class VisionProjectorShape(LayerShape):
         return {**self.maps.parts(), **self.beside.parts()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchTurns:
+    """How queries and keys rotate by the place of a patch (2-D RoPE).
+
+    `theta` is the base of the frequencies. A place is the number of a row and of a column, `first`
+    for the first one; or, if it is `by_centre`, the centre of the patch, from -1 at one edge of the
+    image to 1 at the other, times 2 pi. Learned tokens have place 0. `pairs` of a head rotate
+    together, the first half of them by the row, or by the column if `column_first`.
+    """
+
+    theta: float = 10000.0
+    first: int = 0
+    by_centre: bool = False
+    column_first: bool = False
+    pairs: Pairs = "apart"
+
+
 @dataclass(frozen=True, slots=True)
 class ImageTokens(TokenFacts):
     """The tokens of an image, also in tiles."""
@@ -169,12 +186,13 @@ class VisionKind(TransformerEncoderKind):
         """The keys set in the model that blocks of other libraries do not support."""
         keys = ("layer_scale", "qk_norm", "kv_heads")
         found = [key for key in keys if getattr(self.model, key)]
-        return [*found, *["rope_frequencies"] * self.turns_neighbours]
+        return [*found, *["rope_frequencies"] * (self.model.rope_frequencies == "alternating")]
 
     @property
-    def turns_neighbours(self) -> bool:
-        """Whether numbers of a head that rotate together are neighbours."""
-        return self.model.rope_frequencies == "alternating"
+    def turns(self) -> PatchTurns:
+        """How queries and keys rotate by the place of a patch, if they do."""
+        neighbours = self.model.rope_frequencies == "alternating"
+        return PatchTurns(pairs="neighbours" if neighbours else "apart")
 
     def lanes(self, number: int, *, deep_rows: int, kept: Sequence[int] = ()) -> int:
         """Return how many states besides the hidden one a layer gets from the layer before it."""
@@ -205,7 +223,8 @@ class VisionKind(TransformerEncoderKind):
             kv_heads=model.kv_heads or model.heads,
             qk_norm=model.qk_norm,
             wide_norm=not model.head_qk_norm,
-            interleaved=self.turns_neighbours,
+            interleaved=self.turns.pairs == "neighbours",
+            by_halves=self.turns.pairs == "in_halves",
         )
 
     def mlp(self) -> MlpShape:

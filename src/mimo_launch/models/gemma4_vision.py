@@ -1,23 +1,19 @@
-"""The tower of Gemma 4 as a stage: a vision transformer with learned rows and columns.
+"""Layers of the tower of Gemma 4: learned rows and columns, and the norm of rows.
 
 Decides: the vectors of places, and what makes rows of patches.
-Relies on: `vision_encoder` for all else.
-Leaves: what its blocks compute to `layers`.
+Relies on: nothing.
+Leaves: the rest to `vision_encoder`.
 Source: `transformers` 5.24, models/gemma4.
 
 Legend: n patches or rows of this rank, D width.
 """
 
-import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.kinds.gemma4_vision import PlacesShape, RowNormShape
 from mimo_launch.layers.pointwise import rms_norm, widened
 from mimo_launch.layers.shaped_layer import ShapedLayer
-from mimo_launch.models.stage_interface import ListForward
-from mimo_launch.models.vision_encoder import VisionStage
-from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 
 
 class LearnedPlaces(ShapedLayer[PlacesShape]):
@@ -45,23 +41,3 @@ def _normed(rows_nD: Tensor, bias_D: Tensor | None, weight_D: Tensor | None, eps
     if bias_D is not None and weight_D is not None:
         wide = (wide - bias_D.to(wide.dtype)) * weight_D.to(wide.dtype)
     return rms_norm(wide, None, eps).to(rows_nD.dtype)
-
-
-class Gemma4VisionStage(VisionStage):
-    """Consecutive layers of a tower of Gemma 4."""
-
-    model: Gemma4VisionModel
-
-    @property
-    def rope_theta(self) -> float:
-        """The base of 2-D RoPE."""
-        return self.model.rope_theta
-
-    def places(self, forward: ListForward) -> np.ndarray:
-        """Return the (x, y) by which each patch of this cp rank rotates, [N, 2]."""
-        return np.ascontiguousarray(super().places(forward)[:, ::-1])
-
-    def _normed_rows(self, x_nD: Tensor) -> Tensor:
-        """Return the input of the projector [n, D], the norm of the means of patches."""
-        normed: Tensor = self.projector.get_submodule("norm")(self._rows(x_nD))
-        return normed

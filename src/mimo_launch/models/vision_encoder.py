@@ -24,7 +24,6 @@ from mimo_launch.kinds.vision import VisionKind
 from mimo_launch.layers.image_contexts import ImageContext, turned_by_place
 from mimo_launch.layers.linear import WholeLinear
 from mimo_launch.layers.norms import Norm
-from mimo_launch.layers.rotary_angles import ROPE2D_THETA
 from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.models.patches import Patches, image_places, own_share
@@ -94,14 +93,16 @@ class VisionStage(ModelStage):
             row_sources=row_sources(forward.view, self.context) if stage.is_last else None,
         )
 
-    @property
-    def rope_theta(self) -> float:
-        """The base of 2-D RoPE."""
-        return ROPE2D_THETA
-
     def places(self, forward: ListForward) -> np.ndarray:
-        """Return the (y, x) by which each patch of this cp rank rotates, [N, 2]."""
-        return image_places(forward.view, forward.held)
+        """Return the (y, x) by which each patch of this cp rank rotates, or (x, y), [N, 2]."""
+        turns = self.kind.turns
+        found = image_places(forward.view, forward.held, measured=turns.by_centre)
+        if turns.by_centre:
+            # Padding has size 0.
+            places, sizes = found[:, :2], np.maximum(found[:, 2:], 1)
+            found = 2 * np.pi * ((2 * places + 1) / sizes - 1)
+        found = found + turns.first
+        return found[:, ::-1] if turns.column_first else found
 
     def _places_of_tokens(self, forward: ListForward) -> np.ndarray:
         """Return the same for all tokens; learned ones follow the patches of a shard, unrotated."""
@@ -155,9 +156,9 @@ class VisionStage(ModelStage):
 
     def _normed_rows(self, x_nD: Tensor) -> Tensor:
         """Return the input of the projector [n, W], after its norm over rows or patches."""
-        if self.model.projector_norm_eps is None:
+        norm: nn.Module | None = getattr(self.projector, "norm", None)
+        if norm is None:
             return self._rows(x_nD)
-        norm = self.projector.get_submodule("norm")
         if self.model.norms_each_patch:
             return self._rows(norm(x_nD))
         normed: Tensor = norm(self._rows(x_nD))
@@ -191,7 +192,7 @@ class VisionStage(ModelStage):
                 head_size,
                 dtype,
                 frequencies=self.model.rope_frequencies,
-                theta=self.rope_theta,
+                theta=self.kind.turns.theta,
             )
         if self.model.windows is None:
             return {False: mask}
