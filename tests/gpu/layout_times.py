@@ -79,13 +79,13 @@ def layouts(model: str, gpus: int) -> Iterator[tuple[str, Spec]]:
 
 
 def timed(made: Spec, kind: RankDevice) -> Any:
-    """Return the median of a step, and the most bytes allocated on a rank; 0 on other ranks."""
+    """Return the seconds of the steps, and the most bytes allocated on a rank; 0 on other ranks."""
     place = device_for(kind, dist.get_rank())
     with RankSession(Plan.of(made), device=place, quick=True) as session:
         result = bench(session, OPTIONS, lambda event: None, lambda: 0)
     if result == 0:
         return None
-    return median(result.step_times_s), max(each.memory.allocated or 0 for each in result.ranks)
+    return result.step_times_s, max(each.memory.allocated or 0 for each in result.ranks)
 
 
 def tau(pairs: list[tuple[float, float]]) -> float:
@@ -119,10 +119,12 @@ def main() -> None:
                     print(f"{line}; not run")
                     continue
                 found, *_ = ranks.run(timed, made, DEVICE, timeout_s=120)
-                seconds, allocated = found
+                times, allocated = found
+                seconds = median(times)
                 pairs.append((planned, seconds))
                 print(
-                    f"{line}; measured {seconds:.3f} s ({planned / seconds - 1:+.1%}), "
+                    f"{line}; measured {seconds:.3f} s ({min(times):.3f}-{max(times):.3f}, plan "
+                    f"{planned / seconds - 1:+.1%}), "
                     f"{allocated / 1e9:.1f} GB, {time.monotonic() - begin:.0f} s", flush=True,
                 )  # fmt: skip
         if len(pairs) > 1:
