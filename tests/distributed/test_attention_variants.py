@@ -24,6 +24,7 @@ from tests.support.planted_latent import MLA, latent
 from tests.support.planted_nope import MODEL as NOPE_MODEL
 from tests.support.planted_nope import unturned
 from tests.support.planted_norms import beside, clipped, normed_after, of_unit_heads
+from tests.support.planted_shared_keys import sharing
 from tests.support.planted_sinks import EXPERTS, sunk
 from tests.support.planted_sliding import sliding
 from tests.support.proof import failures, verdicts
@@ -296,6 +297,50 @@ SEPARATE: Layouts = {
     },
     "further tokens, tied, pp 2": {"pp": 2, "model": {"mtp": {"depth": 1}, "tied": True}},
 }  # fmt: skip
+SHARED: Layouts = {
+    **{name: layout for name, layout in BEHIND_VISION.items() if layout.get("pp", 1) == 1},
+    "one rank": {},
+    "pp 2": {"pp": 2, "stages": [1, 4], "model": {"layers": 5, "sliding_window": {
+        "size": 5, "full": [2, 4], "rope_theta": 20.0, "head_dim": 8, "kv_heads": 4,
+    }}},
+    "pp 2, tp 2, full sharding, recompute": {
+        "pp": 2, "tp": 2, "stages": [1, 4], "sharding": "full", "recompute": "full",
+        "sequence_parallel": True, "model": {"layers": 5, "sliding_window": None},
+    },
+    "full sharding, dp 2": {"dp": 2, "sharding": "full"},
+    "attention computed again, tp 2, cp 2": {
+        "tp": 2, "cp": 2, "recompute": ["attention"], "sequence_parallel": True,
+    },
+    "norms computed again, one width, packed": {
+        "recompute": ["norms"], "model": {"shared_keys": {"layers": 1}, "sliding_window": None},
+        "data": {"packing": True},
+    },
+    "offloaded, dp 2": {"dp": 2, "offload": ["activations"]},
+    "norms of all heads, clipped, gates, tp 4": {
+        "tp": 4,
+        "model": {
+            "wide_qk_norm": True, "clip_qkv": 0.5, "gated_attention": True, "sliding_window": None,
+            "qkv_bias": True, "value_norm": False,
+        },
+    },
+    "no norms, images seen whole, cp 2": {
+        "cp": 2,
+        "model": {"qk_norm": False, "value_norm": False, "bidirectional_images": "in_windows"},
+    },
+    "sinks, capped, values from keys": {
+        "model": {"attention_sinks": True, "attention_softcap": 5.0, "values_from_keys": True},
+    },
+    "further tokens, tied, tp 2": {"tp": 2, "model": {"mtp": {"depth": 1}, "tied": True}},
+    "experts over ep, dp 2": {
+        "dp": 2, "experts": {"ep": 2},
+        "model": {"moe": {"experts": 4, "top_k": 2, "width": 32, "every": 2}},
+    },
+    "an adapter, dp 2": {
+        "dp": 2,
+        "adapter": {"kind": "lora", "rank": 2, "targets": ["q", "k", "v", "o"]},
+    },
+    "first layers frozen, tp 2": {"tp": 2, "frozen": {"layers": "0-1"}},
+}  # fmt: skip
 VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
     "caps": (capped, CAPS, {DOCUMENTS}, None),
     # Scores of so few queries at once that every chunk of a sequence has several blocks.
@@ -379,6 +424,18 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
             "experts computed again, tp 2",
             "every second layer, gates, biases, dp 2",
             "no shared expert, dp 2, full sharding",
+        },
+        None,
+    ),
+    "keys of earlier layers": (
+        sharing,
+        SHARED,
+        {
+            "tp 2, cp 2, documents",
+            "pp 2",
+            "full sharding, dp 2",
+            "attention computed again, tp 2, cp 2",
+            "norms of all heads, clipped, gates, tp 4",
         },
         None,
     ),

@@ -31,6 +31,11 @@ HYBRID = {
 LATENT = {
     "mla": {"kv_rank": 32, "q_rank": 48, "rope_head_dim": 16, "v_head_dim": 32}, "kv_heads": 4
 }  # fmt: skip
+SHARED = {
+    "layers": 5, "qk_norm": True, "value_norm": True, "post_norms": True,
+    "activation": "gelu_tanh", "shared_keys": {"layers": 2, "mlp": 512},
+    "sliding_window": {"size": 64, "full": [1, 4], "rope_theta": 1e4, "head_dim": 16},
+}  # fmt: skip
 NOPE = {
     "layers": 3,
     "nope": {"layers": [1, 2], "query_scaling": {"beta": 0.5, "length": 16, "first_position": 1}},
@@ -105,6 +110,14 @@ STEPS = {
     "windows": step(vision(**QWEN2_5)),
     "tiles": step(vision(**TILES), data={"max_patches": 256}),
     "learned positions": step(vision(positions="learned", image=[8, 8]), data=SMALL),
+    "keys of earlier layers": step(language(**SHARED)),
+    "keys of earlier layers, compiled": step(language(**SHARED), compiled=True),
+    "keys of earlier layers without norms": step(
+        language(**SHARED | {"qk_norm": False, "value_norm": False})
+    ),
+    "keys of earlier layers, attention computed again": step(
+        language(**SHARED), language={"recompute": ["attention"]}
+    ),
     "a tower of Gemma 4": step(vision(**GEMMA4)),
     "a compiled tower of Gemma 4": step(vision(**GEMMA4), compiled=True),
     "a frozen tower of Gemma 4": step(vision(**GEMMA4), vision={"frozen": "except_projector"}),
@@ -223,6 +236,10 @@ STEPS_OF_TWO_RANKS = {
     "tp 2 with experts with norms of their own": step(language(**BESIDE), each=SP),
     "tp 2 with such experts, without sequence parallelism": step(
         language(**BESIDE), each={"tp": 2}
+    ),
+    "keys of earlier layers, cp 2": step(language(**SHARED), each={"cp": 2}),
+    "keys of earlier layers, tp 2": step(
+        language(**SHARED), each={"tp": 2, "sequence_parallel": True}
     ),
     "cp 2, whole sequences": step(each={"cp": 2}, data={"max_images": 2}),
     "cp 2, layers without rotary positions": step(language(**NOPE), each={"cp": 2}),

@@ -523,9 +523,11 @@ def one_module(
                 model |= draw(_as_deepseek(model["heads"]))
                 if "sliding_window" in model:
                     model["sliding_window"] |= {"head_dim": None, "kv_heads": None}
+            if pp == 1 and layers > 1 and "mla" not in model and draw(seldom):
+                model |= draw(_with_shared_keys(model, layers, tp))
             if draw(seldom):
                 model["query_scaling"] = {"beta": 0.5, "length": draw(st.sampled_from([1, 3, 99]))}
-            if draw(seldom):
+            if draw(seldom) and "shared_keys" not in model:
                 model["nope"] = {
                     "layers": [draw(st.integers(0, layers - 1))],
                     "query_scaling": draw(
@@ -650,6 +652,21 @@ def _as_deepseek(draw: st.DrawFn, heads: int) -> dict[str, Any]:
 
 # Norms before layers, on both sides, and after them.
 _NORMS = ({}, {"post_norms": True}, {"pre_norms": False, "post_norms": True})
+
+
+@st.composite
+def _with_shared_keys(
+    draw: st.DrawFn, model: dict[str, Any], layers: int, tp: int
+) -> dict[str, Any]:
+    """Draw how many last layers attend to keys of earlier ones; windows alternate then."""
+    found: dict[str, Any] = {}
+    number = draw(st.integers(1, layers - 1))
+    if (window := model.get("sliding_window")) is not None:
+        number = draw(st.integers(1, max(1, layers - 2)))
+        full = range(1 if layers > 2 else 0, layers, 2) if layers > 2 else ()
+        found["sliding_window"] = {**window, "full": list(full)}
+    mlp = draw(st.sampled_from([None, 8 * tp]))
+    return {**found, "shared_keys": {"layers": number, "mlp": mlp}}
 
 
 @st.composite

@@ -78,6 +78,31 @@ def codes(*overrides: str) -> list[str]:
             ],
             ["mla-does-not-fit"],
         ),
+        (["model.shared_keys={layers: 2}", "model.layers=3"], []),
+        (
+            ["model.shared_keys={layers: 2}", "model.layers=2"],
+            ["shared-keys-without-source"],
+        ),
+        (
+            ["model.shared_keys={layers: 2}", "model.layers=4", "model.nope={layers: [3]}"],
+            ["shared-keys-without-source"],
+        ),
+        (
+            [
+                "model.shared_keys={layers: 2}",
+                "model.layers=4",
+                "model.sliding_window={size: 4, full: [3]}",
+            ],
+            ["shared-keys-without-source"],
+        ),
+        (
+            [
+                "model.shared_keys={layers: 2}",
+                "model.layers=4",
+                "model.sliding_window={size: 4, full: [1, 3]}",
+            ],
+            [],
+        ),
         (["model.values_from_keys=true"], []),
         (
             ["model.values_from_keys=true", "model.sliding_window={size: 4}"],

@@ -138,6 +138,19 @@ def specs() -> dict[str, Spec]:
             {},
             4,
         ),
+        "keys of earlier layers": one(
+            {
+                "layers": 6,
+                "kv_heads": 2,
+                "head_dim": 8,
+                "mlp": 64,
+                "qk_norm": True,
+                "shared_keys": {"layers": 3, "mlp": 128},
+                "sliding_window": {"size": 4, "full": [1, 5], "head_dim": 6, "kv_heads": 4},
+            },
+            {},
+            4,
+        ),
         "norms on both sides, sinks": one(
             {"post_norms": True, "norm_offset": True, "attention_sinks": True}, {}, 2
         ),

@@ -28,6 +28,7 @@ from mimo_launch.checks import (
     row_cache,
     schedules,
     shards,
+    shared_keys,
     sources,
     tiles_and_videos,
     training_settings,
@@ -118,6 +119,12 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(widths.mlp_over_tp),
     ModuleRule(widths.layers_over_stages),
     ModuleRule(widths.stages_are_those_of_grid),
+    ModelRule(DecoderModel, shared_keys.shared_keys_have_sources),
+    ModelRule(
+        DecoderModel,
+        shared_keys.shared_keys_in_one_stage,
+        needs=("layers-over-pp", "stages-not-of-grid", "shared-keys-without-source"),
+    ),
     ModuleRule(experts.experts_have_model),
     ModuleRule(experts.grid_of_experts_fits, needs=_GRID),
     ModuleRule(experts.choices_of_experts),
@@ -292,6 +299,7 @@ _SIZES = (
     batch.encoder_share_is_even,
     batch.seq_splits_over_tp,
     batch.seq_splits_over_cp,
+    shared_keys.shared_keys_in_one_stage,
     schedules.interleaved_has_stages,
     schedules.interleaved_runs_whole,
 )

@@ -111,6 +111,11 @@ def mlp_over_tp(spec: Spec, name: str) -> Findings:
         return
     why = "each tp rank holds an equal part of the width inside the MLP"
     yield from _over_tp(spec, name, "mlp", width, code="mlp-over-tp", why=why)
+    model = spec.modules[name].model
+    shared = model.shared_keys if isinstance(model, DecoderModel) else None
+    if shared is not None and shared.mlp is not None:
+        key = "shared_keys.mlp"
+        yield from _over_tp(spec, name, key, shared.mlp, code="mlp-over-tp", why=why)
 
 
 def predictor_over_tp(spec: Spec, name: str, model: TalkerModel) -> Findings:
@@ -214,7 +219,7 @@ def _over_tp(spec: Spec, name: str, key: str, size: int, *, code: str, why: str)
     yield Diagnostic(
         code=code,
         headline=f"`{name}`: {key} {size} does not split over tp {tp}",
-        path=("modules", name, "model", key),
+        path=("modules", name, "model", *key.split(".")),
         why=why,
         help=_smaller(Axis.TP, [each for each in divisors(size) if each <= tp]),
         related=(_tp(name, tp),),

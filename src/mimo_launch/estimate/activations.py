@@ -201,9 +201,10 @@ class Activations:
         )
 
     def _of_layer(self, number: int) -> tuple[Saved, ...]:
-        if self.recomputes:
-            return RECOMPUTED_DEPTH if self.kind.is_depth(number) else RECOMPUTED
         every = self._all(number)
+        if self.recomputes:
+            found = RECOMPUTED_DEPTH if self.kind.is_depth(number) else RECOMPUTED
+            return *found, *(each for each in every if each.stays)
         kept = tuple(each for each in every if not self._made_again(each))
         if self.passes.are_compiled or self.passes.wide == 1:
             return kept
@@ -216,6 +217,8 @@ class Activations:
 
     def _made_again(self, saved: Saved) -> bool:
         """Return whether a tensor is computed again, with its part or as a norm."""
+        if saved.stays:
+            return False
         return saved.inside in self.parts or (saved.normed and "norms" in self.parts)
 
     def _passes(self, number: int) -> Passes:

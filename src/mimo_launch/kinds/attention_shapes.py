@@ -6,7 +6,7 @@ Leaves: which model has which attention to its kind, what it computes to the cla
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mimo_launch.kinds.layer import Widths
@@ -118,7 +118,8 @@ class AttentionShape(LayerShape):
     without weights, `wide_norm` all of them together; `norm_last`: each head after its rotation.
     Queries, keys and values stay within `clip`, if given, before norms of single heads.
     `value_norm` normalises each head of values, without weights. Without `own_values` values are
-    what keys are made of: their projection.
+    what keys are made of: their projection. A layer that `gives` its keys and values has later ones
+    attend to them; one that `takes` them has none of its own.
     Scores are divided by the square root of `score_size` (None: of the head size), and stay below
     `score_cap`; learned `sinks` join their softmax. If `gated`, each head's output is multiplied by
     the sigmoid of a gate, which follows the query of the head. `interleaved`: numbers of a head
@@ -142,6 +143,7 @@ class AttentionShape(LayerShape):
     clip: float | None = of_key("clip_qkv", None)
     value_norm: bool = of_key("value_norm", False)
     own_values: bool = True
+    sharing: Literal["gives", "takes"] | None = None
     eps: float = of_key("norm_eps", EPSILON)
     norm_offset: float = of_key("norm_offset", 0.0)
     score_size: float | None = of_key("query_pre_attn_scalar", None)
@@ -168,7 +170,7 @@ class AttentionShape(LayerShape):
     @property
     def key_parts(self) -> int:
         """Vectors that are projected for a key/value head: the key, and perhaps the value."""
-        return 1 + self.own_values
+        return 0 if self.sharing == "takes" else 1 + self.own_values
 
     @property
     def output(self) -> RowShape:
@@ -197,7 +199,7 @@ class AttentionShape(LayerShape):
             "sinks": OneShape(f"{NORMS}:Sinks", logits) if self.sinks else None,
             "output": self.output,
             "q_norm": self._norm(heads),
-            "k_norm": self._norm(self.kv_heads),
+            "k_norm": None if self.sharing == "takes" else self._norm(self.kv_heads),
         }
 
     def widths(self) -> Widths:
@@ -213,11 +215,17 @@ class AttentionShape(LayerShape):
             value=value,
             unit=self.head_size,
             heads=self.heads,
-            gathers=2 * key if self.latent is None else key + value,
+            gathers=self._gathers(key, value),
             scored=query + value,
             regions=1,
         )
         return own + LayerShape.widths(self)
+
+    def _gathers(self, key: int, value: int) -> int:
+        """Return how many numbers of keys and values of a token cp ranks gather."""
+        if self.sharing == "takes":
+            return 0
+        return 2 * key if self.latent is None else key + value
 
     def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
         """Return queries, keys and values, what their norms and gates keep, and the output."""
@@ -261,6 +269,9 @@ class AttentionShape(LayerShape):
             found += (of_heads if by_head else passes.of_wide_norm(),)
         if self.value_norm and not passes.are_compiled:
             found += (passes.of_value_norm(),)
+        if self.sharing == "takes":
+            # Keys and values stay where they were made.
+            found = tuple(replace(each, key=0) for each in found)
         return found
 
     def _read(
@@ -277,21 +288,26 @@ class AttentionShape(LayerShape):
         gathers = passes.cp > 1 and not pattern.in_windows
         clips, found = self.clip is not None, []
         # Without norms of values, attention on one rank reads a view of these.
-        copies_values = reorders or self.value_norm
-        of_norms = self.qk_norm or self.l2_norm or self.value_norm
-        if self.value_norm and passes.wide > 1 and not passes.are_compiled:
+        takes, gives = self.sharing == "takes", self.sharing == "gives"
+        copies_values = reorders or self.value_norm or takes
+        of_norms = self.qk_norm or self.l2_norm or (self.value_norm and not takes)
+        if (self.value_norm or takes) and passes.wide > 1 and not passes.are_compiled:
             of_norms = False
         reads_views = of_norms or self.gated or clips
         if reads_views or not (reorders or (copied and (gathers or copies_values))):
             name = "queries, keys and values, fused"
-            found.append(Saved(name=name, query=self.query_parts, key=self.key_parts))
+            is_read = gives and not (gathers or copies_values)
+            found.append(
+                Saved(name=name, query=self.query_parts, key=self.key_parts, stays=is_read)
+            )
         if gathers:
             keys = (pattern.causal and passes.packed_keys) or passes.cp
             found.append(Saved(name="queries", query=1 if copied or reorders else 0))
-            found.append(Saved(name="gathered keys and values", key=2 * keys))
+            found.append(Saved(name="gathered keys and values", key=2 * keys, stays=gives))
         elif copied or reorders:
             key = 2 if copies_values or clips else 1
-            found.append(Saved(name="copies for attention", query=1, key=key))
+            found.append(Saved(name="copies of queries for attention", query=1))
+            found.append(Saved(name="copies of keys for attention", key=key, stays=gives))
         return (*found, IN_ORDER) if reorders or passes.pads else tuple(found)
 
     def _norm(self, heads: int) -> NormShape | WideNormShape | None:

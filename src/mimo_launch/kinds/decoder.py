@@ -7,6 +7,7 @@ Leaves: nothing.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.block_shapes import BlockShape, DepthShape
@@ -51,6 +52,10 @@ class DecoderBlocksKind(CausalKind):
         """Return a block."""
         return self.block(number)
 
+    def mlp_width(self, number: int) -> int:
+        """Return the width inside the MLP of a layer."""
+        return self.model.mlp_width
+
     def block(self, number: int) -> BlockShape:
         """Return a block of attention and an MLP or experts; both add to the stream."""
         out_scale = (2 * self.model.layers) ** -0.5
@@ -59,7 +64,7 @@ class DecoderBlocksKind(CausalKind):
             attention=self.attention(number, out_scale=out_scale),
             mlp=self.experts(out_scale=out_scale)
             if self.has_experts(number)
-            else self.mlp(self.model.mlp_width, out_scale=out_scale),
+            else self.mlp(self.mlp_width(number), out_scale=out_scale),
             **BlockShape.settings(self.model),
         )
 
@@ -133,7 +138,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     def attention(self, number: int, *, out_scale: float) -> AttentionShape:
         """Return the attention of a block, with the heads of layers with windows in these."""
         found = LanguageKind.attention(self, number, out_scale=out_scale)
-        found = replace(found, l2_norm=self._normed_by_l2(number))
+        found = replace(found, l2_norm=self._normed_by_l2(number), sharing=self._sharing(number))
         window = self.window(number)
         if window is None:
             return replace(found, own_values=not self.model.values_from_keys)
@@ -142,6 +147,29 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
             head_size=window.head_dim or found.head_size,
             kv_heads=window.kv_heads or found.kv_heads,
         )
+
+    def key_source(self, number: int) -> int:
+        """Return the layer that has the keys of a layer: itself, or an earlier one.
+
+        Raises: ValueError if no layer has them.
+        """
+        source = self.model.key_source(number)
+        if source is None:
+            raise ValueError(f"no layer has keys for layer {number}")
+        return source
+
+    def _sharing(self, number: int) -> Literal["gives", "takes"] | None:
+        """Return whether a layer attends to keys of another one, or another one to its keys."""
+        shared = self.model.key_layers
+        if number in shared:
+            return "takes"
+        return "gives" if number in shared.values() else None
+
+    def mlp_width(self, number: int) -> int:
+        """Return the width inside the MLP of a layer."""
+        shared = self.model.shared_keys
+        own = shared and shared.mlp if number in self.model.key_layers else None
+        return own or self.model.mlp_width
 
     def _normed_by_l2(self, number: int) -> bool:
         """Return whether queries and keys of a layer have a norm without weights."""

@@ -256,6 +256,10 @@ class LanguageKind(CausalKind):
         """Return the last tokens that tokens of a layer attend to, None if all."""
         return self.sight(number).window
 
+    def key_source(self, number: int) -> int:
+        """Return the layer that has the keys of a layer."""
+        return number
+
     def depth(self, number: int) -> DepthShape:
         """Return a depth of multi-token prediction, numbered after the layers."""
         raise NotImplementedError

@@ -33,7 +33,8 @@ class Saved:
     `value` are cut over tp. `scores` are the scores that exist together, of each head, in at least
     4 bytes, as are `numbers`, and `routed_numbers` of each token that this rank sends to experts. A
     tensor `for_weights` is not kept if the weights are frozen, one of a `part` not if that is
-    computed again, and a `normed` stream not if norms are.
+    computed again, and a `normed` stream not if norms are; one that `stays` is kept in any case,
+    for later layers.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Saved:
     for_weights: bool = False
     part: Part | None = None
     normed: bool = False
+    stays: bool = False
 
     @property
     def inside(self) -> Part | None:

@@ -30,7 +30,7 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import placed_heads, rms_norm, sigmoid_gated
 from mimo_launch.layers.recompute import Remake, recomputed
 from mimo_launch.layers.score_attention import Drop, Scoring, attend_by_scores, queries_at_once
-from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
+from mimo_launch.layers.sequence_contexts import KeysValues, SequenceContext, in_order
 from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
 
@@ -55,19 +55,24 @@ class Attention(ShapedLayer[AttentionShape]):
 
     def forward(
         self, x_nD: Tensor, attention_context: AttentionContext, again: Remake | None = None
-    ) -> Tensor:
-        """Return attention over the tokens, [n, D] -> [n, D]; see `ColumnLinear.of_tokens`."""
+    ) -> Tensor | tuple[Tensor, KeysValues]:
+        """Return attention over the tokens, [n, D] -> [n, D]; see `ColumnLinear.of_tokens`.
+
+        A layer that gives its keys and values also returns these.
+        """
         draws = attention_context.draws
         source: Callable[..., tuple[Tensor, ...]] = self.latent or self._projected
         q, k, v, *gates = source(x_nD, draws, again)
+        held = None
         if isinstance(attention_context, SequenceContext):
-            heads = self._causal(q, k, v, attention_context)
+            q, held = self._seen(q, k, v, attention_context)
+            heads = self._causal(q, held.keys, held.values, attention_context)
         else:
             heads = self._per_image(q, k, v, attention_context)
         for gate in gates:
             heads = self.context.fused(sigmoid_gated, heads, gate)
         out: Tensor = self.output(heads, draws)
-        return out
+        return out if held is None or self.shape.sharing != "gives" else (out, held)
 
     def _projected(
         self, x_nD: Tensor, draws: Draws | None, again: Remake | None
@@ -77,12 +82,15 @@ class Attention(ShapedLayer[AttentionShape]):
         parts = self.shape.query_parts
         queries, keys = self.heads * parts, [self.kv_heads] * self.shape.key_parts
         heads = fused.view(fused.shape[0], queries + sum(keys), self.shape.head_size)
-        q, k, *others = heads.split([queries, *keys], dim=1)
-        v = others[0] if others else k
+        # A layer that takes keys of another one has none.
+        q, *others = heads.split([queries, *keys], dim=1)
+        k = others[0] if others else heads[:, :0]
+        v = others[1] if len(others) > 1 else k
         # The backward of `unbind` copies.
         q, *gates = q.unflatten(1, (self.heads, parts)).unbind(2) if parts > 1 else (q,)
-        if isinstance(self.q_norm, WideNorm) and isinstance(self.k_norm, WideNorm):
-            q, k = self.q_norm(q), self.k_norm(k)
+        if isinstance(self.q_norm, WideNorm):
+            q = self.q_norm(q)
+            k = self.k_norm(k) if self.k_norm is not None else k
         if (most := self.shape.clip) is not None:
             q, k, v = (x.clamp(-most, most) for x in (q, k, v))
         if self.shape.value_norm:
@@ -101,8 +109,9 @@ class Attention(ShapedLayer[AttentionShape]):
         q_norm, k_norm = self.q_norm, self.k_norm
         eps, offset = 0.0, 0.0
         weights: tuple[Tensor | None, Tensor | None] | None = None
-        if isinstance(q_norm, Norm) and isinstance(k_norm, Norm):
-            weights, shape = (q_norm.weight, k_norm.weight), q_norm.shape
+        if isinstance(q_norm, Norm):
+            of_keys = k_norm.weight if isinstance(k_norm, Norm) else None
+            weights, shape = (q_norm.weight, of_keys), q_norm.shape
             eps, offset = shape.eps, shape.offset
         elif self.shape.l2_norm:
             weights, eps = (None, None), self.shape.eps
@@ -125,16 +134,31 @@ class Attention(ShapedLayer[AttentionShape]):
         k, v = torch.split(both, sizes, dim=1)
         return k.view(-1, *k_NgK.shape[1:]), v.view(-1, *v_NgK.shape[1:])
 
-    def _causal(
+    def _seen(
         self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, sequences: SequenceContext
-    ) -> Tensor:
-        """Return causal attention inside each sequence, [N, h * K]."""
-        cp = self.context.cp.size
-        q, k = (x.view(sequences.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK))
+    ) -> tuple[Tensor, KeysValues]:
+        """Return queries [B, S, h, K], and keys and values of whole sequences.
+
+        Raises: ValueError if they are those of another layer, but not there.
+        """
+        batch, cp = sequences.batch, self.context.cp.size
+        q, k = (x.view(batch, len(x) // batch, *x.shape[1:]) for x in (q_NhK, k_NgK))
         q, k = self._placed(q, k, sequences.cos, sequences.sin, sequences.factors)
-        k_all, v_all = (
-            in_order(x, sequences.batch, cp) for x in self._gather_kv(k.flatten(0, 1), v_NgK)
-        )
+        if self.shape.sharing == "takes":
+            if sequences.held is None:
+                raise ValueError("a layer needs the keys and values of an earlier layer")
+            return q, sequences.held
+        gathered = self._gather_kv(k.flatten(0, 1), v_NgK)
+        return q, KeysValues(*(in_order(x, batch, cp) for x in gathered))
+
+    def _causal(
+        self, q: Tensor, k_all: Tensor, v_all: Tensor, sequences: SequenceContext
+    ) -> Tensor:
+        """Return causal attention inside each sequence, [N, h * K]; see `_seen` for q.
+
+        Keys and values are [B, M, g, K].
+        """
+        cp, tokens = self.context.cp.size, q.shape[0] * q.shape[1]
         needs_list = sequences.needs_mask or self.sinks is not None
         drops, draws = self.drop_scores is not None, sequences.draws
         by_scores = self.score_cap is not None or (drops and draws is not None)
@@ -143,8 +167,8 @@ class Attention(ShapedLayer[AttentionShape]):
         if cp > 1 and not needs_list and not needs_scores and takes_chunks(q, k_all):
             group, fused = self.context.cp, self.context.fused
             out = over_chunks(q, k_all, v_all, group, scale=self.scale, fused=fused)
-            return out.reshape(q_NhK.shape[0], -1)
-        if (needs_list or cp > 1) and not needs_scores and takes_lists(q_NhK):
+            return out.reshape(tokens, -1)
+        if (needs_list or cp > 1) and not needs_scores and takes_lists(q):
             out = inside_documents(
                 q,
                 k_all,
@@ -180,7 +204,7 @@ class Attention(ShapedLayer[AttentionShape]):
                 outs.append(recomputed(self._up_to, *seen))
                 first = last
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
-        return out.transpose(1, 2).reshape(q_NhK.shape[0], -1)
+        return out.transpose(1, 2).reshape(tokens, -1)
 
     def _up_to(
         self,

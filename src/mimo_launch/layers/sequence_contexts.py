@@ -32,6 +32,19 @@ class Documents:
     lengths: tuple[int, ...]
 
 
+class KeysValues:
+    """Keys and values of whole sequences, [B, M, g, K] each, for layers after their own.
+
+    No dataclass: FSDP2 looks into these for tensors that a layer returns, and allows no views.
+    Their gradients come after that of the stream, which it waits for.
+    """
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceContext:
     """`batch` sequences of equal length; a token attends to itself and to earlier tokens.
@@ -42,7 +55,8 @@ class SequenceContext:
     itself included; None: to all. `routing` is for the balance of experts. If some tokens attend to
     later ones, `masks` are added to the scores, one for each chunk of a sequence that this rank
     holds, over all positions of the sequence: [B, 1, queries, S]. Queries are multiplied by
-    `factors`, [S] or [B, S], if there are any. From `draws` layers draw what they drop.
+    `factors`, [S] or [B, S], if there are any. From `draws` layers draw what they drop. `held` are
+    the keys and values of an earlier layer, for layers that attend to these.
     """
 
     batch: int
@@ -55,6 +69,7 @@ class SequenceContext:
     masks: tuple[Tensor, ...] = ()
     factors: Tensor | None = None
     draws: Draws | None = None
+    held: KeysValues | None = None
 
     @property
     def needs_mask(self) -> bool:

@@ -24,6 +24,7 @@ from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import soft_capped, widened
 from mimo_launch.layers.sequence_contexts import (
+    KeysValues,
     SequenceContext,
     in_window,
     query_factors,
@@ -128,8 +129,10 @@ class LanguageStage(ModelStage):
             states.update(zip(behind, deep[len(deep) - len(behind) :], strict=True))
             deep = deep[: len(deep) - len(behind)]
         contexts = self._contexts(batch, x_nD.dtype)
+        held: dict[int, KeysValues] = {}
         for number, layer in self.layers.items():
-            x_nD = layer(x_nD, contexts[self.sights[int(number)]])
+            context = contexts[self.sights[int(number)]]
+            x_nD = self._after_layer(int(number), layer, x_nD, context, held)
             if (done := int(number) + 1) in self.ends.kept_layers:
                 states[done] = x_nD
             if deep:
@@ -156,6 +159,22 @@ class LanguageStage(ModelStage):
             for reader, where in batch.wanted.items()
         }
         return StageLosses(tuple(losses), rows, by_source=by_source)
+
+    def _after_layer(
+        self,
+        number: int,
+        layer: nn.Module,
+        x_nD: Tensor,
+        context: SequenceContext,
+        held: dict[int, KeysValues],
+    ) -> Tensor:
+        """Return the stream after a layer; `held` has keys of earlier layers, and gets its own."""
+        source = self.kind.key_source(number)
+        made = layer(x_nD, replace(context, held=held[source]) if source in held else context)
+        if isinstance(made, tuple):
+            made, held[number] = made
+        out: Tensor = made
+        return out
 
     def _losses_ahead(
         self, x_nD: Tensor, batch: LanguageInput, sequences: SequenceContext

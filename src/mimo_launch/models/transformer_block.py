@@ -13,7 +13,7 @@ Legend: n tokens of this tp rank, N tokens of its replica's cp rank, D width.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,13 @@ from mimo_launch.layers.linear import RowLinear
 from mimo_launch.layers.norms import LayerScalar, LayerScale, Norm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.recompute import Remake, recomputed, remake
-from mimo_launch.layers.sequence_contexts import SequenceContext
+from mimo_launch.layers.sequence_contexts import KeysValues, SequenceContext
 from mimo_launch.layers.shaped_layer import S, ShapedLayer, built
 from mimo_launch.models.mlp import Mlp, MoeMlp
 from mimo_launch.models.te_block import te_blocks
 from mimo_launch.spec.module import Recompute
+
+T = TypeVar("T")
 
 
 class Layer(ShapedLayer[S]):
@@ -43,16 +45,18 @@ class Layer(ShapedLayer[S]):
 
     recompute: Recompute = "none"
 
-    def forward(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        """Return the layer's output for every token."""
+    def forward(
+        self, x_nD: Tensor, attention_context: AttentionContext
+    ) -> Tensor | tuple[Tensor, KeysValues]:
+        """Return the layer's output for every token; also keys and values that it gives."""
         if self.recompute != "full":
             return self._compute(x_nD, attention_context)
-        out: Tensor = recomputed(self._compute, x_nD, attention_context)
+        out: Tensor | tuple[Tensor, KeysValues] = recomputed(self._compute, x_nD, attention_context)
         return out
 
-    def _part(self, part: str, compute: Callable[..., Tensor], *args: Any) -> Tensor:
+    def _part(self, part: str, compute: Callable[..., T], *args: Any) -> T:
         """Return the result of a part."""
-        out: Tensor = recomputed(compute, *args) if part in self.recompute else compute(*args)
+        out: T = recomputed(compute, *args) if part in self.recompute else compute(*args)
         return out
 
     def _again(self, part: str, norm: Norm, x_nD: Tensor) -> Remake | None:
@@ -60,7 +64,9 @@ class Layer(ShapedLayer[S]):
         alone = "norms" in self.recompute and part not in self.recompute
         return remake(norm, x_nD) if alone else None
 
-    def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
+    def _compute(
+        self, x_nD: Tensor, attention_context: AttentionContext
+    ) -> Tensor | tuple[Tensor, KeysValues]:
         raise NotImplementedError
 
 
@@ -85,13 +91,18 @@ class Block(Layer[BlockShape]):
         self.drop_attention = dropout(context.dropout, context.fused)
         self.drop_mlp = dropout(context.dropout, context.fused)
 
-    def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        out = self._after_layers(x_nD, attention_context)
-        return out if self.layer_scalar is None else self.layer_scalar(out)
+    def _compute(
+        self, x_nD: Tensor, attention_context: AttentionContext
+    ) -> Tensor | tuple[Tensor, KeysValues]:
+        attended, held = self._part("attention", self._attended, x_nD, attention_context)
+        out = self._after_attention(x_nD, attended, attention_context)
+        out = out if self.layer_scalar is None else self.layer_scalar(out)
+        return out if held is None else (out, held)
 
-    def _after_layers(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        """Return the stream after attention and MLP."""
-        attended = self._part("attention", self._attended, x_nD, attention_context)
+    def _after_attention(
+        self, x_nD: Tensor, attended: Tensor, attention_context: AttentionContext
+    ) -> Tensor:
+        """Return the stream after attention, which adds `attended`, and MLP."""
         if self.shape.parallel:
             change = self._part("mlp", self._of_stream, x_nD, attention_context)
             return x_nD + attended + change
@@ -107,18 +118,21 @@ class Block(Layer[BlockShape]):
         out: Tensor = x_nD + self._changed(x_nD, normed, attention_context, again)
         return out
 
-    def _attended(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
-        """Return what attention adds to the stream."""
+    def _attended(
+        self, x_nD: Tensor, attention_context: AttentionContext
+    ) -> tuple[Tensor, KeysValues | None]:
+        """Return what attention adds to the stream, and keys and values that it gives."""
         normed, again = x_nD, None
         if self.attention_norm is not None:
             normed = self.attention_norm(x_nD)
             again = self._again("attention", self.attention_norm, x_nD)
-        attended: Tensor = self.attention(normed, attention_context, again)
+        found = self.attention(normed, attention_context, again)
+        attended, held = found if isinstance(found, tuple) else (found, None)
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
         if self.attention_scale is not None:
             attended = self.attention_scale(attended)
-        return self._added(attended, self.drop_attention, attention_context.draws)
+        return self._added(attended, self.drop_attention, attention_context.draws), held
 
     def _of_stream(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         """Return what the MLP adds to the stream, from the stream.

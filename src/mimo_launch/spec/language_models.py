@@ -10,7 +10,16 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from mimo_launch.spec.base import Count, Effective, Excluded, Layers, Strict, Tokens
-from mimo_launch.spec.layers import Mla, Moe, Mtp, Nope, QueryScaling, RopeScaling, SlidingWindow
+from mimo_launch.spec.layers import (
+    Mla,
+    Moe,
+    Mtp,
+    Nope,
+    QueryScaling,
+    RopeScaling,
+    SharedKeys,
+    SlidingWindow,
+)
 
 # Latent attention has no projections of heads; its norms stand on the narrow widths, and it says
 # itself what rotates.
@@ -319,6 +328,12 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="In layers without windows the projection of keys, before norm and rotation, "
         "is also that of values, as in larger Gemma 4.",
     )
+    shared_keys: Annotated[SharedKeys | None, _OF_HEADS] = Field(
+        None,
+        description="The last layers attend to keys and values of an earlier layer, as in Gemma 4 "
+        "E2B.",
+        examples=["{layers: 20, mlp: 12288}"],
+    )
     layer_scalar: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="After each layer the stream is multiplied by a number of the layer, at first "
@@ -378,6 +393,22 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="Factor on the logits of words, as in Granite and Command R.",
         examples=[0.0625],
     )
+
+    def key_source(self, layer: int) -> int | None:
+        """Return the layer that has the keys of a layer: itself, or an earlier one, if there is."""
+        first = self.layers - (0 if self.shared_keys is None else self.shared_keys.layers)
+        if not first <= layer < self.layers:
+            return layer
+        window = self.sliding_window
+        in_window = [window is not None and n not in window.full for n in range(self.layers)]
+        alike = (n for n in range(first - 1, -1, -1) if in_window[n] == in_window[layer])
+        return next(alike, None)
+
+    @property
+    def key_layers(self) -> dict[int, int | None]:
+        """The layers without keys of their own, each with the layer that has them."""
+        found = {layer: self.key_source(layer) for layer in range(self.layers)}
+        return {layer: source for layer, source in found.items() if source != layer}
 
     @property
     def rotary_size(self) -> int:

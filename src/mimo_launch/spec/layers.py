@@ -198,6 +198,22 @@ class SlidingWindow(LayerChoice):
         return seen * (tokens - seen / 2)
 
 
+class SharedKeys(Strict):
+    """Last layers of a decoder without keys and values of their own.
+
+    Each attends to those of the last earlier layer that has its own and sees the same tokens: in
+    windows if it does.
+    """
+
+    layers: Count = Field(description="How many of the last layers.", examples=[20])
+    mlp: Count | None = Field(
+        None,
+        description="Width inside the MLPs of these layers, twice the others' in Gemma 4 E2B; "
+        "default `mlp`.",
+        examples=[12288],
+    )
+
+
 class Mla(Strict):
     """Multi-head latent attention: keys and values, and perhaps queries, from a narrow width.
 

@@ -56,8 +56,9 @@ def decoder_streams(
 
     `deep` is added after layers, by number.
     """
+    held: dict[bool, tuple[Tensor, Tensor]] = {}
     for i in range(model.layers):
-        x_SD = decoder_block(weights, x_SD, model, text, i, f"{name}.layers.{i}")
+        x_SD = decoder_block(weights, x_SD, model, text, i, f"{name}.layers.{i}", held)
         bare_SD = x_SD
         if deep and i in deep:
             x_SD = x_SD + deep[i]
@@ -71,15 +72,20 @@ def decoder_block(
     text: RecordText,
     number: int,
     layer: str,
+    held: dict[bool, tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """Return the stream after a block like layer `number`, with weights under the name `layer`."""
+    """Return the stream after a block like layer `number`, with weights under the name `layer`.
+
+    `held` has the last keys and values of layers without windows and with them; a block that is not
+    of the model's layers has its own.
+    """
     kind, more = kind_of(model), model if isinstance(model, DecoderModel) else None
     norm = norm_of(weights, model)
     activation = more.activation if more else "silu"
     has_norms = more is None or more.pre_norms
     factor = (more and more.residual_scale) or 1.0
     y = norm(x_SD, f"{layer}.attention_norm") if has_norms else x_SD
-    change = _attention(weights, y, f"{layer}.attention", model, text, number)
+    change = _attention(weights, y, f"{layer}.attention", model, text, number, held)
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_attention_norm")
     read_SD, norm_name = x_SD, f"{layer}.attention_norm"
@@ -175,6 +181,13 @@ def _rotated(
 def _is_still(model: DecoderModel, number: int | None) -> bool:
     """Return whether a layer has no rotary positions."""
     return model.nope is not None and number in model.nope.layers
+
+
+def _has_no_keys(model: DecoderBlocks | HybridModel, number: int | None) -> bool:
+    """Return whether a layer is one of the last ones, which attend to keys of earlier layers."""
+    if not isinstance(model, DecoderModel) or model.shared_keys is None or number is None:
+        return False
+    return number >= model.layers - model.shared_keys.layers
 
 
 def _normed_values(v_SHK: Tensor, model: DecoderBlocks | HybridModel) -> Tensor:
@@ -296,8 +309,9 @@ def _attention(
     model: DecoderBlocks | HybridModel,
     text: RecordText,
     number: int | None = None,
+    held: dict[bool, tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """Return causal attention, in a decoder of layer `number`.
+    """Return causal attention, in a decoder of layer `number`, for `held` see `decoder_block`.
 
     A query head's features may be a query followed by a gate. In multi-head latent attention, see
     `latent_heads`.
@@ -328,15 +342,19 @@ def _attention(
         q, *gates = torch.split(
             linear(weights, y, f"{name}.q").view(len(y), heads, -1), head_size, dim=-1
         )
-        k, v = (
-            linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1) for p in ("k", of_value)
-        )
         turn = partial(_rotated, model=model, angles=angles, factor=factor)
-        q, k = (
-            _placed(norm, x, f"{name}.{p}_norm", model, number, turn)
-            for x, p in ((q, "q"), (k, "k"))
-        )
-        v = _normed_values(_clipped(v, model), model)
+        q = _placed(norm, q, f"{name}.q_norm", model, number, turn)
+        if held is not None and _has_no_keys(model, number):
+            k, v = held[window is not None]
+        else:
+            k, v = (
+                linear(weights, y, f"{name}.{p}").view(len(y), kv_heads, -1)
+                for p in ("k", of_value)
+            )
+            k = _placed(norm, k, f"{name}.k_norm", model, number, turn)
+            v = _normed_values(_clipped(v, model), model)
+        if held is not None:
+            held[window is not None] = k, v
     if growth is not None:
         q = torch.einsum("shk,s->shk", q, growth)
     k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))

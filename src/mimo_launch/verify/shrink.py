@@ -171,7 +171,7 @@ def _shrink_module(
     optimizer = module.optimizer.replace(kind=None, lr=None, weight_decay=None, warmup=None)
     return module.replace(
         model=small,
-        stages=None if module.stages is None else _over(small.layers, sizes),
+        stages=_stages(module, small, sizes),
         frozen=shrink_frozen(module, small.layers),
         optimizer=optimizer,
         # Small widths have few inputs; how maps are cut and kept is the same for every kind.
@@ -185,6 +185,14 @@ def _shrink_module(
         cache=False,
         compile=(False if precision == "fp64" and module.compile == "auto" else module.compile),
     )
+
+
+def _stages(module: ModuleSpec, small: Model, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the layers of each stage of a small module, None if they are cut evenly."""
+    if isinstance(small, DecoderModel) and small.shared_keys is not None and len(sizes) > 1:
+        # The last stage has the layers that share keys.
+        return (*sizes[:-1], small.layers - sum(sizes[:-1]))
+    return None if module.stages is None else _over(small.layers, sizes)
 
 
 def _over(layers: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -79,7 +79,33 @@ def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> Deco
         if (cap := getattr(model, key)) is not None:
             update[key] = min(cap, MAX_CAP)
     small = _shrink_language(model, module.grid.tp).replace(**update)
-    return _with_experts(_with_window_heads(small, module.grid.tp), module, model)
+    small = _with_experts(_with_window_heads(small, module.grid.tp), module, model)
+    return _with_shared_keys(small, model)
+
+
+def _with_shared_keys(small: DecoderModel, model: DecoderModel) -> DecoderModel:
+    """Return a small model with further layers, of which the last attend to keys of others.
+
+    There is one such layer of each kind: in a window, and in none, if the model has both.
+    """
+    shared, window = model.shared_keys, model.sliding_window
+    if shared is None:
+        return small
+    are_full = {window is None or number in window.full for number in range(model.layers)}
+    layers = small.layers + 2 * len(are_full) - 1
+    found = small.replace(
+        layers=layers,
+        shared_keys=shared.replace(
+            layers=len(are_full), mlp=None if shared.mlp is None else 2 * small.mlp_width
+        ),
+    )
+    if window is None or small.sliding_window is None:
+        return found
+    full: tuple[int, ...] = tuple(range(layers)) if True in are_full else ()
+    if len(are_full) > 1:
+        last = layers - (1 if model.layers - 1 in window.full else 2)
+        full = (last - 2, last)
+    return found.replace(sliding_window=small.sliding_window.replace(full=full))
 
 
 def _with_window_heads(small: DecoderModel, tp: int) -> DecoderModel:
