@@ -128,6 +128,17 @@ def test_a_sheet_holds_every_picture() -> None:
     assert (sheet[0, 10:18, 10:18] == 4).all()
 
 
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_sheet_has_room_for_its_largest_picture(is_reversed: bool) -> None:
+    """Wherever it is: here one picture is as wide, another as high as any."""
+    sizes = [(8, 2), (2, 8), (4, 4)]
+    pictures = [np.full((1, *size), value, np.uint8) for value, size in enumerate(sizes)]
+    pictures = pictures[::-1] if is_reversed else pictures
+    sheet = sheet_of(pictures)
+    assert sheet.shape == (1, 19, 19)
+    assert all((sheet == each[0, 0, 0]).sum() == each.size for each in pictures)
+
+
 def test_a_line_tells_all_that_was_made_for_a_sample_and_nothing_has_no_line(
     tmp_path: Path,
 ) -> None:
