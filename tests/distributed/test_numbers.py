@@ -244,15 +244,15 @@ def test_a_run_whose_every_step_was_bad_does_not_end_well() -> None:
         assert not any(isinstance(event, RunFinished) for event in events)
 
 
-def spoil_a_weight(made: Spec, folder: Path, weight: str) -> tuple[str, list[Any]]:
-    """Make a weight NaN on the one rank that holds it, before step 4 is saved; return the end."""
+def spoil_weights(made: Spec, folder: Path, *names: str) -> tuple[str, list[Any]]:
+    """Make weights NaN on the ranks that hold them, before step 4 is saved; return the end."""
     update, events = RankSession.update, list[Any]()
 
     def then_spoil(session: RankSession) -> None:
         update(session)
         step = session.ending.step.data.step
         for part in local_segments(session.declared("language"), lambda weight: weight.detach()):
-            if step == 3 and part.name == weight:
+            if step == 3 and part.name in names:
                 part.local.view(-1)[-1] = float("nan")
 
     RankSession.update = then_spoil  # type: ignore[method-assign]
@@ -274,13 +274,25 @@ def test_a_weight_that_is_not_finite_is_named_with_its_rank_and_the_last_sound_c
     steps = {"steps": 9, "max_skipped": 2, "precision": "fp64"}
     made = spec({"language": language}, train=steps, checkpoint={"every": 2, "keep": 1})
     name = f"language.layers.1.mlp.experts.{expert}.up.weight"
-    [(words, saves), (same, _)] = run_ranks(spoil_a_weight, made, tmp_path, name, world_size=2)
+    [(words, saves), (same, _)] = run_ranks(spoil_weights, made, tmp_path, name, world_size=2)
     assert words == same
     assert f"\nnot finite: {name} (rank {rank})\n" in words
     sound = tmp_path / "checkpoints" / "step-00000002"
     assert words.endswith(f"newest checkpoint with finite weights: {sound}; {ON}")
     assert [(save.step, save.not_finite) for save in saves] == [(2, ()), (4, (name,))]
     assert [path.name[-1] for path in all_checkpoints(tmp_path)] == ["4", "2"]
+
+
+@pytest.mark.usefixtures("late")
+def test_a_save_names_the_weights_that_are_not_finite_on_any_rank(tmp_path: Path) -> None:
+    """Parallelism: dp 2, ep 2. Each rank holds one of both experts."""
+    moe = {"experts": 2, "top_k": 2, "width": 8}
+    language = box(0, dp=2, model={"layers": 1, "moe": moe}, experts={"ep": 2})
+    steps = {"steps": 9, "max_skipped": 2, "precision": "fp64"}
+    made = spec({"language": language}, train=steps, checkpoint={"every": 2})
+    names = tuple(f"language.layers.0.mlp.experts.{expert}.up.weight" for expert in (0, 1))
+    for _, saves in run_ranks(spoil_weights, made, tmp_path, *names, world_size=2):
+        assert [(save.step, save.not_finite) for save in saves] == [(2, ()), (4, names)]
 
 
 def no_labels(*steps: int) -> None:
