@@ -80,6 +80,23 @@ def codes(*overrides: str) -> list[str]:
         ),
         (["model.shared_keys={layers: 2}", "model.layers=3"], []),
         (
+            ["model.shared_keys={layers: 2}", "model.layers=4", "grid={pp: 2, dp: 2}"],
+            ["shared-keys-over-stages"],
+        ),
+        (
+            [
+                "model.shared_keys={layers: 2}",
+                "model.layers=4",
+                "grid={pp: 2, dp: 2}",
+                "stages=[1, 3]",
+            ],
+            [],
+        ),
+        (
+            ["model.shared_keys={layers: 2, mlp: 66}", "model.layers=4", "grid={tp: 4}"],
+            ["mlp-over-tp"],
+        ),
+        (
             ["model.shared_keys={layers: 2}", "model.layers=2"],
             ["shared-keys-without-source"],
         ),
