@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from tests.support.faulty_train import gone
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from mimo_launch.launcher.run_on_ranks import RankError, Ranks, run_ranks
+from mimo_launch.launcher.run_on_ranks import RankError, Ranks, packed, run_ranks
 
 
 def add_ranks(offset: int) -> int:
@@ -64,6 +65,29 @@ def die_on_one() -> None:
 
 def test_results_come_back_by_rank() -> None:
     assert run_ranks(add_ranks, 10, world_size=4) == [46, 46, 46, 46]
+
+
+def test_tensors_of_results_come_back_as_they_were() -> None:
+    trained = torch.ones(3, requires_grad=True)
+    grid = torch.arange(12.0).view(3, 4)
+    given = {
+        "bf16": grid.bfloat16(), "whole": torch.tensor([-1, 2**62]), "flags": grid > 5,
+        "one": torch.tensor(0.5, dtype=torch.float64), "none": torch.empty(0, 4),
+        "part": grid[1:, 1:3], "turned": grid.t(), "spread": torch.ones(1).expand(4),
+        "weight": torch.nn.Parameter(grid), "trained": trained, "sparse": grid.to_sparse(),
+        "complex": (grid + 1j).conj(), "twice": [trained, trained],
+    }  # fmt: skip
+    found = pickle.loads(packed(given))
+    for name in given.keys() - {"twice", "sparse"}:
+        now, before = found[name], given[name]
+        assert type(now) is type(before)
+        assert (now.dtype, now.shape) == (before.dtype, before.shape)
+        assert now.requires_grad == before.requires_grad
+        assert torch.equal(now, before)
+    assert torch.equal(found["sparse"].to_dense(), grid)
+    assert found["twice"][0] is found["twice"][1]
+    found["part"].add_(1)
+    assert torch.equal(found["part"], grid[1:, 1:3] + 1)
 
 
 def test_ranks_never_use_meshes_of_the_process_that_forked_them() -> None:

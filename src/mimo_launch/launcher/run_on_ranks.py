@@ -7,6 +7,7 @@ Leaves: long training runs to `start_workers`, where torch elastic watches the w
 """
 
 import faulthandler
+import io
 import multiprocessing
 import os
 import pickle
@@ -26,6 +27,7 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from mimo_launch.comm.world import device_for, join_world
 from mimo_launch.launcher.forking import import_for_workers
@@ -169,6 +171,35 @@ class Ranks:
         self._processes, self._pipes = [], []
 
 
+class _Packer(pickle.Pickler):
+    def reducer_override(self, value: object) -> Any:
+        """Return how to make a tensor again; leave all else, also gradients, to pickle."""
+        if type(value) is not Tensor or value.requires_grad or value.device.type != "cpu":
+            return NotImplemented
+        if value.layout != torch.strided or value.is_conj() or value.is_neg():
+            return NotImplemented
+        raw = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _unpacked, (bytearray(raw), value.dtype, tuple(value.shape))
+
+
+def _unpacked(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    # Torch makes no tensor of an empty buffer.
+    return (
+        torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
+    )
+
+
+def packed(value: object) -> bytes:
+    """Pickle a value with all bytes of its tensors; `pickle.loads` makes it again.
+
+    Pickle alone writes each tensor as a file of its own, which takes ten times as long for small
+    ones. The pickle of torch's processes sends handles, which die with this process.
+    """
+    file = io.BytesIO()
+    _Packer(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
+
+
 def _stack_file(folder: Path, rank: int) -> Path:
     return folder / f"stack-{rank}"
 
@@ -204,8 +235,7 @@ def _rank_main(
                 result = thread.submit(_run_job, rank, world_size, device, job).result()
             faulthandler.cancel_dump_traceback_later()
             try:
-                # Torch's pickle would send tensor handles, which die with this process.
-                pipe.send_bytes(pickle.dumps(result))
+                pipe.send_bytes(packed(result))
                 job = pickle.loads(pipe.recv_bytes())
             except (EOFError, ConnectionResetError, BrokenPipeError):
                 break
