@@ -54,6 +54,7 @@ BESIDE = {
         "learned_scale": True,
     },
 }  # fmt: skip
+LLAMA4 = {"kind": "llama4_vision", "image": [8, 8], "projector_mlp": 80, "projector_out": 96}
 GEMMA4 = {"kind": "gemma4_vision", "places": 64, "standardize": True}
 AWAY = {"offload": ["activations"]}
 SMALL = {"min_patches": 16, "max_patches": 64}
@@ -120,6 +121,9 @@ STEPS = {
     ),
     "a tower of Gemma 4": step(vision(**GEMMA4)),
     "a compiled tower of Gemma 4": step(vision(**GEMMA4), compiled=True),
+    "a tower of Llama 4": step(vision(**LLAMA4)),
+    "a compiled tower of Llama 4": step(vision(**LLAMA4), compiled=True),
+    "a frozen tower of Llama 4": step(vision(**LLAMA4), vision={"frozen": "except_projector"}),
     "a frozen tower of Gemma 4": step(vision(**GEMMA4), vision={"frozen": "except_projector"}),
     "a class token": step(vision(class_token=True)),
     "rows of three layers": step(vision(layers=4, deepstack=[0, 1])),
@@ -224,6 +228,7 @@ SP = {"tp": 2, "sequence_parallel": True}
 STEPS_OF_TWO_RANKS = {
     "tp 2 with sequence parallelism": step(each=SP, data={"max_images": 3}),
     "tp 2": step(vision(**QWEN2_5), each={"tp": 2}),
+    "tp 2, a tower of Llama 4": step(vision(**LLAMA4), each={"tp": 2}),
     "tp 2, a tower of Gemma 4": step(vision(**GEMMA4), each={"tp": 2}),
     "tp 2, recomputing norms": step(each=SP | {"recompute": ["norms"]}),
     "tp 2, many experts": step(

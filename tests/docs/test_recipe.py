@@ -88,7 +88,7 @@ def edit(file: Path, before: str, after: str) -> None:
 
 def follow(sources: Path, scale: str) -> None:
     """Write the three files of the recipe, and the oracle, which multiplies by `scale`."""
-    union = "EncoderKinds = VitModel | Dinov3Model"
+    union = "EncoderKinds = VisionKinds"
     module = sources / "spec" / "module.py"
     edit(module, f"\n{union}", f"\n{union} | ScaledVitModel")
     imported = "from mimo_launch.spec.vit import VitModel\n"

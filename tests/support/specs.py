@@ -253,6 +253,7 @@ ENCODER_MODELS = {
     "vit": vit,
     "dinov3": vit,
     "gemma4_vision": vit,
+    "llama4_vision": vit,
     "audio": audio,
     "aut": aut,
     "connector": connector,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.support.planted_dinov3 import MODEL as DINOV3
 from tests.support.planted_gemma4_vision import MODEL as GEMMA4
+from tests.support.planted_llama4_vision import MODEL as LLAMA4
 from tests.support.planted_registers import MODEL as REGISTERED
 from tests.support.planted_registers import SQUARED
 from tests.support.planted_scales import EACH, GATED, MERGED
@@ -235,6 +236,7 @@ def specs() -> dict[str, Spec]:
         "as a RADIO": one({}, REGISTERED, 2),
         "a DINOv3": one({}, DINOV3, 2),
         "a tower of Gemma 4": one({}, GEMMA4, 2),
+        "a tower of Llama 4": one({}, LLAMA4, 2),
         "a tower of Gemma 4, not standardized": one({}, GEMMA4 | {"standardize": False}, 2),
         "as a Nemotron-H Omni": one({}, SQUARED, 2),
         "gated projector without biases": one(

@@ -29,7 +29,10 @@ from mimo_launch.spec.vit import Interpolation
 
 @dataclass(frozen=True, slots=True)
 class PositionsShape(LayerShape):
-    """A table over a grid of places, after a row for the class token if there is one."""
+    """A table over a grid of places, after a row for the class token if there is one.
+
+    If the `class_is_last`, that row is after the grid.
+    """
 
     layer = "mimo_launch.models.positions:LearnedPositions"
 
@@ -37,6 +40,17 @@ class PositionsShape(LayerShape):
     has_class_token: bool
     width: int
     interpolation: Interpolation
+    class_is_last: bool = False
+
+    @property
+    def first_row(self) -> int:
+        """The row of the first place."""
+        return int(self.has_class_token and not self.class_is_last)
+
+    @property
+    def class_row(self) -> int:
+        """The row of the class token."""
+        return math.prod(self.grid) if self.class_is_last else 0
 
     def own(self, tp: int) -> Parameters:
         """Return the table."""
@@ -194,6 +208,16 @@ class VisionKind(TransformerEncoderKind):
         neighbours = self.model.rope_frequencies == "alternating"
         return PatchTurns(pairs="neighbours" if neighbours else "apart")
 
+    @property
+    def class_is_last(self) -> bool:
+        """Whether the last row of the table is that of the class token, not the first."""
+        return False
+
+    @property
+    def activates_rows(self) -> bool:
+        """Whether an activation precedes the map after the projector."""
+        return False
+
     def lanes(self, number: int, *, deep_rows: int, kept: Sequence[int] = ()) -> int:
         """Return how many states besides the hidden one a layer gets from the layer before it."""
         return sum(layer < number for layer in self.model.kept_layers)
@@ -243,7 +267,8 @@ class VisionKind(TransformerEncoderKind):
         """Return the embedding of patches, norms, positions and learned tokens."""
         model, width, positions = self.model, self.model.hidden, None
         if (grid := self.tokens.table) is not None:
-            positions = PositionsShape(grid, model.class_token, width, model.interpolation)
+            rest = model.interpolation, self.class_is_last
+            positions = PositionsShape(grid, model.class_token, width, *rest)
         stage = "mimo_launch.models.vision_encoder"
         class_token = table(width, layer=f"{stage}:ClassToken")
         registers = table(model.registers, width, layer=f"{stage}:Registers")
@@ -317,7 +342,7 @@ class VisionKind(TransformerEncoderKind):
             if (between := self.model.projector_out) is not None:
                 rows = held.patches // self.model.patches_per_row
                 kept = between * held.projector_trains - between // held.tp
-                total += rows * (kept + ends.row_width // held.tp)
+                total += rows * (kept + ends.row_width // held.tp + between * self.activates_rows)
             # The norm of a layer's output, which the next layer keeps, and both sides of the MLP.
             rows = self.model.deep_rows * held.patches // self.model.patches_per_row
             norm = held.passes.of_norm("layer", input_stays=held.through_layers)

@@ -53,7 +53,7 @@ class LearnedPositions(ShapedLayer[PositionsShape]):
             sides = [torch.maximum(*sides)] * 2
         axes = [weights_along(*given) for given in zip((y_n, x_n), sides, grid, strict=True)]
         (y_nk, across_nk), (x_nk, along_nk) = axes
-        rows = int(self.shape.has_class_token) + y_nk[:, :, None] * grid[1] + x_nk[:, None, :]
+        rows = self.shape.first_row + y_nk[:, :, None] * grid[1] + x_nk[:, None, :]
         shares = across_nk[:, :, None] * along_nk[:, None, :]
         found: Tensor = F.embedding_bag(
             rows.flatten(1),

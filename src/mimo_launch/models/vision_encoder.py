@@ -24,6 +24,7 @@ from mimo_launch.kinds.vision import VisionKind
 from mimo_launch.layers.image_contexts import ImageContext, turned_by_place
 from mimo_launch.layers.linear import WholeLinear
 from mimo_launch.layers.norms import Norm
+from mimo_launch.layers.pointwise import ACTIVATIONS
 from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.models.patches import Patches, image_places, own_share
@@ -139,6 +140,8 @@ class VisionStage(ModelStage):
             x_nD = self._side_by_side(x_nD, [each[patches] for each in kept])
         rows: Tensor = self.projector(self._normed_rows(x_nD))
         if self.model.projector_out is not None:
+            if self.kind.activates_rows:
+                rows = self.context.fused(ACTIVATIONS[self.model.projector_activation], rows)
             rows = self.projector.get_submodule("after")(rows)
         if self.model.deepstack:
             layers = self.projector.get_submodule("deepstack").children()
@@ -229,7 +232,8 @@ class VisionStage(ModelStage):
         """
         token_D = x_nD.new_empty(0, self.model.hidden)
         if self.class_token is not None:
-            position = None if self.positions is None else self.positions.weight[0]
+            table = self.positions
+            position = None if table is None else table.weight[table.shape.class_row]
             if self.registers is None:
                 found: Tensor = self.class_token(number, position)
                 return found

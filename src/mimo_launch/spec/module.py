@@ -39,6 +39,7 @@ from mimo_launch.spec.encoders import AudioModel, ConnectorModel, EncoderModel, 
 from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel
+from mimo_launch.spec.llama4_vision import Llama4VisionModel
 from mimo_launch.spec.media import Clips, Images
 from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.optimizers import ModuleOptimizer
@@ -129,7 +130,8 @@ Recompute = Literal["none", "full"] | RecomputedParts
 Offloaded = Literal["activations", "optimizer"]
 
 # Every kind of encoder except users' own classes.
-EncoderKinds = VitModel | Dinov3Model | Gemma4VisionModel | AudioModel | AutModel | ConnectorModel
+VisionKinds = VitModel | Dinov3Model | Gemma4VisionModel | Llama4VisionModel
+EncoderKinds = VisionKinds | AudioModel | AutModel | ConnectorModel
 Kinds = EncoderKinds | GeneratorKinds | DecoderModel | HybridModel
 Model = Annotated[Kinds, Field(discriminator="kind")] | CustomModel
 # The class of each kind, encoders first.

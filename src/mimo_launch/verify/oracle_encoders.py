@@ -149,6 +149,8 @@ def _encode_image(
         last = tower.normed(weights, joined, encoder, model)
     rows = [project(weights, last, encoder, model, model.projector_activation)]
     if model.projector_out is not None:
+        if tower.activates_rows:
+            rows = [activated(rows[0], model.projector_activation)]
         rows = [linear(weights, rows[0], f"{encoder}.projector.after")]
     for place, each in enumerate(deep):
         layer = f"{encoder}.projector.deepstack.{place}"
@@ -218,7 +220,7 @@ def _embedded(
     if model.class_token:
         token = weights[f"{encoder}.class_token.weight"]
         if model.has_table:
-            token = token + weights[f"{encoder}.positions.weight"][0]
+            token = token + weights[f"{encoder}.positions.weight"][TOWERS[model.kind].class_row]
         x_ND = torch.cat([token.unsqueeze(0), x_ND])
     if model.registers:
         x_ND = torch.cat([weights[f"{encoder}.registers.weight"], x_ND])

@@ -51,6 +51,12 @@ def _by_column(model: Any, height: int, width: int) -> Tensor:
     return _of_places(places, frequencies(model.hidden // model.heads // 2, model.rope_theta))
 
 
+def _by_column_from_1(model: Any, height: int, width: int) -> Tensor:
+    """Return the same for columns and rows that count from 1 (Llama 4)."""
+    places = [(x + 1, y + 1) for y in range(height) for x in range(width)]
+    return _of_places(places, frequencies(model.hidden // model.heads // 2, model.rope_theta))
+
+
 def _of_places(places: Sequence[tuple[float, float]], turns: list[float]) -> Tensor:
     angles = [[place * turn for place in each for turn in turns] for each in places]
     return torch.tensor(angles, dtype=torch.float64)
@@ -80,9 +86,20 @@ def _placed(
         return x_ND + sincos(height, width, model.hidden)
     if not model.has_table:
         return x_ND
-    if model.image is None:
-        raise TypeError(f"no grid of positions for encoder {encoder}")
     table = weights[f"{encoder}.positions.weight"][int(model.class_token) :]
+    return x_ND + _sized(model, table, height, width)
+
+
+def _placed_before_class(
+    weights: Weights, encoder: str, model: Any, x_ND: Tensor, size: tuple[int, int]
+) -> Tensor:
+    """Return patches with the vectors of a table that ends with the class token (Llama 4)."""
+    table = weights[f"{encoder}.positions.weight"]
+    return x_ND + _sized(model, table[: len(table) - int(model.class_token)], *size)
+
+
+def _sized(model: Any, table: Tensor, height: int, width: int) -> Tensor:
+    """Return the rows [N, D] of a table over `image`, resized."""
     as_image = table.T.reshape(1, model.hidden, *model.image)
     if model.interpolation == "cropped":
         square = (max(height, width),) * 2
@@ -96,8 +113,8 @@ def _placed(
         corners = model.interpolation == "bilinear"
         mode = "bicubic" if model.interpolation == "bicubic" else "bilinear"
         sized = F.interpolate(as_image, (height, width), mode=mode, align_corners=corners)
-    placed: Tensor = x_ND + sized[0].flatten(1).T
-    return placed
+    found: Tensor = sized[0].flatten(1).T
+    return found
 
 
 def _averaged(image: Tensor, height: int, width: int) -> Tensor:
@@ -155,12 +172,16 @@ class Tower:
 
     `block`: fields of `BlockParts` that the keys of a `vit` do not decide. `angles` of patches, if
     they rotate; `placed`: patches with their places; `normed`: the input of the projector.
+    `class_row`: the row of the class token in a table. `activates_rows`: an activation precedes the
+    map after the projector.
     """
 
     block: Mapping[str, Any] = field(default_factory=dict)
     angles: Callable[[Any, int, int], Tensor] = _angles
     placed: Callable[[Weights, str, Any, Tensor, tuple[int, int]], Tensor] = _placed
     normed: Callable[[Weights, Tensor, str, Any], Tensor] = _normed
+    class_row: int = 0
+    activates_rows: bool = False
 
     def parts(self, model: VitModel) -> BlockParts:
         """Return what a block of a model has."""
@@ -190,5 +211,9 @@ TOWERS: dict[str, Tower] = {
         angles=_by_column,
         placed=_placed_twice,
         normed=_standardized,
+    ),
+    "llama4_vision": Tower(
+        block={"pairs": "neighbours"}, angles=_by_column_from_1, placed=_placed_before_class,
+        class_row=-1, activates_rows=True,
     ),
 }  # fmt: skip
