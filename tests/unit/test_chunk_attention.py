@@ -91,3 +91,14 @@ def test_a_wrong_share_is_seen(share: float, monkeypatch: pytest.MonkeyPatch) ->
     inputs = _inputs(4, SIZE)
     found = _over_ranks(*inputs, None, 2)
     assert (found - _with_mask(*inputs, None)).abs().max() > 1e-3
+
+
+def test_parts_in_16_bits_are_merged_in_32() -> None:
+    """Rounded once, at the end."""
+    torch.manual_seed(0)
+    out, other = (torch.randn(2, 3, 5, 8).bfloat16() for _ in range(2))
+    total, other_total = (torch.randn(2, 3, 5) for _ in range(2))
+    share = torch.sigmoid(total - other_total)[..., None]
+    expected = other.float() + share * (out.float() - other.float())
+    found, _ = chunk_attention._merged(out, total, other, other_total)
+    assert torch.equal(found, expected.bfloat16())

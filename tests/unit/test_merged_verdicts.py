@@ -19,3 +19,8 @@ def test_the_worst_of_all_steps_is_kept() -> None:
     near.worst, far.worst, far.worst_name = 1e-12, 1e-11, "far"
     [found] = merge([near, far])
     assert (found.worst, found.worst_name, found.tensors) == (1e-11, "far", 20)
+
+
+def test_the_floor_is_a_share_of_the_tensors_that_count() -> None:
+    found = ModuleVerdict("vision", "gradients", tensors=100, judged=10, by_floor=1)
+    assert not merge([found])[0].passed

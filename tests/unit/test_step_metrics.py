@@ -178,3 +178,18 @@ def test_ranks_that_share_a_key_head_sum_its_gradient_and_no_other(
 def test_every_action_that_ends_a_step_has_a_handler() -> None:
     nothing: Any = None
     assert StepEnd(nothing, nothing).handlers.keys() == END_OF.keys() == set(ONCE) - {Kind.SHARE}
+
+
+def test_a_partial_gradient_of_another_rank_is_not_shown_as_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sum is NaN on all ranks of tp; only the rank with a NaN of its own is to blame."""
+    handle: Any = object()
+    tp = Group((0, 1), 0, handle)
+    made = spec({"language": box(0, tp=2, model={"heads": 2, "kv_heads": 1, "hidden": 64})})
+    declared = with_gradients(made, ParallelContext(tp), 0.5)[1].declared()
+    flag = FiniteFlag(torch.device("cpu"))
+    monkeypatch.setattr(dist, "all_reduce", lambda x, group: x.fill_(math.nan))
+    sum_partial_gradients(declared, tp, flag)
+    assert any(each.local.isnan().any() for each in local_segments(declared))
+    assert math.isfinite(float(flag.value))

@@ -7,7 +7,12 @@ import torch
 from tests.support.specs import box, spec
 
 from mimo_launch.train.events import EvalFinished
-from mimo_launch.verify.compare import TensorPiece, compare_numbers, compare_tensors
+from mimo_launch.verify.compare import (
+    TensorPiece,
+    compare_numbers,
+    compare_tensors,
+    unused_heads,
+)
 from mimo_launch.verify.oracle_run import RightEvaluation, RightRun
 from mimo_launch.verify.training_proof import RankRun, compare_runs
 
@@ -121,3 +126,33 @@ def test_an_evaluation_or_a_loss_that_only_one_side_has_fails() -> None:
 
 def test_a_number_that_is_none_equals_nothing() -> None:
     assert not compare_numbers("loss", "language", float("nan"), 1.0, largest=4.0).passed
+
+
+def test_a_part_that_no_rank_holds_fails() -> None:
+    name = "language.a.weight"
+    halves = [TensorPiece(name, (start,), WANT[name][start : start + 2]) for start in (0, 2)]
+    for got, passes in ((halves, True), (halves[:1], False), (halves[1:], False)):
+        assert compare_tensors("gradients", ["language"], got, WANT)[0].passed is passes
+
+
+@pytest.mark.parametrize(("weight", "unused"), [(0.0, ["language.head.weight"]), (0.5, [])])
+def test_a_head_whose_loss_does_not_count_is_unused(weight: float, unused: list[str]) -> None:
+    right = {"language.head.weight": torch.zeros(2), "language.a.weight": torch.zeros(2)}
+    assert unused_heads(spec({"language": box(0, loss_weight=weight)}), right) == unused
+
+
+def test_an_earlier_evaluation_that_is_missing_or_wrong_on_one_rank_fails() -> None:
+    right = RightEvaluation(3.0, {}, None, None, None)
+    asked = RightRun(evaluations={1: right, 2: right}, state={})
+    first = EvalFinished(step=1, eval_loss=3.0, digit_accuracy=None, samples=1)
+    second, wrong = replace(first, step=2), replace(first, eval_loss=4.0)
+
+    def passes(*ranks: list[EvalFinished]) -> bool:
+        runs = [RankRun([*events], {"weights": []}) for events in ranks]
+        made = spec({"language": box(0)})
+        return all(verdict.passed for verdict in compare_runs(made, runs, asked))
+
+    assert passes([first, second], [first, second])
+    assert not passes([second])
+    assert not passes([wrong, second], [first, second])
+    assert not passes([first, second], [wrong, second])
