@@ -223,3 +223,28 @@ def test_products_are_timed_once_for_packed_forwards_of_as_many_tokens(
     assert len({id(each) for each in model.work["language"]}) == 8
     assert model.stages
     assert timed.count("language") == 1
+
+
+def test_a_loss_takes_twice_as_long_forward_as_backward() -> None:
+    """The gradient is made in the forward; the backward scales it."""
+    mine = kernels_of(made(box(0, model=MODEL)))
+    (_, slow, _), (_, fast, _) = (
+        replace(mine, constants=Calibration(kernels=table, sustained=1.0)).ends
+        for table in (flat(), flat(loss=1e15))
+    )
+    assert slow.inputs > fast.inputs
+    forward, backward = slow.forward - fast.forward, slow.inputs - fast.inputs
+    assert forward == pytest.approx(2 * backward, rel=1e-3, abs=0)
+
+
+def test_an_update_adds_to_its_output_forward_and_to_its_input_backward() -> None:
+    """Here the output of the map is twice as wide as its input."""
+    adapter = {"rank": 2, "targets": ["up"]}
+    plain, adapted = (
+        asked(kernels_of(made(box(0, model=MODEL, **more)))) for more in ({}, {"adapter": adapter})
+    )
+    given, outputs = 256 * 64 * 2, 256 * 128 * 2
+    found = Counter(adapted) - Counter(plain)
+    sizes = ((6, outputs), (2, outputs), (4, given))
+    wanted = Counter(("pass", times * rows, rows / 1e6) for times, rows in sizes)
+    assert found >= wanted
