@@ -1,5 +1,6 @@
 """What a step does besides gradients: agreeing on bad numbers, skipping, updating."""
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
@@ -13,6 +14,7 @@ from tests.support.planted_experts import mixture
 from tests.support.poison import after_backwards
 from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from mimo_launch.comm.bridge_transfers import PostedTransfers
 from mimo_launch.data.build import build_dataset
@@ -194,6 +196,60 @@ def test_of_groups_of_one_rank_there_are_only_those_that_fsdp_needs() -> None:
     made = spec({"vision": box(0), "language": box(0, tp=2)})
     for found in run_ranks(groups_of_one, made, world_size=2):
         assert {name.rpartition(".")[2] for name in found} == {"dp_cp"}
+
+
+def tensors_of(session: RankSession) -> dict[str, torch.Tensor]:
+    """Return this rank's parts of weights, gradients and moments by name."""
+    found = {}
+    for name, module in session.modules.items():
+        weights = list(module.parameters())
+        found |= {f"weight {n} of {name}": weight for n, weight in enumerate(weights)}
+        found |= {f"gradient {n} of {name}": weight.grad for n, weight in enumerate(weights)}
+        for optimizer in session.updates.by_module[name]:
+            for number, state in enumerate(optimizer.states().values()):
+                found |= {f"{key} {number} of {name}": value for key, value in state.items()}
+    return {name: local_tensor(each) for name, each in found.items() if each is not None}
+
+
+def kept_after_close(made: Spec) -> tuple[int, list[str]]:
+    """Run a step; return the number of tensors, and those in memory once the session is closed."""
+    inputs = inputs_of(made, 0)
+    gc.disable()
+    try:
+        with RankSession(Plan.of(made), randomise=True) as session:
+            session.step(inputs).read()
+            tensors = tensors_of(session)
+            memory = {n: StorageWeakRef(each.untyped_storage()) for n, each in tensors.items()}
+            tensors.clear()
+        return len(memory), [name for name, each in memory.items() if not each.expired()]
+    finally:
+        gc.enable()
+
+
+CLOSED = {
+    "replicas": two_modules(train={"steps": 1, "precision": "bf16"}),
+    "fully sharded": spec(
+        {"vision": box(0, dp=2, sharding="full"), "language": box(2, dp=2, sharding="full")}
+    ),
+    "experts, kept on the host": spec(
+        {
+            "vision": box(0, dp=4, offload=["activations"]),
+            "language": box(0, dp=4, model=mixture()),
+        },
+        train={"steps": 1, "precision": "bf16"},
+    ),
+    "recomputed": spec(
+        {"vision": box(0, recompute="full"), "language": box(1, pp=3, recompute="full")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_closed_session_keeps_no_tensors(name: str) -> None:
+    """Not even until garbage is collected: the next session needs their memory."""
+    for number, kept in run_on_running_ranks(kept_after_close, CLOSED[name], world_size=4):
+        assert number >= 20
+        assert kept == []
 
 
 STEPS = 4

@@ -5,6 +5,7 @@ Relies on: an initialised default process group (or a world of one rank).
 Leaves: the samples of each step to `loop`, processes to `launcher`.
 """
 
+import gc
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -90,7 +91,16 @@ class RankSession:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Destroy every group; free weights, gradients, moments and activations."""
         self.grids.close()
+        for name in ("modules", "executor", "updates", "ending"):
+            vars(self).pop(name, None)
+        # FSDP2's hooks on a layer refer to records that refer to the layer, so a network would keep
+        # its memory beside the next session until garbage is collected by chance.
+        gc.collect()
 
     def declared(self, name: str) -> list[DeclaredParameter]:
         """Return the live parameters of one of this rank's modules with their segments."""
