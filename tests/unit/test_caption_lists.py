@@ -109,9 +109,10 @@ def test_each_caption_is_the_sample_of_a_record_with_it_alone(
             assert_same(found.facts("train", np.array([sample])), facts_of([described]))
             twin += 1
         for other in (sample_of(record, count), -1 - record):
-            with pytest.raises(IndexError):
+            words = f"^sample {other} of {len(COUNTS)} with captions$"
+            with pytest.raises(IndexError, match=words):
                 found.text("train", other)
-            with pytest.raises(IndexError):
+            with pytest.raises(IndexError, match=words):
                 found.facts("train", np.array([record, other]))
     assert twin == apart.num_samples("train") == sum(COUNTS)
 

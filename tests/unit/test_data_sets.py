@@ -309,8 +309,9 @@ def test_impossible_specs_and_indices_are_refused():
         data = DIGITS if kind is DigitStrips else {**SYNTHETIC, "samples": 9}
         dataset = build_dataset(make_spec(data))
         assert isinstance(dataset, kind)
-        for bad in (-1, dataset.num_samples("train")):
-            with pytest.raises(IndexError):
+        number = dataset.num_samples("train")
+        for bad in (-1, number):
+            with pytest.raises(IndexError, match=rf"^sample {bad} of {number} \(train\)$"):
                 dataset.describe("train", bad)
         with pytest.raises(ValueError, match="seq"):
             build_dataset(make_spec(data, seq=8))

@@ -113,7 +113,7 @@ def test_reading_gives_what_the_index_says(tmp_path: Path) -> None:
         assert not found.documents("train", index).any()
     assert several > 5
     for index in (-1, 40):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=rf"^sample {index} of 40 \(train\)$"):
             found.describe("train", index)
 
 

@@ -73,7 +73,12 @@ class BadSample(Exception):
 def check_ids(ids: Int64s, number: int, split: Split) -> None:
     """Raise IndexError if an id is not one of so many samples."""
     if len(outside := ids[(ids < 0) | (ids >= number)]):
-        raise IndexError(f"sample {outside[0]} of {number} ({split})")
+        raise no_sample(outside[0], number, f"({split})")
+
+
+def no_sample(index: int | np.int64, number: int, of: str) -> IndexError:
+    """Return the error that none of so many samples has an index; `of` says which they are."""
+    return IndexError(f"sample {index} of {number} {of}")
 
 
 class Dataset(Protocol):

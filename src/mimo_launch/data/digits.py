@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Dataset, Media, check_ids
+from mimo_launch.data.dataset import Dataset, Media, check_ids, no_sample
 from mimo_launch.data.digit_images import (
     PIXEL_DEVIATION,
     PIXEL_MEAN,
@@ -253,7 +253,7 @@ class DigitStrips(Dataset):
     def _look_up(self, split: Split, index: int) -> tuple[list[int], _Shape]:
         """Return the sample's random words and its shape, which the first two words decide."""
         if not 0 <= index < self.num_samples(split):
-            raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
+            raise no_sample(index, self.num_samples(split), f"({split})")
         words = self._draws[split].row(index)
         low, high = self._data.min_digits, self._data.max_digits
         count = low + pick(words[1], high - low + 1)

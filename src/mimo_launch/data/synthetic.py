@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Dataset, Media, TokenColumn, check_ids
+from mimo_launch.data.dataset import Dataset, Media, TokenColumn, check_ids, no_sample
 from mimo_launch.data.order.packing import count_labels
 from mimo_launch.data.random_draws import (
     Purpose,
@@ -105,7 +105,7 @@ class SyntheticSamples(Dataset):
     def _drawn(self, split: Split, index: int) -> SampleData:
         """Return a sample, except for the fields that depend on tokens."""
         if not 0 <= index < self.num_samples(split):
-            raise IndexError(f"sample {index} of {self.num_samples(split)} ({split})")
+            raise no_sample(index, self.num_samples(split), f"({split})")
         return self._draws.sample(split, index)
 
     def length(self, split: Split, index: int) -> int:

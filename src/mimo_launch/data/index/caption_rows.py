@@ -14,7 +14,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.data.dataset import no_sample
 from mimo_launch.data.order.permutation import Int64s
+
+WITH_CAPTIONS = "with captions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class CaptionRows:
         """Return the row of a sample. Raises: IndexError."""
         turn, record = divmod(sample, len(self.counts))
         if not 0 <= turn < self.counts[record]:
-            raise IndexError(f"sample {sample} of {len(self.counts)} with captions")
+            raise no_sample(sample, len(self.counts), WITH_CAPTIONS)
         place = int(self.firsts[record]) + turn
         return place if self.rows is None else int(self.rows[place])
 
@@ -62,7 +65,7 @@ class CaptionRows:
         turns, records = np.divmod(samples, len(self.counts))
         is_other = (turns < 0) | (turns >= self.counts[records])
         if is_other.any():
-            raise IndexError(f"sample {samples[is_other][0]} of {len(self.counts)} with captions")
+            raise no_sample(samples[is_other][0], len(self.counts), WITH_CAPTIONS)
         return self._rows_at(self.firsts[records] + turns)
 
     def between(self, first: int, end: int) -> Int64s:

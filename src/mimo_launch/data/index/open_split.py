@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import BadSample, Contents, FileContents, SourceSamples
+from mimo_launch.data.dataset import BadSample, Contents, FileContents, SourceSamples, no_sample
 from mimo_launch.data.index.caption_rows import CaptionRows
 from mimo_launch.data.index.columns import (
     BAD,
@@ -388,7 +388,7 @@ class OpenSplit:
         if self.captions is not None:
             return self.captions.row(sample)
         if not 0 <= sample < self.num_samples:
-            raise IndexError(f"sample {sample} of {self.num_samples} ({self.split})")
+            raise no_sample(sample, self.num_samples, f"({self.split})")
         return sample if self._rows is None else int(self._rows[sample])
 
     def rows_at(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
