@@ -149,6 +149,10 @@ STEPS = {
     ),
     "recomputing norms": step(each={"recompute": ["norms"]}, compiled=True),
     "recomputing norms of a hybrid": step({"language": HYBRID}, each={"recompute": ["norms"]}),
+    "recomputing norms beside a gated shared expert": step(
+        language(moe={"experts": 4, "top_k": 2, "width": 128, "shared": 64, "shared_gate": True}),
+        language={"recompute": ["norms"]},
+    ),
     "recomputing attention of experts": step(
         language(moe={"experts": 4, "top_k": 2, "width": 128, "shared": 64}),
         language={"recompute": ["attention", "norms"]},
@@ -255,6 +259,29 @@ STEPS_OF_TWO_RANKS = {
     "cp 2, capped scores": step(language(attention_softcap=50.0), each={"cp": 2}),
     "cp 2, packed records": step(
         data={"packing": True, "max_images": 2, **SMALL}, each={"cp": 2}, seed=2
+    ),
+    "cp 2, sinks": step(language(attention_sinks=True), each={"cp": 2}),
+    "cp 2, large heads": step(language(head_dim=144), each={"cp": 2}),
+    "cp 2, layers with windows": step(
+        language(sliding_window={"size": 64, "full": [1]}), each={"cp": 2}
+    ),
+    "cp 2, large heads of latent attention": step(
+        language(
+            mla=LATENT["mla"] | {"v_head_dim": 16, "rope_head_dim": 32}, kv_heads=4, head_dim=144
+        ),
+        each={"cp": 2},
+    ),
+    "cp 2, packed records with capped scores": step(
+        language(attention_softcap=50.0),
+        data={"packing": True, "max_images": 2, **SMALL},
+        each={"cp": 2},
+        seed=2,
+    ),
+    "cp 2, packed records with latent attention": step(
+        language(**LATENT | {"mla": LATENT["mla"] | {"v_head_dim": 16}}),
+        data={"packing": True, "max_images": 2, **SMALL},
+        each={"cp": 2},
+        seed=2,
     ),
     "pp 2, compiled rows of three layers": step(
         vision(layers=4, deepstack=[0, 1]), each={"pp": 2}, compiled=True

@@ -13,9 +13,10 @@ from functools import cached_property
 from math import ceil
 
 from mimo_launch.estimate.alike_stages import alike_layers
-from mimo_launch.estimate.workload import backward_path, gathered_patches
+from mimo_launch.estimate.workload import backward_path, gathered_patches, mask_of_sequences
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.block_shapes import narrow_width
+from mimo_launch.kinds.language import CausalKind
 from mimo_launch.kinds.layer import Workload, even_cut
 from mimo_launch.kinds.module_weights import lowest_trained
 from mimo_launch.kinds.registry import kind_of
@@ -37,6 +38,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
+from mimo_launch.spec.layers import SlidingWindow
 from mimo_launch.spec.module import ModuleSpec
 from mimo_launch.spec.spec import Spec
 
@@ -81,8 +83,8 @@ class Activations:
             adapts=own.adapter is not None,
             reorders=work.extra_tokens > 0,
             pads=not module.is_language and work.held * own.grid.cp > work.tokens,
-            packed_keys=_packed_keys(work, own.grid.cp, layout.seq) if module.is_language else None,
         )
+        self.place = spec, layout, module
 
     @cached_property
     def first(self) -> dict[int, int]:
@@ -224,7 +226,13 @@ class Activations:
     def _passes(self, number: int) -> Passes:
         adapts = self.passes.adapts and number not in self.own.frozen_layers
         trains = self.own.layer_trains(number)
-        return replace(self.passes, weights_train=trains, adapts=adapts)
+        passes = replace(self.passes, weights_train=trains, adapts=adapts)
+        if not self.module.is_language:
+            return passes
+        mask = mask_of_sequences(*self.place, number, self.work)
+        window = self.kind.window(number) if isinstance(self.kind, CausalKind) else None
+        keys = _listed_keys(self.work, self.passes.cp, self.seq, window)
+        return replace(passes, mask=mask, listed_keys=keys)
 
     def _layer_backward(self, number: int) -> int:
         total = self._sum(self._temporary(number).backward, number)
@@ -281,10 +289,10 @@ class Activations:
         total = 0
         for each in tensors:
             width = each.stream * stream + each.routed * stream // tp
-            width += each.query * size.query // tp + ceil(each.key * key)
+            width += ceil(each.query * size.query / tp) + ceil(each.key * key)
             width += each.inner * size.inner // tp
             width += each.narrow * size.narrow + each.entered * size.entered
-            width += (each.made * size.made + each.value * size.value) // tp
+            width += ceil((each.made * size.made + each.value * size.value) / tp)
             width += copies * (each.arrived * split + each.returned)
             tokens = self.shared_tokens if each.shared else self.tokens
             total += tokens * each.numbers * max(4, self.bytes)
@@ -325,13 +333,16 @@ def _first_alike(own: ModuleSpec, numbers: Iterable[int]) -> dict[int, int]:
     return {n: found.setdefault((key, n in own.frozen_layers), n) for n, key in keys.items()}
 
 
-def _packed_keys(work: Workload, cp: int, seq: int) -> float | None:
-    """Return how many keys documents need on a cp rank for each of its tokens; None if not packed.
+def _listed_keys(work: Workload, cp: int, seq: int, window: SlidingWindow | None) -> float:
+    """Return how many keys a list of documents has on a cp rank for each of its tokens.
 
     A rank has two parts of each sequence. Each part also needs the keys of its first document that
-    come before it: half a document on average, all tokens before it at most.
+    come before it: half a document on average, all tokens before it at most. A chunk of a `window`
+    is a document; in a window that slides, keys are those of the whole document.
     """
-    if work.spans.total() * seq <= work.tokens:
-        return None
-    mean = sum(length**2 * times for length, times in work.spans.items()) / work.tokens
-    return min(cp + 0.5, 1 + cp * mean / seq)
+    chunked = window is not None and window.chunked
+    squares = (
+        times * (2 * window.pairs(length) if window and chunked else length**2)
+        for length, times in work.spans.items()
+    )
+    return min(cp + 0.5, 1 + cp * sum(squares) / work.tokens / seq)

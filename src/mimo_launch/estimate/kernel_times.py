@@ -19,9 +19,9 @@ from functools import cached_property, lru_cache
 from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.parameters import layer_parameters
-from mimo_launch.estimate.workload import BackwardPath, backward_path
+from mimo_launch.estimate.workload import BackwardPath, backward_path, mask_of_sequences
 from mimo_launch.kinds.adapters import adapter_of
-from mimo_launch.kinds.attention_shapes import MOST_HEAD, AttentionShape
+from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.block_shapes import parts_of
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.language import CausalKind
@@ -327,22 +327,12 @@ class StageKernels:
             is_list = windows or len(work.spans) > 1 or cp > 1
             whole = "causal" if self.module.is_causal else "whole"
             return ("documents" if self.module.is_causal else "images") if is_list else whole
-        sequences = self._tokens * cp / self.layout.seq
-        if work.blocks and kind.attending.sees_later(number):
-            return "masked"
-        if windows or work.spans.total() > sequences:
-            return "documents"
-        return "causal" if cp == 1 else self._mask_of_part(number)
-
-    def _mask_of_part(self, number: int) -> str:
-        """Return the kernels of whole sequences on a cp rank: "causal" if they take its chunks."""
+        found = mask_of_sequences(self.spec, self.layout, self.module, number, work)
         layer = layer_of(self._written.model, number)
-        shapes = [shape for *_, shape in parts_of(layer) if isinstance(shape, AttentionShape)]
-        by_scores = any(each.score_cap is not None for each in shapes)
-        if by_scores or self._written.attention_dropout or self._number > 2:
-            return "masked"
-        lists = any(each.sinks or each.head_size > MOST_HEAD for each in shapes)
-        return "documents" if lists else "causal"
+        for *_, shape in parts_of(layer):
+            if isinstance(shape, AttentionShape):
+                found = shape.mask(found, cp)
+        return found
 
     def _pass(self, size: float, tensor: float) -> float:
         """Return the seconds to move so many bytes, in tensors of so many."""

@@ -15,9 +15,11 @@ from itertools import chain
 from operator import add
 
 from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.kinds.language import CausalKind
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
 from mimo_launch.kinds.module_weights import lowest_trained
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.kinds.saved_activations import Mask
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.replica_views import EncoderView
@@ -110,6 +112,25 @@ def _work_of_views(
         reads=tuple(reads),
         forwards=forwards,
     )
+
+
+def mask_of_sequences(
+    spec: Spec, layout: Layout, module: ModuleLayout, number: int, work: Workload
+) -> Mask:
+    """Return the mask of a layer of language, before what the shape of its attention needs.
+
+    Kernels of more than 16 bits take no lists and no chunks.
+    """
+    written, cp = spec.modules[module.name], module.grid.size(Axis.CP)
+    kind = kind_of(written.model)
+    window = kind.window(number) if isinstance(kind, CausalKind) else None
+    is_cut = window is not None and window.size < layout.seq
+    found: Mask = "causal"
+    if is_cut or work.spans.total() * layout.seq > work.tokens:
+        found = "documents"
+    is_wide = spec.train.numbers.computed.bytes > 2 and (cp > 1 or found == "documents")
+    sees_later = work.blocks and kind.attending.sees_later(number)
+    return "masked" if sees_later or written.attention_dropout or is_wide else found
 
 
 def gathered_patches(module: ModuleLayout, stage: Stage, work: Workload) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mimo_launch.kinds.layer import Widths
-from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved
+from mimo_launch.kinds.saved_activations import AttentionPattern, Mask, Passes, Saved
 from mimo_launch.kinds.shapes import (
     EPSILON,
     NORMS,
@@ -28,8 +28,8 @@ from mimo_launch.spec.layers import Mla
 # Which numbers of a head rotate together: `apart` by half of the head, neighbours, or, in each half
 # of the head by itself, those apart by half of it.
 Pairs = Literal["apart", "neighbours", "in_halves"]
-# The largest heads that `layers.chunk_attention` cuts into chunks over cp: those for which cuDNN's
-# kernels were compared with float64.
+# The largest heads of which attention over cp takes chunks of a sequence (`chunk_attention`): those
+# for which cuDNN's kernels were compared with float64.
 MOST_HEAD = 128
 # With keys and values of this rank alone, or of each cp rank.
 LATENT_ALONE = (
@@ -37,9 +37,7 @@ LATENT_ALONE = (
     Saved(name="keys and values without what rotates", made=1),
     Saved(name="rotated keys", query=1),
 )
-LATENT_GATHERED = (Saved(name="gathered keys and values", query=1, value=1),)
-# The same, and the output, where attention over cp pads values to the size of keys.
-LATENT_PADDED = (Saved(name="gathered keys and values, padded", query=2),)
+# Where attention over cp pads values to the size of keys.
 LATENT_OUTPUT = Saved(name="attention output, padded", query=1)
 # Where attention writes tokens in another order.
 IN_ORDER = Saved(name="attention output, in the order of tokens", query=1, for_weights=True)
@@ -93,7 +91,6 @@ class LatentShape(LayerShape):
             Saved(name="narrow widths, before their norms", narrow=1, shared=True),
             Saved(name="narrow widths, in the region", entered=1, for_weights=True),
             Saved(name="rotated queries", query=1),
-            *(LATENT_ALONE if passes.cp == 1 else self._gathered(passes)),
         )
         # The width that rotates has no norm, and is not kept beside copies of the others.
         kept = passes.of_norm("rms")
@@ -102,11 +99,15 @@ class LatentShape(LayerShape):
         beside = Saved(name=name, narrow=kept, numbers=-others, shared=True)
         return found if passes.are_compiled else (*found, beside)
 
-    def _gathered(self, passes: Passes) -> tuple[Saved, ...]:
-        """Return keys and values of all cp ranks, and any output that is wider than values."""
-        if passes.packed_keys is None and self.sizes.v_head_dim < self.head_size:
-            return (*LATENT_PADDED * passes.cp, LATENT_OUTPUT)
-        return LATENT_GATHERED * passes.cp
+    def gathered(self, keys: float, *, pads: bool) -> tuple[Saved, ...]:
+        """Return so many gathered keys and values for each token.
+
+        If attention pads values to the size of keys, it also keeps a wider output.
+        """
+        name = "gathered keys and values"
+        if pads and self.sizes.v_head_dim < self.head_size:
+            return (Saved(name=f"{name}, padded", query=2 * keys), LATENT_OUTPUT)
+        return (Saved(name=name, query=keys, value=keys),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,10 +174,26 @@ class AttentionShape(LayerShape):
         return 0 if self.sharing == "takes" else 1 + self.own_values
 
     @property
+    def value_size(self) -> int:
+        """The size of a head of values."""
+        return self.head_size if self.latent is None else self.latent.v_head_dim
+
+    @property
     def output(self) -> RowShape:
         """The map to the stream."""
-        value_size = self.head_size if self.latent is None else self.latent.v_head_dim
-        return RowShape("o", self.heads * value_size, self.width, self.bias, self.out_scale)
+        return RowShape("o", self.heads * self.value_size, self.width, self.bias, self.out_scale)
+
+    def mask(self, given: Mask, cp: int) -> Mask:
+        """Return the mask that kernels apply to sequences with the mask `given`.
+
+        "causal": whole sequences, over cp in chunks; "documents": lists, of whole sequences too;
+        "masked": a mask for each pair, as capped scores need it. Kernels pad values to the size of
+        keys, but not keys to that of values.
+        """
+        if given == "masked" or self.score_cap is not None or self.value_size > self.head_size:
+            return "masked"
+        listed = self.sinks or (cp > 1 and self.head_size > MOST_HEAD)
+        return "documents" if listed else given
 
     def parts(self) -> Mapping[str, LayerShape | None]:
         """Return maps, sinks, and norms of heads."""
@@ -233,7 +250,8 @@ class AttentionShape(LayerShape):
         copied = pattern.rotates or (pattern.grows and passes.cp > 1) or self.clip is not None
         latent = self.parts()["latent"]
         if latent is not None:
-            found = (*latent.saved(passes, pattern), Saved(name="attention output", value=1))
+            found = (*latent.saved(passes, pattern), *self._latent_keys(latent, passes))
+            found += (Saved(name="attention output", value=1),)
         else:
             found = self._saved_heads(passes, pattern, copied=copied)
             found += (Saved(name="attention output", query=1),)
@@ -246,6 +264,18 @@ class AttentionShape(LayerShape):
         if self.gated and not passes.are_compiled:
             found += (Saved(name="sigmoid of the gate of attention", query=1),)
         return found
+
+    def _gathered_keys(self, passes: Passes) -> float:
+        """Return how many keys attention of sequences over cp keeps for each token of a rank."""
+        listed = self.mask(passes.mask, passes.cp) == "documents"
+        return passes.listed_keys if listed else passes.cp
+
+    def _latent_keys(self, latent: LayerShape, passes: Passes) -> tuple[Saved, ...]:
+        """Return keys and values that are made of narrow widths, as attention reads them."""
+        if passes.cp == 1 or not isinstance(latent, LatentShape):
+            return LATENT_ALONE
+        pads = self.mask(passes.mask, passes.cp) != "masked"
+        return latent.gathered(self._gathered_keys(passes), pads=pads)
 
     def _saved_heads(
         self, passes: Passes, pattern: AttentionPattern, *, copied: bool
@@ -301,7 +331,7 @@ class AttentionShape(LayerShape):
                 Saved(name=name, query=self.query_parts, key=self.key_parts, stays=is_read)
             )
         if gathers:
-            keys = (pattern.causal and passes.packed_keys) or passes.cp
+            keys = self._gathered_keys(passes) if pattern.causal else passes.cp
             found.append(Saved(name="queries", query=1 if copied or reorders else 0))
             found.append(Saved(name="gathered keys and values", key=2 * keys, stays=gives))
         elif copied or reorders:

@@ -80,7 +80,7 @@ class PredictorKind(DecoderBlocksKind):
     def saved_in_frames(self, books: int, held: HeldAtEnds) -> int:
         """Return the numbers saved for the frames of a rank: by blocks, norm, input and angles."""
         model, tp = self.model, held.tp
-        passes = replace(held.passes, cp=1, reorders=False, pads=False, packed_keys=None)
+        passes = replace(held.passes, cp=1, reorders=False, pads=False)
         tokens = books * held.patches
         between = tokens // held.sequence_parts
         size, wide = self.layer_widths(0), passes.wide

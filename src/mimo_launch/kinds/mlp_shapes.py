@@ -233,12 +233,25 @@ class MoeShape(LayerShape):
 
         The inner widths of experts and shared MLP add up.
         """
-        shared = (_of_shared(passes),) if self.moe.gates_shared else ()
+        shared = self._of_gate(passes) if self.moe.gates_shared else ()
         experts, norm = self.parts()["experts"], self.norm
         inside = () if experts is None else experts.saved(passes, pattern)
         norms = () if norm is None else _of_separate_norms(norm, passes)
         router = _of_router(self.moe, passes, reads_stream=norm is not None)
         return (*inside, *router, *norms, *shared)
+
+    def _of_gate(self, passes: Passes) -> tuple[Saved, ...]:
+        """Return what the gate of a shared MLP keeps.
+
+        It reads the normed stream, which then stays if norms are computed again, unless the router
+        keeps it as well.
+        """
+        found, stream = (_of_shared(passes),), Saved(name="", stream=1, shared=True, part="mlp")
+        if self.norm is None and passes.wide == 1:
+            return found
+        stays = replace(stream, name="normed stream for the gate", for_weights=True)
+        name = "less the normed stream"
+        return (*found, stays, replace(stays, name=name, stream=-1, normed=True))
 
 
 def _of_inside(

@@ -16,6 +16,9 @@ from mimo_launch.spec.language_models import NormKind
 MOST_SCORES = 2**22
 
 
+# What tokens of sequences attend to in a layer: all earlier tokens, those of their document or
+# window, or what a tensor says for each pair of tokens.
+Mask = Literal["causal", "documents", "masked"]
 # Parts of a layer that may be computed again: a mixer, or an MLP or experts, with their norms.
 Part = Literal["attention", "mlp"]
 
@@ -40,7 +43,7 @@ class Saved:
     name: str
     stream: int = 0
     routed: int = 0
-    query: int = 0
+    query: float = 0
     key: float = 0
     inner: int = 0
     heads: int = 0
@@ -49,7 +52,7 @@ class Saved:
     narrow: int = 0
     entered: int = 0
     made: int = 0
-    value: int = 0
+    value: float = 0
     scores: int = 0
     numbers: int = 0
     routed_numbers: int = 0
@@ -101,9 +104,9 @@ class Passes:
     """The properties of a module's computation that decide its saved tensors.
 
     A number takes `bytes`. `reorders`: attention reads the tokens of an image from two lists;
-    `pads`: padding follows the tokens of images. If sequences consist of documents, attention over
-    cp reads `packed_keys` keys for each token of a rank. `adapts`: beside frozen weights, an
-    adapter reads the inputs of products.
+    `pads`: padding follows the tokens of images. Attention inside sequences has a `mask`; over cp
+    and by lists of documents it reads `listed_keys` keys for each token of a rank. `adapts`: beside
+    frozen weights, an adapter reads the inputs of products.
     """
 
     are_compiled: bool
@@ -113,7 +116,8 @@ class Passes:
     adapts: bool = False
     reorders: bool = False
     pads: bool = False
-    packed_keys: float | None = None
+    mask: Mask = "causal"
+    listed_keys: float = 0.0
 
     @property
     def wide(self) -> int:

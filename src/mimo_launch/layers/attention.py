@@ -159,16 +159,17 @@ class Attention(ShapedLayer[AttentionShape]):
         Keys and values are [B, M, g, K].
         """
         cp, tokens = self.context.cp.size, q.shape[0] * q.shape[1]
-        needs_list = sequences.needs_mask or self.sinks is not None
-        drops, draws = self.drop_scores is not None, sequences.draws
-        by_scores = self.score_cap is not None or (drops and draws is not None)
-        # Kernels pad values to the size of keys, but not keys to that of values.
-        needs_scores = by_scores or bool(sequences.masks) or v_all.shape[3] > q.shape[3]
-        if cp > 1 and not needs_list and not needs_scores and takes_chunks(q, k_all):
+        draws = sequences.draws
+        drops = self.drop_scores is not None and draws is not None
+        by_scores = self.score_cap is not None or drops
+        kernels = self.shape.mask("masked" if drops else sequences.mask, cp)
+        if cp > 1 and kernels == "causal" and takes_chunks(q, k_all):
             group, fused = self.context.cp, self.context.fused
             out = over_chunks(q, k_all, v_all, group, scale=self.scale, fused=fused)
             return out.reshape(tokens, -1)
-        if (needs_list or cp > 1) and not needs_scores and takes_lists(q):
+        # Without chunks whole sequences are a list, too.
+        listed = kernels == "documents" or (cp > 1 and kernels == "causal")
+        if listed and takes_lists(q):
             out = inside_documents(
                 q,
                 k_all,

@@ -22,19 +22,16 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.comm.torch_internals import attend_to_keys, gradients_of_keys
-from mimo_launch.kinds.attention_shapes import MOST_HEAD
 from mimo_launch.layers.pointwise import Fused
 
 
 def takes_chunks(q_BshK: Tensor, k_BSgK: Tensor) -> bool:
-    """Return whether the kernels take these heads: on GPUs in 16 bits, up to `MOST_HEAD`.
+    """Return whether the kernels take these types: on GPUs those of 16 bits.
 
     `torch.backends.cuda.enable_cudnn_sdp(False)` turns it off on GPUs.
     """
     if not q_BshK.is_cuda:
         return q_BshK.device.type == "cpu"
-    if q_BshK.shape[-1] > MOST_HEAD:
-        return False
     q, k = q_BshK.transpose(1, 2), k_BSgK.transpose(1, 2)
     return can_use_cudnn_attention(SDPAParams(q, k, k, None, 0.0, False, True))
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.kinds.layer import Rotary
+from mimo_launch.kinds.saved_activations import Mask
 from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.rotary_angles import angles, cos_and_sin
 from mimo_launch.layers.router import RoutingContext
@@ -75,6 +76,13 @@ class SequenceContext:
     def needs_mask(self) -> bool:
         """Whether a token does not attend to all earlier tokens of its sequence."""
         return self.documents is not None or self.reach is not None
+
+    @property
+    def mask(self) -> Mask:
+        """The mask that all layers of a kind need; see `AttentionShape.mask`."""
+        if self.masks:
+            return "masked"
+        return "documents" if self.needs_mask else "causal"
 
     def lengths(self, seq: int) -> tuple[int, ...]:
         """Return the lengths of all documents, or `seq` for each sequence without documents."""
