@@ -118,7 +118,7 @@ def load_hugging_face(
     )
     there = {box.name for box in fitting.boxes}
     filled = [
-        replace(box, name=ours, tensor=box.tensor[: _num_filled(box, vocab)])
+        replace(box, name=ours, tensor=box.tensor[: sum(map(len, _filled(box, vocab)))])
         for ours, box, _ in placed
         if box.name in there
     ]
@@ -330,26 +330,29 @@ def read_place(saved: Any, place: Place, rows: range, rest: Sequence[range]) -> 
     return held
 
 
-def _num_filled(box: Box, vocab: int) -> int:
-    """Return the number of rows, from the first one, that are filled: not the padding of words."""
+def _filled(box: Box, vocab: int) -> tuple[range, range]:
+    """Return the rows of a box that the file has, and after them those of further words.
+
+    The padding of words is in neither.
+    """
     rows, *_ = _spans(box)
-    end = vocab if box.name in (EMBEDDING, HEAD) else box.shape[0]
-    return len(range(rows.start, min(rows.stop, end)))
+    saved = box.shape[0]
+    end = vocab if box.name in (EMBEDDING, HEAD) else saved
+    read = range(rows.start, min(rows.stop, saved))
+    return read, range(max(rows.start, saved), min(rows.stop, end))
 
 
 def _fill(box: Box, saved: Any, place: Place, vocab: int, beat: Callable[[], None]) -> None:
     """Read one box; a vocabulary may be larger than the tensor in the file."""
-    rows, *rest = _spans(box)
-    end = min(rows.stop, box.shape[0])
-    if rows.start < end:
-        found, into = range(rows.start, end), box.tensor[: end - rows.start]
+    _, *rest = _spans(box)
+    found, further = _filled(box, vocab)
+    if found:
+        into = box.tensor[: len(found)]
         values, scales = read_place(saved, place, found, rest), block_scales(saved)
         if scales and isinstance(into, PackedRows) and into.keeps(scales.kind, scales.block):
             into.copy_(values, read_place(scales.each, place, found, rest))
         else:
             into.copy_(values)
-    if box.name in (EMBEDDING, HEAD):
-        first, last = max(rows.start, box.shape[0]), min(rows.stop, vocab)
-        if first < last:
-            mean = mean_row(saved, box.shape[0], beat)
-            box.tensor[first - rows.start : last - rows.start].copy_(mean)
+    if further:
+        mean = mean_row(saved, box.shape[0], beat)
+        box.tensor[len(found) : len(found) + len(further)].copy_(mean)
