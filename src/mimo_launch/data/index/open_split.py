@@ -2,7 +2,7 @@
 
 Decides: which samples are too long and where they are cut; that samples of a shard count as often
 as the spec names it; the report on samples that are left out; that errors name shard and key.
-Relies on: `columns`, and `sources` for the files.
+Relies on: `columns`, `row_facts` for facts about many rows, and `sources` for the files.
 Leaves: the meaning of members to `shard_samples`.
 """
 
@@ -26,8 +26,9 @@ from mimo_launch.data.index.columns import (
     SpanFields,
     placed_from,
 )
+from mimo_launch.data.index.row_facts import RowFacts
 from mimo_launch.data.random_draws import Split
-from mimo_launch.data.record_facts import SHAPE, ImageFacts, RecordFacts, spread_out
+from mimo_launch.data.record_facts import RecordFacts
 from mimo_launch.data.samples.decode_media import marker_of
 from mimo_launch.data.samples.media_rows import PlacedMedium, ShardInputs
 from mimo_launch.data.samples.records import TEXT_SUFFIXES
@@ -42,8 +43,6 @@ from mimo_launch.layout.step_data import ImageSpan, SampleData, whole_video
 from mimo_launch.spec.spec import FilesData, Spec, UserData
 
 _MOST_LISTED = 5
-# Rows of which spans are read at once.
-_AT_ONCE = 1 << 16
 T = TypeVar("T")
 
 
@@ -82,6 +81,7 @@ class OpenSplit:
         self._counts = loss is not None and loss.counts is not None
         self._depths = kind_of(spec.language.model).depths
         self._inputs = inputs
+        self._facts = RowFacts(index.columns, inputs.names)
         self._fields = SpanFields(
             gaps=[inputs.gap(name) for name in inputs.names],
             holds_text=[inputs.holds_text(name) for name in inputs.names],
@@ -214,23 +214,9 @@ class OpenSplit:
         lengths = self.index.columns["tokens"]
         if self.num_too_long and self._data.too_long != "drop":
             lengths = np.minimum(lengths, self._seq, dtype=lengths.dtype)
-            for row in self._perhaps_split.tolist():
+            for row in self._facts.perhaps_split(self._seq, self._fields.gaps).tolist():
                 lengths[row] = self.end(row)
         return lengths
-
-    @property
-    def _perhaps_split(self) -> npt.NDArray[np.int64]:
-        """The rows of samples that are cut, and have an image or a clip that ends after `seq`."""
-        columns, gaps = self.index.columns, np.array(self._fields.gaps, dtype=np.int64)
-        is_cut, found = np.flatnonzero(columns["tokens"] > self._seq), [np.empty(0, np.int64)]
-        for first in range(0, len(is_cut), _AT_ONCE):
-            rows = is_cut[first : first + _AT_ONCE]
-            record, at = spread_out(*self._bounds("span", rows))
-            widths = columns["span_width"][at] + gaps[columns["span_module"][at]]
-            sizes = np.maximum(columns["span_height"][at] * widths, columns["span_reads"][at])
-            is_late = columns["span_position"][at] + sizes > self._seq
-            found.append(rows[np.unique(record[is_late])])
-        return np.concatenate(found)
 
     def describe(self, sample: int) -> SampleData:
         """Return the lengths and positions of a sample, from the index alone."""
@@ -255,11 +241,11 @@ class OpenSplit:
         tokens = self.lengths[rows].astype(np.int64)
         labels = columns["labels"][rows].astype(np.int64)
         is_cut = np.flatnonzero(columns["tokens"][rows] > self._seq)
-        labels[is_cut] = self._labels_of(rows[is_cut], tokens[is_cut])
+        labels[is_cut] = self._facts.labels(rows[is_cut], tokens[is_cut])
         depths = range(1, self._depths + 1)
 
         def ahead() -> npt.NDArray[np.int64]:
-            found = [self._labels_of(rows, tokens, depth) for depth in depths]
+            found = [self._facts.labels(rows, tokens, depth) for depth in depths]
             return np.array(found, dtype=np.int64).reshape(len(depths), len(rows))
 
         source = None
@@ -269,55 +255,12 @@ class OpenSplit:
         return RecordFacts(
             tokens,
             labels,
-            self._images_of(rows, tokens),
+            self._facts.images(rows, tokens),
             ahead,
             (lambda: columns["counted"][rows]) if self._counts else None,
             source,
             tuple(each.name for each in self.sources),
         )
-
-    def _images_of(
-        self, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]
-    ) -> dict[str, ImageFacts]:
-        """Return the images of each module in samples that use so many tokens."""
-        columns = self.index.columns
-        record, at = spread_out(*self._bounds("span", rows))
-        # A clip in several parts is one.
-        is_first = columns["span_before"][at] == 0
-        firsts, width = np.flatnonzero(is_first), columns["span_width"][at].astype(np.int64)
-        if len(firsts) < len(at):
-            width = np.add.reduceat(width, firsts)
-            record, at = record[firsts], at[firsts]
-        # As in `spans_used`.
-        end = columns["span_position"][at] + np.maximum(1, columns["span_reads"][at])
-        used = end <= tokens[record]
-        record, at, width = record[used], at[used], width[used]
-        modules, shapes = columns["span_module"][at], np.empty((len(at), len(SHAPE)), np.int64)
-        for place, name in enumerate(SHAPE):
-            shapes[:, place] = width if name == "width" else columns[f"span_{name}"][at]
-        return {
-            name: ImageFacts(record[of], shapes[of])
-            for number, name in enumerate(self._inputs.names)
-            if len(of := np.flatnonzero(modules == number))
-        }
-
-    def _labels_of(
-        self, rows: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], after: int = 0
-    ) -> npt.NDArray[np.int64]:
-        """Return `num_labels` of samples that use so many tokens."""
-        columns = self.index.columns
-        record, at = spread_out(*self._bounds("run", rows))
-        last, least = ends[record], np.minimum(after + 1, ends[record])
-        number = columns["run_last"][at].clip(least, last).astype(np.int64)
-        number -= columns["run_first"][at].clip(least, last).astype(np.int64)
-        return np.bincount(record, weights=number, minlength=len(rows)).astype(np.int64)
-
-    def _bounds(
-        self, name: str, rows: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return where the parts of samples begin and end in the columns of a list."""
-        ends = self.index.columns[f"{name}_end"]
-        return np.where(rows > 0, ends[rows - 1], 0).astype(np.int64), ends[rows].astype(np.int64)
 
     def contents(self) -> Contents:
         """Return the samples of each shard that has any, in order."""
