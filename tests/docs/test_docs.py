@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.reports import build_report
 from tests.support.shards import tokenizer_folder
 
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.app import run
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.plan.plan import Plan
 
 ROOT = Path(__file__).parents[2]

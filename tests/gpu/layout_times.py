@@ -16,12 +16,12 @@ from typing import Any
 
 import torch.distributed as dist
 from tests.support.gpu_ranks import DEVICE
+from tests.support.reports import build_report
 
 from mimo_launch.bench.measure_steps import bench
 from mimo_launch.bench.result import BenchOptions
 from mimo_launch.checks.all_checks import is_legal
 from mimo_launch.comm.world import device_for
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.run_on_ranks import RankDevice, Ranks

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from tests.support.gpu_ranks import DEVICE, NUM_DEVICES
 from tests.support.planted_experts import mixture
+from tests.support.reports import build_report
 from tests.support.specs import box, spec
 from torch import Tensor, nn
 
@@ -17,7 +18,6 @@ from mimo_launch.comm.host_link import HostLink
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import global_order, steps_of
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.launcher.run_on_ranks import RankDevice
 from mimo_launch.layers.offload import offload_layers
 from mimo_launch.layers.parameter_segments import local_tensor

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.reports import build_report
 from tests.support.specs import box, spec
 from torch import nn
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.diag.users_code import CustomClassError
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.launcher import forking
 from mimo_launch.launcher.forking import custom_class_fault

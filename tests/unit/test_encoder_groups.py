@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from tests.support.programs import layout_of, texts
+from tests.support.reports import build_report
 from tests.support.specs import box, spec
 
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule import pipeline

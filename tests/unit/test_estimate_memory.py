@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 from tests.support.memory import DECODER, TOKENS, VIT, WIDTH, memory_of, model, per_block
+from tests.support.reports import build_report
 from tests.support.specs import box, spec
 
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import MemoryRow

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from tests.support.kernels import flat
+from tests.support.reports import build_rank_report, build_report
 from tests.support.specs import box, layout_specs, spec
 
-from mimo_launch.drawing.plan_report import build_rank_report, build_report
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates, MemoryRow

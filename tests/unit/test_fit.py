@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.reports import build_report
 from tests.support.specs import box, spec
 
 from mimo_launch.checks import memory
 from mimo_launch.checks.all_checks import is_legal
 from mimo_launch.checks.load_and_check import check_text, load_and_check
 from mimo_launch.checks.memory import TOLERANCE, memory_findings, remedies
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan

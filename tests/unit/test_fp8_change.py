@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.support.reports import build_report
 
 from mimo_launch.checks.load_and_check import load_and_check
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.answer import LostTime
 from mimo_launch.spec.load import load_spec

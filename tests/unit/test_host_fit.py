@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from tests.support.reports import build_report
 from tests.support.specs import box, spec
 
 from mimo_launch.checks.memory import memory_lacking
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.launcher.host_resources import host_memory
 from mimo_launch.plan.plan import Plan
 

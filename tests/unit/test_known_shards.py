@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.reports import build_report
 from tests.support.shards import (
     clip_bytes,
     image_bytes,
@@ -28,7 +29,6 @@ from mimo_launch.data.index.indexer import SampleIndexer
 from mimo_launch.data.index.open_index import open_index
 from mimo_launch.data.index.open_split import OpenSplit
 from mimo_launch.drawing.answer_text import facts_of, losses_of
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.drawing.rows import Report
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan

@@ -6,11 +6,12 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
+from tests.support.reports import build_rank_report, build_report
 from tests.support.specs import box, spec
 
 from mimo_launch.cli.plan_tables import job_parts, rank_parts
 from mimo_launch.data.expected_steps import expected_steps
-from mimo_launch.drawing.plan_report import build_rank_report, build_report, report_json
+from mimo_launch.drawing.plan_report import report_json
 from mimo_launch.drawing.spans import planned
 from mimo_launch.drawing.svg import render_svg
 from mimo_launch.drawing.trace import render_trace

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from hypothesis import example, given, settings
+from tests.support.reports import build_rank_report, build_report
 from tests.support.specs import box, hybrid, layout_specs, spec
 from tests.support.timelines import DEEP, SHARED
 
@@ -16,7 +17,6 @@ from mimo_launch.diag.quantities import bytes_text, percent, ranks_text
 from mimo_launch.drawing import plan_page as page_file
 from mimo_launch.drawing.answer_text import facts_of, losses_of
 from mimo_launch.drawing.plan_page import plan_page
-from mimo_launch.drawing.plan_report import build_rank_report, build_report
 from mimo_launch.drawing.rank_cells import COPIES, RECEIVES, SENDS, RankCells, rank_cells
 from mimo_launch.drawing.rank_map import STYLE
 from mimo_launch.drawing.rows import Report

@@ -6,11 +6,12 @@ from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
+from tests.support.reports import build_rank_report, build_report
 from tests.support.specs import box, hybrid, layout_specs, spec
 
 from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.drawing.meeting_rows import fan
-from mimo_launch.drawing.plan_report import build_rank_report, build_report, report_json
+from mimo_launch.drawing.plan_report import report_json
 from mimo_launch.drawing.rows import Report
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.bridge_routing import route

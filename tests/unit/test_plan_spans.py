@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.reports import build_report
 from tests.support.specs import layout_specs
 from tests.support.timelines import DEEP, SHARED, parse_timeline
 
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.drawing.spans import (
     Span,
     Timeline,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from tests.support.histories import USAGE
+from tests.support.reports import build_report
 from tests.support.specs import box, spec
 from tests.unit.test_metrics_file import started, step
 
 from mimo_launch.cli.launch.prepare import Start, forecast_of, prepare
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.lines import other_lines
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.launcher.rank_tasks import Training
 from mimo_launch.plan.plan import Plan
 from mimo_launch.train.events import (

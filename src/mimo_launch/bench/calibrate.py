@@ -29,7 +29,6 @@ from mimo_launch.bench.time_shares import Measured, RankStep, align, step_second
 from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.world import device_name
-from mimo_launch.drawing.plan_report import build_report
 from mimo_launch.estimate.communication_times import LinkTimes
 from mimo_launch.estimate.cost_model import CostModel, StageCost
 from mimo_launch.estimate.device_constants import Calibration
@@ -103,10 +102,10 @@ def calibrate(
     found |= of_ranks.overheads(constants)
     # A CUDA context takes the GPU memory in use that neither the allocator nor NCCL holds.
     plan = Plan.of(session.spec)
-    report = build_report(plan, replace(constants, context_memory=0.0))
+    estimates = Estimator.of(plan, replace(constants, context_memory=0.0)).estimates()
     contexts = [
         own.used - own.allocated[1] - alike.memory.device
-        for alike in report.estimates.ranks
+        for alike in estimates.ranks
         for own in (measured[rank] for rank in alike.ranks)
         if own.used is not None and own.allocated is not None
     ]

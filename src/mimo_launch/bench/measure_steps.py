@@ -49,7 +49,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.record_order import Sample, SampleOrder
 from mimo_launch.data.order.sample_order import global_order, steps_of
 from mimo_launch.data.random_draws import Split
-from mimo_launch.drawing.plan_report import build_report
+from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.estimate.workload import peak_tflops, rate_of, step_flops
 from mimo_launch.layout.layout import Layout
@@ -161,7 +161,7 @@ def bench(
         versions=versions(session.device),
     )
     as_run = constants if options.with_loader else constants.without_reading
-    expected = build_report(Plan.of(spec), as_run).estimates
+    expected = Estimator.of(Plan.of(spec), as_run).estimates()
     known = machine.device == constants.rated_device
     peak = peak_tflops(machine.device, spec.train.numbers, constants)
     timed = [samples.data_of(options.warmup + number) for number in range(options.steps)]

@@ -27,34 +27,15 @@ from mimo_launch.drawing.rows import (
     StageRow,
 )
 from mimo_launch.drawing.timeline import peak_live, program_rows, timeline_row, timeline_rows
-from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import format_program
 from mimo_launch.schedule.simulation_result import Simulation, lower_bound
 from mimo_launch.search.answer import answer_of, what_fits
 from mimo_launch.spec.base import AXES, LANGUAGE, Axis
 from mimo_launch.spec.module import FrozenLayers, ModuleSpec
 from mimo_launch.spec.spec import Spec, UserData
-
-
-def build_report(
-    plan: Plan,
-    calibration: Calibration | None = None,
-    *,
-    worst: bool = False,
-    tokens: int | None = None,
-    advice: bool = False,
-    fits: bool = True,
-) -> Report:
-    """Return the report of all ranks; without a calibration, estimates are for the spec's device.
-
-    With `worst`, samples are the largest that the data can give. Else: as `report_of`.
-    """
-    estimator = Estimator.of(plan, calibration, worst=worst)
-    return report_of(estimator, tokens=tokens, advice=advice, fits=fits)
 
 
 def report_of(
@@ -129,13 +110,6 @@ def _loss_rows(layout: Layout, step: StepData) -> tuple[LossRow, ...]:
         )
         for each in layout.losses
     )
-
-
-def build_rank_report(
-    plan: Plan, rank: int, calibration: Calibration | None = None, *, worst: bool = False
-) -> RankReport:
-    """Return the report of one rank; `calibration` and `worst` as in `build_report`."""
-    return rank_report_of(Estimator.of(plan, calibration, worst=worst), rank)
 
 
 def rank_report_of(estimator: Estimator, rank: int) -> RankReport:

@@ -220,13 +220,14 @@ def _planned(request: "Start", console: Console) -> "Report | int":
     """Return the report of the plan, or an exit code if it would deadlock or not fit in memory."""
     from mimo_launch.checks.memory import memory_lacking
     from mimo_launch.cli.shared.readiness import show_deadlock
-    from mimo_launch.drawing.plan_report import build_report
+    from mimo_launch.drawing.plan_report import report_of
+    from mimo_launch.estimate.estimates import Estimator
     from mimo_launch.launcher.host_resources import host_memory
     from mimo_launch.schedule.deadlock_proof import DeadlockError
 
     try:
         request.plan.prove()
-        report = build_report(request.plan)
+        report = report_of(Estimator.of(request.plan))
     except DeadlockError as error:
         show_deadlock(error, request.file, console)
         return 2
