@@ -25,7 +25,7 @@ from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.block_shapes import parts_of
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.language import CausalKind
-from mimo_launch.kinds.layer import LayerKind, Workload, even_cut
+from mimo_launch.kinds.layer import LayerKind, Widths, Workload, even_cut
 from mimo_launch.kinds.registry import kind_of, layer_of
 from mimo_launch.kinds.vocabulary import ends_of
 from mimo_launch.kinds.weights import Parameter, Share, parameters
@@ -255,9 +255,13 @@ class StageKernels:
 
     def _both_ways(self, name: str, flops: float, *sizes: float) -> tuple[float, float]:
         """Return the seconds of a kernel forward, and backward with twice the work."""
-        speed, seconds_of = self.constants.speed(self.spec.train.numbers), self.constants.seconds_of
-        forward = seconds_of(f"{name} forward", flops, *sizes)
-        return forward / speed, seconds_of(f"{name} backward", 2 * flops, *sizes) / speed
+        forward = self._seconds(f"{name} forward", flops, *sizes)
+        return forward, self._seconds(f"{name} backward", 2 * flops, *sizes)
+
+    def _seconds(self, name: str, flops: float, *sizes: float) -> float:
+        """Return the seconds of a kernel in the numbers of the module."""
+        speed = self.constants.speed(self.spec.train.numbers)
+        return self.constants.seconds_of(name, flops, *sizes) / speed
 
     def _between(self, number: int) -> Seconds:
         """Return the seconds of attention or of a recurrence in a layer."""
@@ -267,9 +271,13 @@ class StageKernels:
             pairs = kind.pairs(number, work)
             flops = 2.0 * pairs * widths.scored / self._parts
             length = pairs / work.tokens * (2 if isinstance(kind, CausalKind) else 1)
-            for mask, share, keys in self._calls(number, length):
-                name = f"{mask} attention"
-                total += Seconds(*self._both_ways(name, share * flops, keys, widths.unit))
+            calls = self._calls(number, length)
+            for mask, share, keys, both in calls:
+                name, own = f"{mask} attention", share * flops
+                forward = self._seconds(f"{name} forward", own, keys, widths.unit)
+                backward = self._seconds(f"{name} backward", 2 * own, both, widths.unit)
+                total += Seconds(forward, backward)
+            total += self._merged(widths) if len(calls) > 1 else Seconds()
         if widths.between:
             layer, flops = kind.layer_kind(number), widths.between * work.tokens / self._parts
             forward, backward = self._both_ways(layer.value, flops, self._tokens)
@@ -306,18 +314,36 @@ class StageKernels:
             forward + (2 * self._pass(_SCORES * pairs, _SCORES * pairs) if pairs else 0.0),
         )
 
-    def _calls(self, number: int, length: float) -> list[tuple[str, float, float]]:
-        """Return the kernels of attention of a layer, their shares of its work, and its lengths.
+    def _calls(self, number: int, length: float) -> list[tuple[str, float, float, float]]:
+        """Return the kernels of attention of a layer, shares of its work, and lengths of each way.
 
-        A cp rank has two chunks of a sequence: each attends to itself, and to all before it.
+        A cp rank has two chunks of a sequence: each attends to itself, and to all before it. Of
+        all n chunks, both together have n - 1 before them. In a forward a block of queries goes
+        over all keys. A backward has such passes for each query, and for each block of keys one
+        over queries: its length is the harmonic mean of both numbers.
         """
         cp, mask = self.module.grid.size(Axis.CP), self._mask(number)
         if mask != "causal" or cp == 1:
-            return [(mask, 1.0, length)]
+            return [(mask, 1.0, length, length)]
         chunk = min(self.layout.seq / (2 * cp), length)
-        own = chunk / length
-        calls = [("causal", own, chunk), ("whole", 1 - own, length)]
+        own, earlier = chunk / length, max(chunk, (length - chunk) / 2)
+        both = 2 / (1 / chunk + 1 / earlier)
+        calls = [("causal", own, chunk, chunk), ("whole", 1 - own, earlier, both)]
         return [each for each in calls if each[1]]
+
+    def _merged(self, widths: Widths) -> Seconds:
+        """Return the seconds of passes over chunks of a cp rank, beside kernels of attention.
+
+        Each chunk has two outputs, of which one is made, and chunks are joined; so are gradients of
+        queries. Gradients of keys and values of whole sequences start at zero; those of each call
+        are added: of two chunks themselves, and of all chunks but one (`layers.chunk_attention`).
+        """
+        cp, held = self.module.grid.size(Axis.CP), self._tokens * self._number
+        queries = held * widths.query / self._tp
+        keys = cp * held * max(widths.key / self._tp, widths.unit)
+        once = self._pass((3 + 2) * queries, queries / 2)
+        added = self._pass(2 * (1 + 3 * (2 * cp + 1) / (2 * cp)) * keys, keys)
+        return Seconds(once, once + added)
 
     def _mask(self, number: int) -> str:
         """Return which kernels of attention a layer takes, as `layers.attention` does."""
