@@ -449,7 +449,9 @@ def run_while_a_save_waits(spec: Spec, folder: Path) -> list[CheckpointSaved]:
 
 def test_a_save_under_way_holds_the_step_at_which_it_began(tmp_path: Path) -> None:
     """Everything in it equals that of a run that waits for the disk while it saves."""
-    run(make_spec("one rank", 3, checkpoint={"asynchronous": False}), tmp_path / "waits")
+    events = run(make_spec("one rank", 3, checkpoint={"asynchronous": False}), tmp_path / "waits")
+    [stood] = [event for event in events if isinstance(event, CheckpointSaved)]
+    assert 0 < stood.stall_s == stood.seconds, "a save that waits for the disk stops training"
     [at_once] = map(read_marker, all_checkpoints(tmp_path / "waits"))
     spec = make_spec("one rank", 6, checkpoint={"every": 3, "asynchronous": True})
     [[began, waited]] = run_ranks(run_while_a_save_waits, spec, tmp_path / "goes on", world_size=1)

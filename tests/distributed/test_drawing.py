@@ -13,8 +13,8 @@ from tests.support.specs import box, spec
 from mimo_launch.data.build import build_dataset
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.spec import Spec
-from mimo_launch.train.evaluation import draw
+from mimo_launch.spec.spec import Spec, TalkerModel
+from mimo_launch.train.evaluation import clip, draw
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.rank_session import RankSession
 from mimo_launch.verify.oracle import Oracle
@@ -117,3 +117,17 @@ def test_one_generator_may_need_more_passes_than_another_on_its_ranks() -> None:
     mixed = [{each.module for each in slot} for slot in Plan.of(made).drawing[1]]
     assert {"flow", "talker"} in mixed
     compare(made, made_by_one("flow", "talker"))
+
+
+@pytest.mark.parametrize("predictor", [None, {"layers": 1, "heads": 2, "vocab": 13}])
+def test_a_clip_ends_at_an_end_code_of_a_codebook_that_has_one(predictor: object) -> None:
+    """With a predictor of later codes only the first codebook has an end: code 12."""
+    model = SIZES | {"kv_heads": 2, "codebooks": 2, "vocab": 13, "predictor": predictor}
+    codes = TalkerModel.model_validate({"kind": "talker", **model})
+    first, later = [1, 2, 3, 12, 12, 5], [4, 12, 6, 7, 12, 5]
+    found = clip(torch.tensor([first, later]).T, codes)
+    last = 3 if predictor else 1
+    assert found.tolist() == [first[:last], later[:last]]
+    # Without an end it is as long as the true clip, after which the last row is.
+    endless = clip(torch.tensor([[1, 2], [3, 4], [12, 12]]), codes)
+    assert endless.tolist() == [[1, 3], [2, 4]]

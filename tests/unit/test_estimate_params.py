@@ -312,6 +312,9 @@ def test_every_weight_of_a_kind_is_held_by_a_layer_under_its_name(name: str) -> 
                 for weights in kind.weights(stage.layers, ends, size)
             )
             assert found == told
+            # A checkpoint names the parts that a rank holds, so each is one part of its weight.
+            names = Counter(name for parts in found.elements() for name, _ in parts)
+            assert set(names.values()) <= {1}
             got = stage_weights(made, stage, size - 1)
             assert got.numel == sum(p.numel() for p in network.parameters())
 

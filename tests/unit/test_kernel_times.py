@@ -164,14 +164,15 @@ def test_a_convolution_comes_before_each_recurrence_of_a_gated_deltanet() -> Non
         ("convolution forward", 256 * channels, 256),
         ("convolution backward", 2 * 256 * channels, 256),
     ]
-    times = replace(mine, constants=Calibration(kernels=flat(), sustained=1.0))
-    seconds = [flat().seconds(*each) for each in found]
-    layers = times.layers(mine.numbers)
-    rest = replace(mine, constants=Calibration(kernels=flat(convolution=1e9), sustained=1.0))
-    without = rest.layers(mine.numbers)
-    assert layers.forward - without.forward == pytest.approx(2 * seconds[0], rel=1e-3)
+    slow, fast = flat(convolution=1e3), flat(convolution=1e15)
+    seconds = [slow.seconds(*each) for each in found]
+    layers, without = (
+        replace(mine, constants=Calibration(kernels=table, sustained=1.0)).layers(mine.numbers)
+        for table in (slow, fast)
+    )
+    assert layers.forward - without.forward == pytest.approx(2 * seconds[0], rel=1e-3, abs=0)
     again = 2 * (seconds[0] + seconds[1])
-    assert layers.inputs - without.inputs == pytest.approx(again, rel=1e-3)
+    assert layers.inputs - without.inputs == pytest.approx(again, rel=1e-3, abs=0)
 
 
 def test_updates_of_maps_add_passes_over_what_the_maps_make() -> None:
@@ -265,3 +266,25 @@ def test_an_update_adds_to_its_output_forward_and_to_its_input_backward() -> Non
     sizes = ((6, outputs), (2, outputs), (4, given))
     wanted = Counter(("pass", times * rows, rows / 1e6) for times, rows in sizes)
     assert found >= wanted
+
+
+def test_layers_alike_are_counted_together_only_if_both_are_frozen_or_neither() -> None:
+    """A frozen layer has no adapter, and keeps nothing for gradients of weights."""
+    for more in ({}, {"adapter": {"rank": 2, "targets": ["o"]}}):
+        model = MODEL | {"layers": 3}
+        mine = kernels_of(made(box(0, model=model, frozen={"layers": "0-1"}, **more)))
+        bare, trained, every = (mine.layers(each) for each in ((0,), (2,), (0, 1, 2)))
+        assert bare.forward < 0.95 * trained.forward
+        apart = bare.times(2) + trained
+        assert every.forward == pytest.approx(apart.forward, rel=1e-9, abs=0)
+        assert every.inputs == pytest.approx(apart.inputs, rel=1e-9, abs=0)
+
+
+def test_a_projector_has_the_rows_of_a_cp_rank() -> None:
+    """Of 64 rows of 64 numbers, which become as wide as 32."""
+    data = {"kind": "synthetic", "image": [8, 8], "text_only": 0.0}
+    for cp in (1, 2):
+        language = box(0, model=MODEL | {"hidden": 32}, cp=cp)
+        of = made(language, box(0, model=VIT, cp=cp), data=data)
+        *_, last = (each for each in asked(kernels_of(of, "vision")) if each[0] == "product")
+        assert last[2:] == (64 / cp, 64, 32)

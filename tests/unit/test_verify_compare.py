@@ -6,14 +6,14 @@ import pytest
 import torch
 from tests.support.specs import box, spec
 
-from mimo_launch.train.events import EvalFinished
+from mimo_launch.train.events import EvalFinished, StepFinished
 from mimo_launch.verify.compare import (
     TensorPiece,
     compare_numbers,
     compare_tensors,
     unused_heads,
 )
-from mimo_launch.verify.oracle_run import RightEvaluation, RightRun
+from mimo_launch.verify.oracle_run import RightEvaluation, RightNumbers, RightRun
 from mimo_launch.verify.training_proof import RankRun, compare_runs
 
 WANT = {
@@ -156,3 +156,49 @@ def test_an_earlier_evaluation_that_is_missing_or_wrong_on_one_rank_fails() -> N
     assert not passes([second])
     assert not passes([wrong, second], [first, second])
     assert not passes([first, second], [wrong, second])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": 4.0},
+        {"losses": {"vision": 1.5, "language": 2.0}},
+        {"losses": {"language": 2.0}},
+        {"losses": {"vision": 1.0, "language": 2.0, "drawer": 0.5}},
+        {"aux_loss": 0.5},
+        {"aux_loss": None},
+        {"grad_norm": 6.0},
+        {"grad_norms": {"vision": 3.5, "language": 4.0}},
+        {"grad_norms": {"language": 4.0}},
+        {"lr": 0.2},
+        {"lrs": {"language": 0.2}},
+        {"lrs": {}},
+        {"lrs": {"vision": 0.1, "language": 0.1}},
+        {"tokens": 9},
+        {"skipped": True},
+    ],
+    ids=str,
+)
+def test_a_number_of_a_step_that_is_missing_wrong_or_too_many_on_one_rank_fails(
+    wrong: dict[str, object],
+) -> None:
+    """Vision is frozen, so that it has no learning rate."""
+    losses, norms = {"vision": 1.0, "language": 2.0}, {"vision": 3.0, "language": 4.0}
+    want = RightNumbers(
+        loss=3.0, losses=losses, aux_loss=0.25, norms=norms, lr=0.1, lrs={"language": 0.1},
+        tokens=8, skipped=False,
+    )  # fmt: skip
+    step = StepFinished(
+        step=1, loss=3.0, losses=losses, aux_loss=0.25, grad_norm=5.0, grad_norms=norms, lr=0.1,
+        lrs={"language": 0.1}, tokens=8, tokens_per_s=1.0, skipped=False,
+    )  # fmt: skip
+    experts = {"moe": {"experts": 4, "top_k": 2, "width": 32}}
+    made = spec({"vision": box(0, frozen=True), "language": box(0, model=experts)})
+
+    def passes(*steps: StepFinished) -> bool:
+        runs = [RankRun([each], {"weights": []}) for each in steps]
+        return all(v.passed for v in compare_runs(made, runs, RightRun(steps=[want], state={})))
+
+    assert passes(step, step)
+    assert not passes(replace(step, **wrong))
+    assert not passes(step, replace(step, **wrong))

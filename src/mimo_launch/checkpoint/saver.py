@@ -94,7 +94,7 @@ class CheckpointSaver:
         self._pending: Future[Outcome] | None = None
         self._outcomes: list[Outcome] = []
         self._newest: Outcome | None = None
-        self._buffers: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     @property
     def error(self) -> str | None:
@@ -165,12 +165,13 @@ class CheckpointSaver:
         """Return copies of the boxes in host memory, which the next save reuses."""
         copies = []
         for box in boxes:
-            key = (box.name, box.offsets)
-            if key not in self._buffers:
+            # A rank holds one part of a weight, so its name is enough.
+            name = box.name
+            if name not in self._buffers:
                 pinned = box.tensor.is_cuda
-                self._buffers[key] = torch.empty_like(box.tensor, device="cpu", pin_memory=pinned)
-            self._buffers[key].copy_(box.tensor, non_blocking=True)
-            copies.append(replace(box, tensor=self._buffers[key]))
+                self._buffers[name] = torch.empty_like(box.tensor, device="cpu", pin_memory=pinned)
+            self._buffers[name].copy_(box.tensor, non_blocking=True)
+            copies.append(replace(box, tensor=self._buffers[name]))
         if self._session.device.type == "cuda":
             torch.cuda.synchronize()
         return copies

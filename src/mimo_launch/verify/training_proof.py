@@ -239,8 +239,9 @@ def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[Modu
             yield _number("loss", "language", step.loss, want.loss)
         else:
             yield _number("sum of losses", ALL, step.loss, want.loss)
-            for name, loss in step.losses.items():
-                yield _number("loss", name, loss, want.losses[name])
+            for name in want.losses | step.losses:
+                right_loss = want.losses.get(name, nan)
+                yield _number("loss", name, step.losses.get(name), right_loss)
         if has_experts and spec.language.frozen is False:
             yield _number("aux loss", "language", step.aux_loss, want.aux_loss)
         yield _number("skipped", ALL, step.skipped, want.skipped)
@@ -250,8 +251,9 @@ def _compare_numbers(spec: Spec, run: RankRun, right: RightRun) -> Iterator[Modu
         if not want.skipped:
             yield _number("gradient norm", ALL, step.grad_norm, norm)
         for module in spec.modules:
-            if module in want.lrs:
-                yield _number("learning rate", module, step.lrs.get(module), want.lrs[module])
+            if module in want.lrs or module in step.lrs:
+                rate = want.lrs.get(module, nan)
+                yield _number("learning rate", module, step.lrs.get(module), rate)
             if not want.skipped:
                 got = step.grad_norms.get(module)
                 right_norm = want.norms[module]
