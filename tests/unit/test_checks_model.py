@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.spec.base import Effective, Strict
@@ -417,3 +418,49 @@ def test_a_key_names_keys_of_its_own_model_that_decide_its_effect(model: type[St
     named = {key for each in effects for key in (each.needs, each.unless) if key}
     assert named
     assert named <= model.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("model", "module", "words"),
+    [
+        ({"layers": 4}, {"pp": 2}, "write `stages: [1, 3]`"),
+        ({"layers": 5, "shared_keys": {"layers": 1}}, {"pp": 3}, "write `stages: [2, 1, 2]`"),
+        ({"layers": 4}, {"pp": 4}, "write `pp: 1`"),
+        # Layer 4 attends to keys of layer 2, layer 5 to those of layer 3.
+        (
+            {"layers": 6, "sliding_window": {"size": 4, "full": [1, 3, 5]}},
+            {"pp": 2, "stages": [3, 3]},
+            "write `stages: [2, 4]`",
+        ),
+        # Only layer 2 has no window; with two such layers, layers 3 and 4 attend to layer 1.
+        (
+            {
+                "layers": 5,
+                "shared_keys": {"layers": 4},
+                "sliding_window": {"size": 4, "full": [2]},
+            },
+            {},
+            "layer 2 is to attend to keys of an earlier layer without a window",
+        ),
+        (
+            {
+                "layers": 5,
+                "shared_keys": {"layers": 4},
+                "sliding_window": {"size": 4, "full": [2]},
+            },
+            {},
+            "write `layers: 2`",
+        ),
+        (
+            {"layers": 4, "sliding_window": {"size": 4, "full": [0, 1, 3]}},
+            {},
+            "layer 2 is to attend to keys of an earlier layer with a window",
+        ),
+    ],
+)
+def test_help_about_shared_keys_changes_no_more_than_it_must(
+    model: dict[str, object], module: dict[str, object], words: str
+) -> None:
+    made = spec({"language": box(0, model={"shared_keys": {"layers": 2}} | model, **module)})
+    [found] = [each for each in check(made) if each.code.startswith("shared-keys")]
+    assert words in f"{found.headline} {found.help}"
