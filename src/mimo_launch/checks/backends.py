@@ -136,6 +136,16 @@ _LACKS = (
         "norms on both sides",
     ),
     _Lack(
+        lambda kind: (
+            not kind.reads_tokens
+            and any(x.interleaved or x.by_halves for x in _inside(kind, AttentionShape))
+        ),
+        "rope_frequencies",
+        "rotate queries and keys as this tower does",
+        "it rotates pairs of numbers that are half a head apart",
+        "rotates other pairs",
+    ),
+    _Lack(
         lambda kind: kind.reading.beside and not kind.reads_tokens,
         "kind",
         "attend to rows beside tokens of its own",

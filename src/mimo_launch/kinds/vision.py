@@ -199,8 +199,7 @@ class VisionKind(TransformerEncoderKind):
     def torch_only(self) -> Iterable[str]:
         """The keys set in the model that blocks of other libraries do not support."""
         keys = ("layer_scale", "qk_norm", "kv_heads")
-        found = [key for key in keys if getattr(self.model, key)]
-        return [*found, *["rope_frequencies"] * (self.model.rope_frequencies == "alternating")]
+        return [key for key in keys if getattr(self.model, key)]
 
     @property
     def turns(self) -> PatchTurns:

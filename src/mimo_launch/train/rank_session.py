@@ -95,12 +95,14 @@ class RankSession:
 
     def close(self) -> None:
         """Destroy every group; free weights, gradients, moments and activations."""
-        self.grids.close()
-        for name in ("modules", "executor", "updates", "ending"):
-            vars(self).pop(name, None)
-        # FSDP2's hooks on a layer refer to records that refer to the layer, so a network would keep
-        # its memory beside the next session until garbage is collected by chance.
-        gc.collect()
+        try:
+            self.grids.close()
+        finally:
+            for name in ("modules", "executor", "updates", "ending"):
+                vars(self).pop(name, None)
+            # FSDP2's hooks on a layer refer to records that refer to the layer, so a network would
+            # keep its memory beside the next session until garbage is collected by chance.
+            gc.collect()
 
     def declared(self, name: str) -> list[DeclaredParameter]:
         """Return the live parameters of one of this rank's modules with their segments."""
