@@ -9,6 +9,7 @@ import pytest
 from tests.support.kernels import flat
 from tests.support.specs import box, hybrid, spec
 
+from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
@@ -288,3 +289,16 @@ def test_a_projector_has_the_rows_of_a_cp_rank() -> None:
         of = made(language, box(0, model=VIT, cp=cp), data=data)
         *_, last = (each for each in asked(kernels_of(of, "vision")) if each[0] == "product")
         assert last[2:] == (64 / cp, 64, 32)
+
+
+@pytest.mark.parametrize("recompute", ["none", ["attention"], "full"])
+def test_only_keys_that_later_layers_read_stay_and_only_their_layers_gather(
+    recompute: object,
+) -> None:
+    """Layers 2 and 3 attend to keys of layer 1."""
+    model = MODEL | {"layers": 4, "shared_keys": {"layers": 2}, "qk_norm": True}
+    mine = kernels_of(made(box(0, model=model, recompute=recompute, cp=2)))
+    kept = Activations(mine.spec, mine.layout, mine.module, mine.stage, mine.work, 0)
+    stays = [any(each.stays for each in kept._of_layer(number)) for number in range(4)]
+    assert stays == [False, True, False, False]
+    assert [kept.kind.layer_widths(n).gathers > 0 for n in range(4)] == [True, True, False, False]
