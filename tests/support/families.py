@@ -27,7 +27,7 @@ from tests.support import (
     seeing,
 )
 from tests.support.hugging_face import save, tokens_of, widen, widen_softmax
-from tests.support.whole_models import OPTIMIZERS, TinyModel, labels_of, text_logits
+from tests.support.whole_models import OPTIMIZERS, TinyModel, labels_of
 from torch import Tensor
 
 from mimo_launch.hugging_face.contents import read_contents
@@ -167,18 +167,6 @@ _EXPERTS = {
     for kind, (layouts, often) in _MOE_LAYOUTS.items()
 }
 
-# Its tower is left out.
-_LLAMA4 = TinyModel(
-    tiny=hugging_face.tiny_llama4,
-    made=partial(hugging_face.made, "llama4_text"),
-    # The forward of the whole class fails in transformers 5.24.
-    logits_of=lambda model, asked: text_logits(model.language_model, asked),
-    layouts={"tp2": EP2},
-    often={"tp2"},
-    exact=None,
-    steps={},
-    untouched=None,
-)
 # A Kimi-K2 is a DeepSeek-V3 in a form of its own; both ends of its YaRN are the same.
 KIMI_SCALING = {
     "factor": 4.0, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -253,7 +241,7 @@ _LLAVAS["llava of two layers"] = replace(
 )
 _SEEING_OFTEN = {
     "gemma3": ("cp2", "adamw"), "internvl": ("apart", "adamw"), "internvl_large": ("tp2", ""),
-    "gemma4": ("cp2", "adamw"),
+    "gemma4": ("cp2", "adamw"), "llama4": ("cp2", "adamw"),
     "video_llama_3": ("apart", "adamw"), "janus": ("", "adamw"), "video_llava": ("", "sgd"),
     "kimi_k25": ("apart", "sgd"),
     "cohere2_vision": ("apart", "sgd"), "aya_vision": ("cp2", ""),
@@ -266,7 +254,7 @@ _SEEING_OFTEN = {
 # Their towers take images of one size.
 _ONE_SIZE = (
     "gemma3", "deepseek_vl", "janus", "video_llava", "cohere2_vision", "aya_vision",
-    "paligemma", "paligemma2", "vipllava",
+    "paligemma", "paligemma2", "vipllava", "llama4",
 )  # fmt: skip
 # Parts that are left out.
 _STAYS = {
@@ -331,6 +319,17 @@ _SEEING = {
 }
 _SEEING["mistral4, seeing"] = replace(
     _SEEING["mistral4, seeing"], widen=exact_experts, undecided=r"k_proj\.bias$|\.experts\."
+)
+
+
+def exact_llama4(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in float64 what both parts compute in float32, with angles of that type."""
+    exact_experts(model, monkeypatch)
+    seeing.turn_patches(model)
+
+
+_SEEING["llama4, seeing"] = replace(
+    _SEEING["llama4, seeing"], widen=exact_llama4, undecided=r"k_proj\.bias$|\.experts\."
 )
 # A Gemma 3 under another name.
 _SEEING["shieldgemma2, seeing"] = replace(
@@ -617,7 +616,7 @@ _HYBRIDS = {
     ),
 }
 FAMILIES: Mapping[str, TinyModel] = {
-    **_DECODERS, **_EXPERTS, "kimi_k2": _KIMI, "llama4": _LLAMA4, **_LLAVAS, **_SEEING, **_QWENS,
+    **_DECODERS, **_EXPERTS, "kimi_k2": _KIMI, **_LLAVAS, **_SEEING, **_QWENS,
     **_HEARING,
     "llava_onevision": _ONEVISION, **_NEXT, **_OMNIS, **_HYBRIDS,
 }  # fmt: skip
@@ -667,6 +666,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("gemma4, seeing", "language", {"bidirectional_images": True}, False),
         ("gemma4, seeing", "vision", {"rope_theta": 30.0}, True),
         ("gemma4, seeing", "vision", {"norm_eps": 1e-3}, False),
+        ("llama4, seeing", "vision", {"rope_theta": 30.0}, True),
         ("paligemma, seeing", "language", {"bidirectional_prompts": False}, False),
         ("internvl, seeing", "vision", {"projector_norm_eps": 0.1}, False),
         ("internvl_large, seeing", "vision", {"norm_eps": 1e-2}, False),

@@ -576,6 +576,14 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "query_scaling": {"beta": 0.1, "length": 16384}, "sliding_window": None,
         },
     },
+    "Llama-4-Scout": {
+        "llama4_vision": {
+            "layers": 34, "hidden": 1408, "image": (24, 24), "shuffle": 2, "mlp": 5632,
+            "projector_mlp": 4096, "projector_out": 4096, "projector_bias": False,
+            "rope_theta": 1e4,
+        },
+        "decoder": {"layers": 48, "tied": False, "moe.experts": 16},
+    },
     "kimi_k25 around a bare deepseek_v3": {
         "vit": {
             "layers": 27, "image": (64, 64), "mlp": 4304, "shuffle": 2, "norm_eps": 1e-5,
@@ -826,6 +834,13 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"per_layer_config": {"0": {"head_dim": 512}}},
         ({"per_layer_config": {"5": {"head_dim": 512}, "11": {"head_dim": 256}}}, _BY_LAYER),
         ({"per_layer_config": {"5": {"mlp": 9}, "11": {"mlp": 9}}}, _BY_LAYER),
+    ],
+    ("Llama-4-Scout", "llama4_vision", "vision_config"): [
+        {"hidden_act": "quick_gelu"}, {"norm_eps": 1e-6},
+        {"pixel_shuffle_ratio": 0.4},
+        {"vision_feature_select_strategy": "full"}, {"multi_modal_projector_bias": True},
+        {"image_size": [336, 448]}, {"patch_size": [14, 16]}, {"intermediate_size": 1408},
+        {"projector_input_dim": 2048}, {"vision_output_dim": 7680}, {"projector_dropout": 0.1},
     ],
     ("gemma-4-31b", "gemma4_vision", "vision_config"): [
         {"use_clipped_linears": True}, {"head_dim": 64}, {"attention_bias": True},

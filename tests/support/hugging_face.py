@@ -829,23 +829,6 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     )
 
 
-def tiny_llama4(dtype: torch.dtype = torch.float32) -> Any:
-    """Return a Llama 4 with its tower; no weight is a constant."""
-    transformers = theirs()
-    vision = {
-        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "patch_size": 2,
-        "num_attention_heads": 2, "image_size": 4, "projector_input_dim": 16,
-        "projector_output_dim": 16, "vision_output_dim": 16,
-    }  # fmt: skip
-    config = transformers.Llama4Config(
-        text_config=SIZES | MOE_KINDS["llama4_text"][1], vision_config=vision
-    )
-    made = transformers.Llama4ForConditionalGeneration(config)
-    # Complex numbers, which no other type holds; nothing calls the tower.
-    del made.vision_model.rotary_embedding.freqs_ci
-    return shaken(made, dtype)
-
-
 def widen(model: nn.Module) -> None:
     """Compute norms and angles in float64: transformers does in float32, whatever the type."""
 
@@ -911,7 +894,7 @@ def widen(model: nn.Module) -> None:
             module.forward = MethodType(centred, module)  # type: ignore[method-assign]
         if type(module).__name__ == "PixtralVisionRotaryEmbedding":
             module.forward = MethodType(places, module)  # type: ignore[method-assign]
-        elif re.search(r"(?<!K25Vision)RotaryEmbedding$", type(module).__name__):
+        elif re.search(r"(?<!K25Vision)(?<!Llama4Vision)RotaryEmbedding$", type(module).__name__):
             module.forward = MethodType(angles, module)  # type: ignore[method-assign]
         if type(module).__name__.endswith("ScaledWordEmbedding"):
             module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)

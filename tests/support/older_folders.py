@@ -113,7 +113,16 @@ def transposed(held: Tensors) -> Tensors:
 
 _SEES = {"model": {"bidirectional_images": True}}
 _TIED = {"language": {"tied": True}}
+
+
+def with_angles(held: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add the angles of a Llama 4's tower, which are complex and not read."""
+    angles = torch.zeros(17, 1, 4, dtype=torch.complex64)
+    return held | {"vision_model.rotary_embedding.freqs_ci": angles}
+
+
 OLDER: dict[str, tuple[str, Any, Any, dict[str, Any], bool]] = {
+    "llama4 with angles": ("llama4, seeing", same, with_angles, {}, True),
     "gemma3 of version 4": ("gemma3_text", of_version_4, same, {}, True),
     "gemma3 with a tower": (
         "gemma3_text",

@@ -370,6 +370,33 @@ MODELS: dict[str, tuple[Config, int]] = {
         ),
         64,
     ),
+    "Llama-4-Scout": (
+        {
+            "model_type": "llama4", "image_token_index": 200092, "boi_token_index": 200080,
+            "eoi_token_index": 200081,
+            "text_config": dense(
+                "llama4_text", 48, 5120, 40, 8, 8192, 202048, intermediate_size_mlp=16384,
+                attention_chunk_size=8192, head_dim=128, interleave_moe_layer_step=1,
+                num_local_experts=16, num_experts_per_tok=1, rms_norm_eps=1e-5,
+                rope_theta=500000.0, max_position_embeddings=262144, use_qk_norm=True,
+                attn_temperature_tuning=4, floor_scale=8192, attn_scale=0.1,
+                moe_layers=[*range(48)], no_rope_layers=[1, 1, 1, 0] * 12,
+                rope_scaling={
+                    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+                },
+            ),
+            "vision_config": {
+                **tower("llama4_vision_model", 34, 1408, 5632, 336, 14), "hidden_act": "gelu",
+                "multi_modal_projector_bias": False, "norm_eps": 1e-5, "num_channels": 3,
+                "pixel_shuffle_ratio": 0.5, "projector_dropout": 0.0, "rope_theta": 10000,
+                "projector_input_dim": 4096, "projector_output_dim": 4096,
+                "vision_feature_layer": -1, "vision_feature_select_strategy": "default",
+                "vision_output_dim": 4096,
+            },
+        },
+        128,
+    ),
     # The text part is a Llama of the default sizes, but for its vocabulary.
     "llava-1.5-7b": (
         {

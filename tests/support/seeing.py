@@ -198,6 +198,22 @@ KINDS = {
             "rope_parameters": {"rope_type": "axial", "rope_theta": 20.0},
         },
     ),
+    # The second layer of language does not rotate, and has experts.
+    "llama4": Kind(
+        "Llama4",
+        {
+            "kind": "llama4_vision", "layers": 3, "hidden": 32, "heads": 4, "mlp": 128,
+            "patch": PATCH, "channels": 3, "image": [GRID, GRID], "rope_theta": 20.0,
+            "projector_mlp": 20, "projector_out": 20,
+        },
+        {"model_type": "llama4_text", **MOE_KINDS["llama4_text"][1]},
+        MOE_KINDS["llama4_text"][0],
+        {
+            "intermediate_size": 128, "projector_input_dim": 20, "projector_output_dim": 20,
+            "vision_output_dim": 20, "rope_parameters": {"rope_type": "axial", "rope_theta": 20.0},
+        },
+        {"tie_word_embeddings": False},
+    ),
     # States of two layers after one of a layer later, in no order.
     "vipllava": Kind(
         "VipLlava",
@@ -450,7 +466,19 @@ def tiny(
     made = getattr(transformers, f"{family.name}ForConditionalGeneration")(config)
     if "deltanet" in family.text_keys:
         return shaken(made, dtype, partial(start, "qwen3_5"))
-    return shaken(made, dtype, lambda name: 0.5 if "lambda" in name else of_norm(name))
+    if kind == "llama4":
+        # Of complex numbers `to` would keep the real part.
+        del made.vision_model.rotary_embedding.freqs_ci
+    found = shaken(made, dtype, lambda name: 0.5 if "lambda" in name else of_norm(name))
+    if kind == "llama4":
+        turn_patches(found)
+    return found
+
+
+def turn_patches(model: Any) -> None:
+    """Make the angles of a Llama 4's tower again."""
+    each = model.vision_model.rotary_embedding
+    each.freqs_ci = each._compute_freqs_ci(model.config.vision_config)
 
 
 def save(kind: str, model: Any, folder: Path) -> None:
@@ -558,6 +586,9 @@ def logits_of(model: Any, made: Spec) -> Tensor:
         if name.startswith("Gemma4"):
             shown = _of_places(model, made, sample, tokens)
             rows.append(model(input_ids=tokens[None], **shown).logits)
+            continue
+        if name.startswith("Llama4"):
+            rows.append(_of_llama4(model, images_of(made, sample).to(model.dtype), tokens[None]))
             continue
         if name.startswith("MiniCPM"):
             shown = _in_one_line(model, made, sample)
@@ -683,6 +714,18 @@ def _of_places(model: Any, made: Spec, sample: int, tokens: Tensor) -> dict[str,
         "image_position_ids": torch.stack(ids),
         "attention_mask": masks,
     }
+
+
+def _of_llama4(model: Any, pixels: Tensor, tokens: Tensor) -> Tensor:
+    """Return logits as the forward of the whole class does, which fails at its end in 5.24."""
+    found = model.get_input_embeddings()(tokens)
+    if len(pixels):
+        seen = model.get_image_features(pixels, return_dict=True).last_hidden_state
+        rows = model.multi_modal_projector(seen.flatten(0, -2))
+        shown = model.get_placeholder_mask(tokens, inputs_embeds=found, image_features=rows)
+        found = found.masked_scatter(shown, rows)
+    logits: Tensor = model.language_model(inputs_embeds=found).logits
+    return logits
 
 
 def _in_one_line(model: Any, made: Spec, sample: int) -> dict[str, Any]:

@@ -297,12 +297,13 @@ class VisionKind(TransformerEncoderKind):
             norm=NormShape(row, "layer", model.norm_eps),
             mlp=MlpShape(width=row, inner=row, out=out, bias=True),
         )
+        last = WholeShape(model.projector_out or 0, out, model.projector_bias)
         beside = BesideShape(
             norm=norm,
             newline=newline if model.tiles is not None else None,
             merge=WholeShape(model.merge_width, row, bias=False) if model.merge_width else None,
             deepstack=ListShape((deep,) * model.deep_rows) if model.deep_rows else None,
-            after=WholeShape(model.projector_out, out) if model.projector_out else None,
+            after=last if model.projector_out else None,
         )
         return VisionProjectorShape(maps, beside)
 

@@ -10,7 +10,6 @@ from mimo_launch.hugging_face import refusals as refused
 from mimo_launch.hugging_face.families import cohere, smollm3
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
-from mimo_launch.hugging_face.nested import Nested, NestedWhole
 from mimo_launch.hugging_face.settings import Computed, Fixed, Settings, defaults_of
 from mimo_launch.hugging_face.tensors import MLP, ExpertStack, in_layers
 from mimo_launch.spec.layers import QueryScaling, SlidingWindow
@@ -111,16 +110,3 @@ LLAMA4_TEXT = Family(
     notes="Chunks are windows that do not slide. Norms of heads have no weights (`l2_qk_norm`), "
     "and are in layers that rotate; scores multiply what experts read (`scale_inputs`).",
 )  # fmt: skip
-LLAMA4 = NestedWhole(
-    model_type="llama4",
-    architecture="Llama4ForConditionalGeneration",
-    published=("meta-llama/Llama-4-Scout-17B-16E-Instruct",),
-    parts=(
-        Nested(family=LLAMA4_TEXT, where=("text_config",), prefixes=(("language_model.", ""),)),
-    ),
-    refusals=refused.refusals(refused.left_out("the vision tower and its projector")),
-    left_out=("vision_model.", "multi_modal_projector."),
-    others={"vit": "vision_config.model_type: llama4_vision_model"},
-    notes="Language alone, which is written as a `Llama4ForCausalLM`: the tower is left out; its "
-    "class token stays while patches rotate.",
-)
