@@ -379,7 +379,7 @@ MODELS: dict[str, tuple[Config, int]] = {
                 attention_chunk_size=8192, head_dim=128, interleave_moe_layer_step=1,
                 num_local_experts=16, num_experts_per_tok=1, rms_norm_eps=1e-5,
                 rope_theta=500000.0, max_position_embeddings=262144, use_qk_norm=True,
-                attn_temperature_tuning=4, floor_scale=8192, attn_scale=0.1,
+                attn_temperature_tuning=True, floor_scale=8192, attn_scale=0.1,
                 moe_layers=[*range(48)], no_rope_layers=[1, 1, 1, 0] * 12,
                 rope_scaling={
                     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
