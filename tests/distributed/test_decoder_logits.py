@@ -88,22 +88,31 @@ def test_logits_with_windows_are_those_of_transformers(
 # With heads of 8 numbers and theta 500, one wavelength stays, one is in between, two are stretched.
 SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 32}  # fmt: skip
+# None is in between: one stays, three are stretched.
+STEP = SCALING | {"high_freq_factor": 1.0}
 
 
-@pytest.mark.parametrize("layout", ["one rank", "cp2"])
-def test_logits_of_a_scaled_rotary_embedding(layout: str, tmp_path: Path) -> None:
-    rope = {"rope_type": "llama3", "rope_theta": 500.0, **SCALING}
+@pytest.mark.parametrize(
+    ("layout", "scaling"), [("one rank", SCALING), ("cp2", SCALING), ("one rank", STEP)]
+)
+def test_logits_of_a_scaled_rotary_embedding(
+    layout: str, scaling: dict[str, float], tmp_path: Path
+) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 500.0, **scaling}
     model = tiny("llama", rope_parameters=rope)
     save(model, tmp_path / "model")
-    asked = made("llama", layout, tmp_path / "model", model={"rope_scaling": SCALING})
+    asked = made("llama", layout, tmp_path / "model", model={"rope_scaling": scaling})
     parts = run_on_running_ranks(logits_on_rank, asked, tmp_path, world_size=world_size(asked))
     wanted = wanted_logits(model, asked)
     assert deviation(joined(asked, parts, VOCAB), wanted) < 1e-5
     assert deviation(wanted_logits(tiny("llama"), asked), wanted) > 1e-4
 
 
-def test_gradients_with_a_scaled_rotary_embedding_are_those_of_one_rank() -> None:
-    model = {"head_dim": 8, "rope_theta": 500.0, "rope_scaling": SCALING}
+@pytest.mark.parametrize("scaling", [SCALING, STEP])
+def test_gradients_with_a_scaled_rotary_embedding_are_those_of_one_rank(
+    scaling: dict[str, float],
+) -> None:
+    model = {"head_dim": 8, "rope_theta": 500.0, "rope_scaling": scaling}
     assert failures(verdicts(spec({"language": box(0, cp=2, model=model)}))) == []
 
 

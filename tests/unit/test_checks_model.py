@@ -178,17 +178,14 @@ def test_widths_of_a_decoder(overrides: list[str], expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scaling", "said"),
-    [
-        ("{factor: 2.0, high_freq_factor: 1.0}", "must be below the second"),
-        ("{rope_type: yarn, factor: 2.0, beta_fast: 0.5}", "must not be above the second"),
-    ],
+    ("rope_type", "low", "high"),
+    [("llama3", "low_freq_factor", "high_freq_factor"), ("yarn", "beta_slow", "beta_fast")],
 )
-def test_bounds_that_may_be_equal_are_not_said_to_differ(scaling: str, said: str) -> None:
-    loaded = load_text(VALID, overrides=[f"{LANGUAGE}.model.rope_scaling={scaling}"])
-    assert loaded.spec is not None, loaded.diagnostics
-    [found] = check(loaded.spec)
-    assert found.why.endswith(said)
+def test_bounds_of_scaled_positions_may_be_equal(rope_type: str, low: str, high: str) -> None:
+    key = f"{LANGUAGE}.model.rope_scaling="
+    given = f"{key}{{rope_type: {rope_type}, factor: 2.0, {low}: 1.0, {high}: "
+    assert codes(given + "1.0}") == []
+    assert codes(given + "0.5}") == ["rope-scaling-order"]
 
 
 def test_sequence_parallel_splits_seq_over_tp() -> None:

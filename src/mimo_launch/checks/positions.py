@@ -157,27 +157,24 @@ def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Finding
 
 
 def scaling_in_order(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
-    """Some wavelengths lie between the ones that stay and the ones that turn slower."""
+    """Wavelengths that stay are not above the ones that turn slower."""
     scaling = model.rope_scaling
     if scaling is None or scaling.rope_type in {"linear", "proportional"}:
         return
     names, ratio = ("low_freq_factor", "high_freq_factor"), 4
-    is_yarn = scaling.rope_type == "yarn"
-    if is_yarn:
+    if scaling.rope_type == "yarn":
         names, ratio = ("beta_slow", "beta_fast"), 32
     low, high = (getattr(scaling, each) for each in names)
-    # Equal bounds of YaRN, as in Kimi-K2, are rounded to pairs, or kept apart by a little.
-    if low < high or (is_yarn and low == high):
+    # Equal bounds leave nothing between them, as in Llama 4 Scout and Kimi-K2.
+    if low <= high:
         return
     path = ("modules", name, "model", "rope_scaling")
-    relation = "below" if is_yarn else "not above"
     yield Diagnostic(
         code="rope-scaling-order",
-        headline=f"`{name}`: {names[1]} {high:g} is {relation} {names[0]} {low:g}",
+        headline=f"`{name}`: {names[1]} {high:g} is below {names[0]} {low:g}",
         path=(*path, names[1]),
         why=f"wavelengths between original length / {names[1]} and original length / "
-        f"{names[0]} are interpolated, so the first bound must "
-        f"{'not be above' if is_yarn else 'be below'} the second",
+        f"{names[0]} are interpolated, so the first bound must not be above the second",
         help=f"write `{names[1]}: {ratio * low:g}`",
         related=(Related((*path, names[0]), f"{low:g}"),),
     )

@@ -55,7 +55,9 @@ def scaled(frequency: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
         return frequency * (kept + (1 - kept) / scaling.factor)
     turns = scaling.original_max_position_embeddings * frequency / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    # Equal factors, as in Llama 4 Scout, leave nothing to interpolate.
+    between = (turns >= low).to(turns) if low == high else (turns - low) / (high - low)
+    kept = between.clamp(0, 1)
     return frequency * (kept + (1 - kept) / scaling.factor)
 
 

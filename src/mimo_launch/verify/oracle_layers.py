@@ -237,7 +237,7 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> 
         wavelength = 2 * math.pi / frequency
         if wavelength > length / scaling.low_freq_factor:
             scaled.append(frequency / scaling.factor)
-        elif wavelength < length / scaling.high_freq_factor:
+        elif wavelength <= length / scaling.high_freq_factor:
             scaled.append(frequency)
         else:
             width = scaling.high_freq_factor - scaling.low_freq_factor
