@@ -44,14 +44,18 @@ def gradients_of_one_reader() -> None:
 def keys_of_the_first_layer() -> None:
     """Keys are those of the first layer alike, not of the last."""
 
-    def first(self: Any, layer: int) -> int | None:
+    def first(self: Any) -> dict[int, int | None]:
         shared = self.shared_keys
-        if shared is None or not self.layers - shared.layers <= layer < self.layers:
-            return layer
+        if shared is None:
+            return {}
         full = () if self.sliding_window is None else self.sliding_window.full
-        return min(n for n in range(self.layers) if (n in full) == (layer in full))
+        sharers = range(self.layers - shared.layers, self.layers)
+        return {
+            layer: min(n for n in range(self.layers) if (n in full) == (layer in full))
+            for layer in sharers
+        }
 
-    DecoderModel.key_source = first  # type: ignore[method-assign]
+    DecoderModel.key_layers = property(first)  # type: ignore[assignment,method-assign]
 
 
 def shared_values_not_normed() -> None:

@@ -6,6 +6,8 @@ import pytest
 from tests.support.specs import box, spec
 
 from mimo_launch.checks.all_checks import check
+from mimo_launch.kinds.decoder import DecoderKind
+from mimo_launch.spec import language_models
 from mimo_launch.spec.base import Effective, Strict
 from mimo_launch.spec.load import load_text
 from mimo_launch.spec.spec import DecoderModel, HybridModel, VitModel
@@ -80,6 +82,14 @@ def codes(*overrides: str) -> list[str]:
             ["mla-does-not-fit"],
         ),
         (["model.shared_keys={layers: 2}", "model.layers=3"], []),
+        (
+            [
+                "model.shared_keys={layers: 2, mlp: 128}",
+                "model.layers=3",
+                "model.moe={experts: 4, top_k: 2, width: 32}",
+            ],
+            ["setting-without-effect"],
+        ),
         (
             ["model.shared_keys={layers: 2}", "model.layers=4", "grid={pp: 2, dp: 2}"],
             ["shared-keys-over-stages"],
@@ -461,3 +471,19 @@ def test_help_about_shared_keys_changes_no_more_than_it_must(
     made = spec({"language": box(0, model={"shared_keys": {"layers": 2}} | model, **module)})
     [found] = [each for each in check(made) if each.code.startswith("shared-keys")]
     assert words in f"{found.headline} {found.help}"
+
+
+def test_sources_of_shared_keys_are_looked_for_once() -> None:
+    """A search in each layer for each other one took minutes with some hundreds of layers."""
+    full = range(4, 400, 5)
+    model = DecoderModel.model_validate({
+        "kind": "decoder", "layers": 400, "hidden": 16, "heads": 2, "vocab": 99,
+        "sliding_window": {"size": 8, "full": [*full]}, "shared_keys": {"layers": 200},
+    })  # fmt: skip
+    before = language_models._key_layers.cache_info().misses
+    kind = DecoderKind(model)
+    assert kind.key_source(399) == 199
+    assert kind.key_source(398) == 198
+    for layer in range(model.layers):
+        kind.block(layer)
+    assert language_models._key_layers.cache_info().misses == before + 1

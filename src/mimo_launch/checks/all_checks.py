@@ -120,6 +120,7 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(widths.layers_over_stages),
     ModuleRule(widths.stages_are_those_of_grid),
     ModelRule(DecoderModel, shared_keys.shared_keys_have_sources),
+    ModelRule(DecoderModel, shared_keys.wider_mlps_act),
     ModelRule(
         DecoderModel,
         shared_keys.shared_keys_in_one_stage,

@@ -1,11 +1,11 @@
 """Checks of layers that attend to keys and values of earlier layers.
 
-Decides: that there is such an earlier layer, that both are on one stage, and how tp cuts them.
+Decides: that there is such an earlier layer, that both are on one stage, that a width acts.
 Relies on: `layout.stages` for the cut into stages.
 Leaves: latent attention to `positions`.
 """
 
-from mimo_launch.checks.rule import Findings
+from mimo_launch.checks.rule import Findings, idle_key
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.layout.stages import num_stages, stage_sizes
 from mimo_launch.spec.base import Axis
@@ -44,6 +44,15 @@ def shared_keys_have_sources(spec: Spec, name: str, model: DecoderModel) -> Find
         help="delete `shared_keys`" if fits is None else f"write `layers: {fits}`",
         related=(Related((*path[:-1], "layers"), f"{model.layers} layers"),),
     )
+
+
+def wider_mlps_act(spec: Spec, name: str, model: DecoderModel) -> Findings:
+    """Some layer without keys of its own has an MLP, if a width is given for it."""
+    shared = model.shared_keys
+    if shared is None or shared.mlp is None:
+        return
+    if all(model.has_experts(layer) for layer in model.key_layers):
+        yield idle_key(name, "mlp", "layers that share keys all have experts", "shared_keys")
 
 
 def _fits(model: DecoderModel, number: int) -> bool:

@@ -153,7 +153,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
 
         Raises: ValueError if no layer has them.
         """
-        source = self.model.key_source(number)
+        source = self.model.key_layers.get(number, number)
         if source is None:
             raise ValueError(f"no layer has keys for layer {number}")
         return source

@@ -83,6 +83,7 @@ class LanguageStage(ModelStage):
         # If the last stage needs the embedding, it and the first stage hold it, by the same name.
         super().__init__(context, kind, stage, ends, recompute=recompute)
         self.sights = {number: kind.sight(number) for number in stage.layers}
+        self.key_sources = {number: kind.key_source(number) for number in stage.layers}
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)[len(stage.layers) :]
         self.mtp = nn.ModuleList(
             MtpDepth(context.bare, kind.depth(number), recompute=recompute) for number in numbers
@@ -169,7 +170,7 @@ class LanguageStage(ModelStage):
         held: dict[int, KeysValues],
     ) -> Tensor:
         """Return the stream after a layer; `held` has keys of earlier layers, and gets its own."""
-        source = self.kind.key_source(number)
+        source = self.key_sources[number]
         made = layer(x_nD, replace(context, held=held[source]) if source in held else context)
         if isinstance(made, tuple):
             made, held[number] = made

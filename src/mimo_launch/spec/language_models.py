@@ -5,6 +5,8 @@ Relies on: `layers` for sections of their keys.
 Leaves: hybrids to `hybrid`, what fits together to `checks`.
 """
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -224,6 +226,14 @@ UngatedActivation = Literal["squared_relu", "gelu_tanh_without_gate"]
 NormKind = Literal["rms", "layer", "layer_without_bias"]
 
 
+@lru_cache
+def _key_layers(layers: int, own: int, full: frozenset[int] | None) -> Mapping[int, int | None]:
+    """Return a source for each layer after the first `own`; layers in `full` have no window."""
+    in_window = [full is not None and layer not in full for layer in range(layers)]
+    last = {in_window[layer]: layer for layer in range(own)}
+    return {layer: last.get(in_window[layer]) for layer in range(own, layers)}
+
+
 class DecoderModel(DecoderBlocks, LanguageModel):
     """A decoder-only language model of Llama, Qwen or Gemma 3 shape (RMSNorm, RoPE, gated MLP)."""
 
@@ -394,21 +404,17 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         examples=[0.0625],
     )
 
-    def key_source(self, layer: int) -> int | None:
-        """Return the layer that has the keys of a layer: itself, or an earlier one, if there is."""
-        first = self.layers - (0 if self.shared_keys is None else self.shared_keys.layers)
-        if not first <= layer < self.layers:
-            return layer
-        window = self.sliding_window
-        in_window = [window is not None and n not in window.full for n in range(self.layers)]
-        alike = (n for n in range(first - 1, -1, -1) if in_window[n] == in_window[layer])
-        return next(alike, None)
-
     @property
-    def key_layers(self) -> dict[int, int | None]:
-        """The layers without keys of their own, each with the layer that has them."""
-        found = {layer: self.key_source(layer) for layer in range(self.layers)}
-        return {layer: source for layer, source in found.items() if source != layer}
+    def key_layers(self) -> Mapping[int, int | None]:
+        """The layers without keys of their own, each with the earlier layer that has them, if any.
+
+        It is the last one that sees the same tokens.
+        """
+        shared, window = self.shared_keys, self.sliding_window
+        if shared is None:
+            return {}
+        own = max(0, self.layers - shared.layers)
+        return _key_layers(self.layers, own, None if window is None else frozenset(window.full))
 
     @property
     def rotary_size(self) -> int:
