@@ -83,6 +83,13 @@ def test_stages_are_costed_once_for_layouts_that_cut_them_alike() -> None:
     assert len(estimator.kept) == 1 + 2
 
 
+def test_pipelines_that_shared_keys_forbid_are_no_layouts() -> None:
+    model = {"layers": 4, "shared_keys": {"layers": 2}}
+    alone, cut = (spec({"language": box(0, pp=pp, model=model)}) for pp in (1, 4))
+    assert is_legal_layout(alone)
+    assert not is_legal_layout(cut)
+
+
 # Layouts of one spec that share what is kept of their stages.
 _MOST_LAYOUTS = 6
 

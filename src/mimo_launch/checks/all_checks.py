@@ -325,7 +325,10 @@ _LAYOUT_RULES = tuple(rule for rule in RULES if rule.run not in _OF_FILES)
 # models and data, which are the same in every layout.
 _PLACES = {
     each.__name__
-    for each in (backends, batch, experts, ranks, schedules, training_settings, widths)
+    for each in (
+        *(backends, batch, experts, ranks, schedules, shared_keys),
+        *(training_settings, widths),
+    )
 }
 _PLACE_RULES = tuple(rule for rule in _LAYOUT_RULES if rule.run.__module__ in _PLACES)
 
