@@ -89,7 +89,8 @@ def attention_unscaled() -> None:
     correct = Block._attended
 
     def unscaled(self: Any, *given: Any) -> Any:
-        return correct(self, *given) / (self.shape.residual_scale or 1.0)
+        attended, held = correct(self, *given)
+        return attended / (self.shape.residual_scale or 1.0), held
 
     Block._attended = unscaled  # type: ignore[method-assign]
 
@@ -125,7 +126,8 @@ def mlp_after_attention() -> None:
     correct = Block._of_stream
 
     def later(self: Any, x_nD: Any, context: Any) -> Any:
-        return correct(self, x_nD + self._attended(x_nD, context), context)
+        attended, _ = self._attended(x_nD, context)
+        return correct(self, x_nD + attended, context)
 
     Block._of_stream = later  # type: ignore[method-assign]
 
