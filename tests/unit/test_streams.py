@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console as RichConsole
+from rich.console import ConsoleRenderable
+from tests.support.terminal import COLUMNS, seen
 
 from mimo_launch.cli.shared.bars import Bars
 from mimo_launch.cli.shared.console import Console
@@ -79,6 +81,28 @@ def test_remarks_go_above_the_bar_or_to_the_file_that_stderr_is(
     assert ("a remark :cat: [bold]" in screen.getvalue()) == stderr_too
     remark = "" if stderr_too else "a remark :cat: [bold]\n"
     assert err.getvalue() == f"{remark}afterwards\n"
+
+
+class Interrupted(Bars):
+    """Tries to draw in another thread after Rich has noted where the bar is."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        noted = super().process_renderables(renderables)
+        if threading.current_thread() is threading.main_thread():
+            drawing = threading.Thread(target=self.refresh)
+            drawing.start()
+            drawing.join(0.2)
+        return noted
+
+
+def test_a_line_above_the_bar_leaves_no_second_bar() -> None:
+    screen = Teletype()
+    rich = RichConsole(file=screen, force_terminal=True, width=COLUMNS)
+    with Interrupted("bar", rich, Console()) as bars:
+        bars.update("a longer\nbar")
+        bars.print("a line")
+    drawn = seen(screen.getvalue().replace("\n", "\r\n")).split("\n")
+    assert drawn == ["a line", "a longer", "bar", ""]
 
 
 def test_a_forked_process_prints_though_the_stream_of_its_parent_is_in_use(

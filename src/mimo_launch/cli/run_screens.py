@@ -47,8 +47,8 @@ ETA_STEPS = 50
 class _Progress:
     """The common part of both listeners: events shown as lines."""
 
-    def __init__(self, rich: RichConsole, *, wraps: bool) -> None:
-        self._rich, self._wraps = rich, wraps
+    def __init__(self, on: RichConsole | Bars, *, wraps: bool) -> None:
+        self._on, self._wraps = on, wraps
         self._bad_samples, self._done = 0, ""
         self._without_gradient: set[str] = set()
 
@@ -78,9 +78,7 @@ class _Progress:
             self._say(self._done)
 
     def _say(self, line: str) -> None:
-        self._rich.print(
-            escape_controls(line), highlight=False, markup=False, soft_wrap=not self._wraps
-        )
+        self._on.print(Text(escape_controls(line)), soft_wrap=not self._wraps)
 
 
 class PlainProgress(_Progress):
@@ -131,7 +129,8 @@ class LiveProgress(_Progress):
         console: Console,
         began: float | None = None,
     ) -> None:
-        super().__init__(rich, wraps=True)
+        self._live = Bars(Text("starting workers"), rich, console)
+        super().__init__(self._live, wraps=True)
         self._bar = Progress(
             TextColumn("step"), BarColumn(bar_width=None), MofNCompleteColumn(), console=rich
         )
@@ -142,7 +141,6 @@ class LiveProgress(_Progress):
         self._seconds: deque[float] = deque(maxlen=ETA_STEPS)
         self._last: float | None = None
         self._is_stepping = False
-        self._live = Bars(Text("starting workers"), rich, console)
 
     def __enter__(self) -> "LiveProgress":
         self._live.start()

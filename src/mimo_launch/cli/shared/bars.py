@@ -50,8 +50,17 @@ class Bars(Live):
         self._speaker.above = None
         super().stop()
 
+    def print(self, what: RenderableType, *, soft_wrap: bool = False) -> None:
+        """Print above the bar.
+
+        Rich notes where the bar is before it writes. If its own thread drew in between, that
+        drawing would never be erased.
+        """
+        with self._lock:
+            self.console.print(what, soft_wrap=soft_wrap)
+
     def _above(self, line: str) -> None:
-        self.console.print(Text(line))
+        self.print(Text(line))
 
 
 class CountScreen:
