@@ -697,6 +697,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("glm4v", "vision", {"projector_activation": "gelu_tanh"}, False),
         ("qwen2_5_omni, thinking", "audio", {"chunk": 20}, False),
         ("qwen3_omni_moe, thinking", "audio", {"window": 1}, False),
+        ("audioflamingo3", "audio", {"heads": 2}, True),
         ("qwen3_5", "language", {"rotary_factor": 1.0, "mrope": [2, 2, 2]}, False),
         ("nemotron_h", "language", {"mamba": {"min_step": 0.0}}, True),
         ("nemotron_h with experts", "theirs", {"norm_topk_prob": False}, True),
@@ -711,6 +712,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
 ROWS: dict[str, Any] = {
     "voxtral": lambda model: model.model.multi_modal_projector.linear_2.weight[3],
     "qwen2_audio": lambda model: model.model.multi_modal_projector.linear.weight[3],
+    "audioflamingo3": lambda model: model.model.multi_modal_projector.linear_1.weight[3],
     **dict.fromkeys(
         ("llava_onevision", "llava_next"), lambda model: model.model.image_newline[3:4]
     ),

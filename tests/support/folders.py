@@ -251,6 +251,7 @@ FORMS: dict[str, Config] = {
         "model_type": "qwen2_audio", "audio_token_index": 151646, "tie_word_embeddings": True,
         **_BARE,
     },
+    "Audio Flamingo 3, bare": {"model_type": "audioflamingo3", **_BARE},
     "Voxtral, bare": {
         "model_type": "voxtral", "audio_token_id": 24, "audio_config": {},
         "text_config": {"model_type": "llama"},
@@ -751,6 +752,14 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         },
         "decoder": {"layers": 32, "hidden": 4096, "kv_heads": 32, "mlp": 22016},
     },
+    "Audio Flamingo 3, bare": {
+        "audio": {
+            "layers": 32, "hidden": 1280, "heads": 20, "mlp": 5120, "stack": 2, "frames": 3000,
+            "mels": 128, "pooling": "mean", "unpadded": True, "projector": "mlp",
+            "projector_bias": True,
+        },
+        "decoder": {"layers": 32, "hidden": 4096, "kv_heads": 32, "mlp": 22016, "tied": False},
+    },
     # Its class ties nothing, so files hold both.
     "Qwen2-Audio, said to be tied": {"decoder": {"tied": False}},
     "llava-onevision-qwen2-7b": {
@@ -1041,6 +1050,10 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ],
     ("Qwen2-Audio, bare", "audio", "audio_config"): [
         {"activation_function": "relu"}, {"attention_dropout": 0.1}, {"encoder_layerdrop": 0.1},
+    ],
+    ("Audio Flamingo 3, bare", "audio", ""): [{"projector_hidden_act": "relu"}],
+    ("Audio Flamingo 3, bare", "audio", "audio_config"): [
+        {"activation_function": "relu"}, {"attention_dropout": 0.1}, {"layerdrop": 0.1},
     ],
     ("radio, bare", "vit", ""): [
         {"hidden_act": "relu"}, {"drop_path_rate": 0.1}, {"attention_probs_dropout_prob": 0.5},

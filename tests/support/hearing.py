@@ -1,4 +1,4 @@
-"""A tiny Voxtral and a tiny Qwen2-Audio of `transformers`, which hear, and specs for them."""
+"""Tiny models of `transformers` that hear, Voxtral to Audio Flamingo 3, and specs for them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,10 @@ _TEXT_KEYS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """A family: its name in classes, its parts, what they are in a spec, and frames of clips."""
+    """A family: its name in classes, its parts, what they are in a spec, and frames of clips.
+
+    `token` and `mask` are its names for the placeholder and for the frames with sound.
+    """
 
     name: str
     audio: dict[str, Any]
@@ -38,15 +41,21 @@ class Kind:
     text_keys: dict[str, Any]
     frames: dict[str, int]
     token: str = "audio_token_id"
+    mask: str = ""
 
 
+_ENCODER: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_mel_bins": MELS, "max_source_positions": FRAMES // 2,
+}  # fmt: skip
+_POOLED = {"mlp": 48, "unpadded": True, "pooling": "mean"}
+# With one row, `transformers` takes a clip for one that is still to be counted.
+_VARIED = {"min_frames": 8, "max_frames": FRAMES}
+_QWEN2 = ({"model_type": "qwen2"}, {"head_dim": None, "qkv_bias": True})
 KINDS = {
     "voxtral": Kind(
         "Voxtral",
-        {
-            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "intermediate_size": 64, "num_mel_bins": MELS, "max_source_positions": FRAMES // 2,
-        },
+        _ENCODER | {"intermediate_size": 64},
         {"mlp": 64, "fixed_length": True, "projector_bias": False},
         {"model_type": "llama", "head_dim": 8},
         {"head_dim": 8},
@@ -58,12 +67,19 @@ KINDS = {
             "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4,
             "encoder_ffn_dim": 48, "num_mel_bins": MELS, "max_source_positions": FRAMES // 2,
         },
-        {"mlp": 48, "unpadded": True, "pooling": "mean", "projector": "linear"},
-        {"model_type": "qwen2"},
-        {"head_dim": None, "qkv_bias": True},
-        # With one row, `transformers` takes a clip for one that is still to be counted.
-        {"min_frames": 8, "max_frames": FRAMES},
+        _POOLED | {"projector": "linear"},
+        *_QWEN2,
+        _VARIED,
         "audio_token_index",
+        "feature_attention_mask",
+    ),
+    "audioflamingo3": Kind(
+        "AudioFlamingo3",
+        _ENCODER | {"intermediate_size": 48},
+        _POOLED,
+        *_QWEN2,
+        _VARIED,
+        mask="input_features_mask",
     ),
 }  # fmt: skip
 
@@ -94,8 +110,8 @@ def made(kind: str, layout: str, folder: Path, precision: str = "fp32") -> Spec:
     return found
 
 
-def heard(clips: list[np.ndarray], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return clips as a Qwen2-Audio takes them.
+def heard(clips: list[np.ndarray], dtype: torch.dtype, mask: str) -> dict[str, Tensor]:
+    """Return clips of several lengths with a mask of the frames with sound.
 
     Behind the frame of silence that the last token sees stands noise, which nobody should hear. Of
     the last two frames of a clip, the first may be the last one with sound.
@@ -111,7 +127,7 @@ def heard(clips: list[np.ndarray], dtype: torch.dtype) -> dict[str, Tensor]:
         masks.append(np.arange(FRAMES) < 2 * tokens - number % 2)
     return {
         "input_features": torch.from_numpy(np.stack(frames)).to(dtype),
-        "feature_attention_mask": torch.from_numpy(np.stack(masks)).long(),
+        mask: torch.from_numpy(np.stack(masks)).long(),
     }
 
 
@@ -119,11 +135,13 @@ def logits_of(model: Any, made: Spec) -> Tensor:
     """Return the logits of each sample of the first step by itself, [samples, S, words]."""
     rows, data, frames, counts = [], build_dataset(made), set(), set()
     varied = made.modules["audio"].model.unpadded
+    masks = {each.name: each.mask for each in KINDS.values()}
+    mask = masks[type(model).__name__.removesuffix("ForConditionalGeneration")]
     for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
         clips = [np.asarray(each) for each in data.images("train", sample, "audio")]
         counts.add(len(clips))
         frames |= {clip.shape[1] for clip in clips}
-        inputs = heard(clips, model.dtype) if varied else whole(clips, model.dtype)
+        inputs = heard(clips, model.dtype, mask) if varied else whole(clips, model.dtype)
         rows.append(model(input_ids=tokens[None], **inputs).logits)
     assert counts == {0, 1, 2}
     # Some clips have a token that is no row.

@@ -66,6 +66,7 @@ SIZES = {
     "whisper": (AUDIO, CLIP),
     "qwen2_audio_encoder": (AUDIO, CLIP),
     "voxtral_encoder": (VOXTRAL, CLIP),
+    "audioflamingo3_encoder": (VOXTRAL, CLIP | {"input_features_mask": torch.ones(1, 8)}),
 }  # fmt: skip
 
 
