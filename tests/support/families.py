@@ -465,10 +465,13 @@ _HEARING = {
         tiny=partial(hearing.tiny, kind),
         made=partial(hearing.made, kind),
         logits_of=hearing.logits_of,
+        widen=hearing.exact,
         layouts=plain(llava.LAYOUTS),
         often={"cp2", "apart"},
         steps=_ALL_STEPS if kind == "qwen2_audio" else steps("sgd"),
         stays="embed_positions",
+        # One bias for all keys of a query changes nothing.
+        undecided=r"audio.*k_proj\.bias$",
         sections=("audio_config", "text_config"),
         token=((family.token,), hearing.TOKEN),
     )
@@ -698,6 +701,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("qwen2_5_omni, thinking", "audio", {"chunk": 20}, False),
         ("qwen3_omni_moe, thinking", "audio", {"window": 1}, False),
         ("audioflamingo3", "audio", {"heads": 2}, True),
+        ("qwen3_asr", "audio", {"window": 1}, True),
         ("qwen3_5", "language", {"rotary_factor": 1.0, "mrope": [2, 2, 2]}, False),
         ("nemotron_h", "language", {"mamba": {"min_step": 0.0}}, True),
         ("nemotron_h with experts", "theirs", {"norm_topk_prob": False}, True),
@@ -712,6 +716,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
 ROWS: dict[str, Any] = {
     "voxtral": lambda model: model.model.multi_modal_projector.linear_2.weight[3],
     "qwen2_audio": lambda model: model.model.multi_modal_projector.linear.weight[3],
+    "qwen3_asr": lambda model: model.model.multi_modal_projector.linear_2.weight[3],
     "audioflamingo3": lambda model: model.model.multi_modal_projector.linear_1.weight[3],
     **dict.fromkeys(
         ("llava_onevision", "llava_next"), lambda model: model.model.image_newline[3:4]

@@ -252,6 +252,7 @@ FORMS: dict[str, Config] = {
         **_BARE,
     },
     "Audio Flamingo 3, bare": {"model_type": "audioflamingo3", **_BARE},
+    "Qwen3-ASR": {"model_type": "qwen3_asr", "audio_config": {"output_dim": 2048}},
     "Voxtral, bare": {
         "model_type": "voxtral", "audio_token_id": 24, "audio_config": {},
         "text_config": {"model_type": "llama"},
@@ -760,6 +761,16 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         },
         "decoder": {"layers": 32, "hidden": 4096, "kv_heads": 32, "mlp": 22016, "tied": False},
     },
+    "Qwen3-ASR": {
+        "aut": {
+            "layers": 24, "hidden": 1024, "heads": 16, "mlp": 4096, "mels": 128, "channels": 480,
+            "chunk": 100, "window": 8, "projector": "merger",
+        },
+        "decoder": {
+            "layers": 28, "hidden": 2048, "heads": 16, "kv_heads": 8, "head_dim": 128,
+            "mlp": 6144, "tied": True,
+        },
+    },
     # Its class ties nothing, so files hold both.
     "Qwen2-Audio, said to be tied": {"decoder": {"tied": False}},
     "llava-onevision-qwen2-7b": {
@@ -1054,6 +1065,10 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("Audio Flamingo 3, bare", "audio", ""): [{"projector_hidden_act": "relu"}],
     ("Audio Flamingo 3, bare", "audio", "audio_config"): [
         {"activation_function": "relu"}, {"attention_dropout": 0.1}, {"layerdrop": 0.1},
+    ],
+    ("Qwen3-ASR", "aut", "audio_config"): [
+        {"output_dim": 1024}, {"activation_function": "relu"}, {"n_window": 40},
+        {"n_window_infer": 99}, {"max_position_embeddings": 12},
     ],
     ("radio, bare", "vit", ""): [
         {"hidden_act": "relu"}, {"drop_path_rate": 0.1}, {"attention_probs_dropout_prob": 0.5},

@@ -1,12 +1,13 @@
-"""Tiny models of `transformers` that hear, Voxtral to Audio Flamingo 3, and specs for them."""
+"""Tiny models of `transformers` that hear, Voxtral to Qwen3-ASR, and specs for them."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from tests.support.hugging_face import ids_of, tokens_of
+from tests.support.hugging_face import ids_of, tokens_of, widen
 from tests.support.llava import LAYOUTS, TEXT, VOCAB
 from tests.support.random_models import shaken, theirs
 from tests.support.specs import box, spec
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
+from mimo_launch.layers.initial_weights import sinusoids
 from mimo_launch.spec.spec import Spec
 
-TOKEN, FRAMES, MELS = 7, 40, 5
+TOKEN, FRAMES, MELS, CHUNK = 7, 40, 5, 100
 _KEYS: dict[str, Any] = {
     "kind": "audio", "layers": 2, "hidden": 32, "heads": 4, "mels": MELS, "frames": FRAMES,
     "stack": 2,
@@ -42,6 +44,7 @@ class Kind:
     frames: dict[str, int]
     token: str = "audio_token_id"
     mask: str = ""
+    seq: int = 64
 
 
 _ENCODER: dict[str, Any] = {
@@ -81,6 +84,24 @@ KINDS = {
         _VARIED,
         mask="input_features_mask",
     ),
+    # A window is two chunks; some clips are longer.
+    "qwen3_asr": Kind(
+        "Qwen3ASR",
+        {
+            "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 48, "num_mel_bins": MELS, "output_dim": 24,
+            "n_window_infer": 2 * CHUNK, "downsample_hidden_size": 3,
+        },
+        {
+            "kind": "aut", "mlp": 48, "frames": 260, "stack": 1, "channels": 3, "chunk": CHUNK,
+            "window": 2, "projector": "merger",
+        },
+        {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
+        {"head_dim": 8, "qk_norm": True, "tied": True},
+        {"min_frames": 8, "max_frames": 260},
+        mask="input_features_mask",
+        seq=96,
+    ),
 }  # fmt: skip
 
 
@@ -105,7 +126,7 @@ def made(kind: str, layout: str, folder: Path, precision: str = "fp32") -> Spec:
     }
     data = {"kind": "synthetic", "max_images": 2, "text_only": 0.4, **family.frames}
     train = {"steps": 1, "precision": precision, "seed": 5}
-    found = spec(modules, microbatches=2, mbs=2, seq=64, data=data, train=train)
+    found = spec(modules, microbatches=2, mbs=2, seq=family.seq, data=data, train=train)
     assert not [item for item in check(found) if item.is_error]
     return found
 
@@ -141,15 +162,48 @@ def logits_of(model: Any, made: Spec) -> Tensor:
         clips = [np.asarray(each) for each in data.images("train", sample, "audio")]
         counts.add(len(clips))
         frames |= {clip.shape[1] for clip in clips}
-        inputs = heard(clips, model.dtype, mask) if varied else whole(clips, model.dtype)
+        if made.modules["audio"].model.kind == "aut":
+            inputs = in_chunks(clips, model.dtype)
+        elif varied:
+            inputs = heard(clips, model.dtype, mask)
+        else:
+            inputs = whole(clips, model.dtype)
         rows.append(model(input_ids=tokens[None], **inputs).logits)
     assert counts == {0, 1, 2}
-    # Some clips have a token that is no row.
-    assert not varied or {each // 2 % 2 for each in frames} == {0, 1}
-    assert not varied or max(frames) < FRAMES
+    if made.modules["audio"].model.kind == "aut":
+        # Some are of several windows, some end in the middle of a token.
+        assert max(frames) > 2 * CHUNK
+        assert {each % 2 for each in frames} == {0, 1}
+    elif varied:
+        # Some clips have a token that is no row.
+        assert {each // 2 % 2 for each in frames} == {0, 1}
+        assert max(frames) < FRAMES
     return torch.cat(rows)
 
 
 def whole(clips: list[np.ndarray], dtype: torch.dtype) -> dict[str, Tensor]:
     """Return clips of one length as a Voxtral takes them."""
     return {"input_features": torch.from_numpy(np.stack(clips)).to(dtype)} if clips else {}
+
+
+def in_chunks(clips: list[np.ndarray], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return clips as a Qwen3-ASR takes them: whole chunks, with zeros after each clip."""
+    if not clips:
+        return {}
+    longest = -(-max(clip.shape[1] for clip in clips) // CHUNK) * CHUNK
+    frames = [np.pad(clip, ((0, 0), (0, longest - clip.shape[1]))) for clip in clips]
+    masks = [np.arange(longest) < clip.shape[1] for clip in clips]
+    return {
+        "input_features": torch.from_numpy(np.stack(frames)).to(dtype),
+        "input_features_mask": torch.from_numpy(np.stack(masks)).long(),
+    }
+
+
+def exact(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in float64 what `transformers` computes in float32, a table of positions, too."""
+    del monkeypatch
+    widen(model)
+    table = getattr(model.model.audio_tower, "positional_embedding", None)
+    if table is not None:
+        places, width = table.positional_embedding.shape
+        table.positional_embedding = torch.from_numpy(sinusoids(range(places), width))

@@ -63,6 +63,13 @@ SIZES = {
          "max_img_size": 8},
         PICTURE,
     ),
+    "qwen3_asr_encoder": (
+        {**AUDIO, "num_mel_bins": 8, "n_window": 50, "downsample_hidden_size": 2},
+        {
+            "input_features": torch.linspace(-1, 1, 800).view(1, 8, 100),
+            "input_features_mask": torch.ones(1, 100, dtype=torch.long),
+        },
+    ),
     "whisper": (AUDIO, CLIP),
     "qwen2_audio_encoder": (AUDIO, CLIP),
     "voxtral_encoder": (VOXTRAL, CLIP),

@@ -209,15 +209,17 @@ def equal(
     return next((each for each in alike if not list(each.differences(model, but))), None)
 
 
-def width_refused(tower: Family) -> Refusal:
-    """Return the rule for the setting of a tower that is the width of its rows."""
+def width_refused(
+    tower: Family, part: str = "vision_config", text_defaults: Config | None = None
+) -> Refusal:
+    """Return the rule for the setting of a tower, in `part`, that is the width of its rows."""
     key = tower.row_width or ""
 
     def found(config: Config) -> Iterator[str]:
         text = section(config, "text_config") or config
-        usual = _DEFAULTS.get(str(text.get("model_type")), {})
+        usual = text_defaults or _DEFAULTS.get(str(text.get("model_type")), {})
         width = {**usual, **text}.get("hidden_size")
-        rows = {**tower.defaults, **section(config, "vision_config")}.get(key, width)
+        rows = {**tower.defaults, **section(config, part)}.get(key, width)
         if rows != width:
             yield f"{key}: {short(rows)}"
 
