@@ -1,8 +1,9 @@
 """The program of every rank: phases around pipelines, or one pipeline with its bubbles filled.
 
 Decides: the order of the parts of a step on a rank; that inputs are received right before the
-action that needs them, and results sent right after the action that makes them; which transfers
-share a slot; when gradients are summed, and over which ranks.
+action that needs them, and results sent right after the action that makes them, except that rows
+which meet in one compute of language travel together; which transfers share a slot; when gradients
+are summed, and over which ranks.
 Relies on: `pipeline`, `bubble_filling` and `graph_order` for the order of computes, `data_flow`.
 Leaves: proving that the programs end to `deadlock_proof`, sums to `runtime` and `optimizer`.
 
@@ -19,6 +20,8 @@ for a tied embedding. Then all ranks meet for the norms, and update.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
 from typing import TypeVar
 
 from mimo_launch.layout.layout import Layout, Role
@@ -70,23 +73,46 @@ def _with_transfers(
 ) -> Iterator[Action]:
     """Yield actions, each compute with the receives before it and the sends after it."""
     received: set[Action] = set()
-    for action in order:
-        if not action.kind.is_compute:
-            yield action
+    for _, computes in groupby(order, partial(_meeting_point, flow)):
+        together = list(computes)
+        if not together[0].kind.is_compute:
+            yield from together
             continue
-        for each in flow.needs(role, action):
-            if each.kind not in (Kind.RECV_F, Kind.RECV_B):
-                continue
-            # A group of microbatches arrives once, before the first of them.
-            channel, place = arrivals.get(each, ((each,), 0))
-            first = place + 1
-            while first > 0 and channel[first - 1] not in received:
-                first -= 1
-            new = channel[first : place + 1]
-            received.update(new)
-            yield from new
-        yield action
-        yield from flow.sends(action)
+        for action in together:
+            yield from _receives(flow, role, action, arrivals, received)
+        yield from together
+        for action in together:
+            yield from flow.sends(action)
+
+
+def _meeting_point(flow: DataFlow, action: Action) -> Hashable:
+    """Return the compute of language that reads the rows of an upstream encoder, or the action.
+
+    Language sends the gradients of such rows together, so encoders on one rank must receive them
+    together. If one of them still had rows to send before that, both sides could wait.
+    """
+    if not action.kind.is_compute or flow.layout[action.module].in_phases:
+        return action
+    edges = flow.out[action.module, action.stage or 0]
+    if not flow.layout.is_star or len(edges) != 1 or not edges[0].is_bridge:
+        return action
+    return edges[0].target, action.kind, edges[0].path.of_source(action.index)
+
+
+def _receives(
+    flow: DataFlow, role: Role, action: Action, arrivals: Arrivals, received: set[Action]
+) -> Iterator[Action]:
+    """Yield the receives before a compute; a group of microbatches arrives before its first."""
+    for each in flow.needs(role, action):
+        if each.kind not in (Kind.RECV_F, Kind.RECV_B):
+            continue
+        channel, place = arrivals.get(each, ((each,), 0))
+        first = place + 1
+        while first > 0 and channel[first - 1] not in received:
+            first -= 1
+        new = channel[first : place + 1]
+        received.update(new)
+        yield from new
 
 
 Programs = tuple[Program, ...]
