@@ -1,7 +1,7 @@
 """Which stages have the same costs and memory, in all layouts of the same models and data.
 
 Decides: what the work of a stage depends on: its module, as it is cut and shared out, and its
-layers by their sizes.
+layers by their sizes and positions.
 Relies on: `layout` for who gets which samples, `workload` for what trains.
 Leaves: keeping what is computed for such stages to `cost_model` and `search.bounds`.
 """
@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from functools import lru_cache
 
 from mimo_launch.estimate.workload import backward_path
+from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.registry import kind_of, layer_of
 from mimo_launch.layout.balance import replicas_that_share
 from mimo_launch.layout.layout import Layout, ModuleLayout
@@ -65,7 +66,15 @@ def key_of_stage(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage)
 
 @lru_cache(maxsize=64)
 def alike_layers(model: Model) -> tuple[int, ...]:
-    """Return a number for each layer of a model, the same for layers of the same sizes."""
+    """Return a number for each layer of a model, the same for layers that cost and keep the same.
+
+    Sizes may be the same where positions are not: some layers rotate nothing, or at another base.
+    """
     kind, numbers = kind_of(model), dict[Hashable, int]()
-    layers = ((n, kind.layer_kind(n), kind.attending.in_windows(n)) for n in range(model.layers))
+
+    def seen(number: int) -> Hashable:
+        sight = kind.sight(number) if isinstance(kind, LanguageKind) else None
+        return kind.attending.in_windows(number), kind.attention_pattern(number), sight
+
+    layers = ((n, kind.layer_kind(n), seen(n)) for n in range(model.layers))
     return tuple(numbers.setdefault((layer_of(model, n), *rest), n) for n, *rest in layers)
