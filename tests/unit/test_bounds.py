@@ -54,6 +54,24 @@ def test_a_frozen_stage_on_ranks_without_language_runs_ahead() -> None:
     assert 0.9 < shares(alone)[0] <= 1 + 1e-9
 
 
+def test_a_frozen_tower_on_ranks_of_later_stages_runs_ahead_of_the_last_backwards() -> None:
+    model = {"layers": 24, "hidden": 2048, "heads": 16, "mlp": 8192}
+    phases = {"microbatches": 8, "encoder_microbatches": 1, "mbs": 2, "max_patches": 4096}
+    for rank, least in ((0, 0.99), (1, 0.9)):
+        tower = box(rank, model=model, frozen=True)
+        found = shares(spec({"vision": tower, "language": box(0, pp=2)}, **phases))[0]
+        assert least < found <= 1 + 1e-9
+
+
+def test_frozen_stages_run_ahead_of_the_backwards_of_later_ones() -> None:
+    """The first stage may begin a group before the projector has its backward of the last one."""
+    model = {"layers": 4, "hidden": 64, "mlp": 64, "projector": "mlp", "projector_mlp": 65536}
+    tower = box(0, pp=2, model=model, frozen="except_projector")
+    phases = {"microbatches": 8, "encoder_microbatches": 1, "mbs": 2, "max_patches": 4096}
+    found = shares(spec({"vision": tower, "language": box(0, dp=2)}, **phases))[0]
+    assert 0.95 < found <= 1 + 1e-9
+
+
 @pytest.mark.parametrize("virtual", [1, 2, 3])
 def test_bounds_count_the_idle_time_of_every_order_of_a_pipeline(virtual: int) -> None:
     kind = "interleaved" if virtual > 1 else "1f1b"
@@ -81,6 +99,15 @@ def test_stages_are_costed_once_for_layouts_that_cut_them_alike() -> None:
     assert len(estimator.kept) == 1 + 2
     assert least_seconds(replace(estimator, plan=Plan.of(made))) == first
     assert len(estimator.kept) == 1 + 2
+
+
+def test_stages_are_costed_apart_where_one_layer_rotates_and_another_does_not() -> None:
+    model = {"layers": 4, "hidden": 4096, "heads": 32, "mlp": 16384, "nope": {"layers": [1]}}
+    made = spec({"language": box(0, pp=4, model=model)}, mbs=8, seq=2048)
+    estimator = Estimator.of(Plan.of(made)).brief
+    still, turned = (estimator.model.stages["language", stage] for stage in (1, 2))
+    assert still.forwards < turned.forwards
+    assert still.backwards < turned.backwards
 
 
 def test_pipelines_that_shared_keys_forbid_are_no_layouts() -> None:

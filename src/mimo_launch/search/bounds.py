@@ -10,7 +10,7 @@ A layout with a bound above the best plan cannot be better. Bounds are near the 
 leave out are transfers, reductions and ranks that wait for others in the middle of a step.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage, key_of_weights
@@ -39,14 +39,26 @@ def least_seconds(estimator: Estimator) -> float:
 class _Spent:
     """Seconds of all forwards and backwards of a stage; of the shortest forward and backward.
 
-    `first` is in the first forward alone, and in `whole`; `last` follows the last backward.
+    `first` is in the first forward alone, and in `forwards`; `last` follows the last backward.
     """
 
-    whole: float
-    least: float
+    forwards: float
+    backwards: float
+    forward: float
+    backward: float
     first: float
     last: float
     trains: bool
+
+    @property
+    def whole(self) -> float:
+        """Seconds of all forwards and backwards."""
+        return self.forwards + self.backwards
+
+    @property
+    def least(self) -> float:
+        """Seconds of the shortest forward and backward."""
+        return self.forward + self.backward
 
 
 def _spent(
@@ -55,12 +67,12 @@ def _spent(
     """Return the seconds that each stage computes in a step; frozen ones have no backward."""
     found = {}
     for (name, stage), cost in costs.items():
-        ways = [cost.forwards, cost.backwards]
         trains = needs_backward(layout, layout[name], stage)
-        ran = ways[: 1 + trains]
         found[name, stage] = _Spent(
-            whole=cost.first + sum(map(sum, ran)),
-            least=sum(map(min, ran)),
+            forwards=cost.first + sum(cost.forwards),
+            backwards=sum(cost.backwards) if trains else 0.0,
+            forward=min(cost.forwards),
+            backward=min(cost.backwards) if trains else 0.0,
             first=cost.first,
             last=cost.reduction if trains else 0.0,
             trains=trains,
@@ -88,20 +100,28 @@ def _chain(layout: Layout, costs: Mapping[tuple[str, int], _Spent]) -> float:
     # The reduction after the last backward delays no other module.
     ends = [stages[0].last]
     for each in layout.encoders:
-        waits = drains and _waits(layout, each)
-        own = (cost.whole if waits else cost.first + cost.least for cost in of(each))
-        ends.append(sum(own) + of(each)[0].last)
+        seconds = _beside(layout, each, of(each), drains=drains and each.in_phases)
+        ends.append(seconds + of(each)[0].last)
     return found + max(ends)
 
 
-def _waits(layout: Layout, encoder: ModuleLayout) -> bool:
-    """Return whether an encoder begins a group after language has finished the one before.
+def _beside(
+    layout: Layout, encoder: ModuleLayout, costs: Sequence[_Spent], *, drains: bool
+) -> float:
+    """Return the seconds of an encoder in a chain through it, language and back.
 
-    A first stage without a backward, on ranks without language, runs ahead.
+    Without backwards in its first stages, it is ahead of its later ones, which begin a group after
+    their backwards of the one before. Only ranks of the first stage of language have nothing else
+    to do before language has finished a group: an encoder that begins on others runs ahead of it.
     """
-    own = layout.language.grid.ranks
-    shares = all(rank in own for rank in encoder.stage_ranks(0))
-    return encoder.in_phases and (shares or needs_backward(layout, encoder, 0))
+    once = [cost.first + cost.least for cost in costs]
+    if not drains:
+        return sum(once)
+    turns = [cost.whole if cost.trains else one for cost, one in zip(costs, once, strict=True)]
+    first = layout.language.stage_ranks(0)
+    if not all(rank in first for rank in encoder.stage_ranks(0)):
+        return sum(turns)
+    return max(sum(turns), sum(cost.forwards + cost.backward for cost in costs))
 
 
 def least_bytes(estimator: Estimator, kept: dict[Hashable, StageMemory]) -> int:
