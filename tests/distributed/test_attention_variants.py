@@ -24,6 +24,7 @@ from tests.support.planted_latent import MLA, latent
 from tests.support.planted_nope import MODEL as NOPE_MODEL
 from tests.support.planted_nope import unturned
 from tests.support.planted_norms import beside, clipped, normed_after, of_unit_heads
+from tests.support.planted_per_layer import with_vectors
 from tests.support.planted_shared_keys import sharing
 from tests.support.planted_sinks import EXPERTS, sunk
 from tests.support.planted_sliding import sliding
@@ -341,6 +342,42 @@ SHARED: Layouts = {
     },
     "first layers frozen, tp 2": {"tp": 2, "frozen": {"layers": "0-1"}},
 }  # fmt: skip
+VECTORS: Layouts = {
+    **{name: layout for name, layout in BEHIND_VISION.items() if layout.get("pp", 1) == 1},
+    "one rank": {},
+    "tp 2, padded vocabulary": {"tp": 2, "model": {"vocab_multiple": 16}},
+    "full sharding, dp 2": {"dp": 2, "sharding": "full"},
+    "attention computed again, tp 2, cp 2": {
+        "tp": 2, "cp": 2, "recompute": ["attention"], "sequence_parallel": True,
+    },
+    "all computed again, full sharding, tp 2": {
+        "tp": 2, "dp": 2, "recompute": "full", "sharding": "full", "sequence_parallel": True,
+    },
+    "MLPs and norms computed again, packed": {
+        "recompute": ["mlp", "norms"], "data": {"packing": True},
+    },
+    "offloaded, dp 2": {"dp": 2, "offload": ["activations"]},
+    "tied, further tokens, tp 2": {"tp": 2, "model": {"mtp": {"depth": 1}, "tied": True}},
+    "LayerNorm, parallel, tp 2": {
+        "tp": 2, "model": {"norm": "layer", "parallel": True, "layer_scalar": None},
+    },
+    "clamped gates, cp 2": {"cp": 2, "model": {"activation": "clamped_silu"}},
+    "squares, no norms before": {
+        "model": {"activation": "squared_relu", "pre_norms": False, "norm_offset": True},
+    },
+    "keys of earlier layers, tp 2": {
+        "tp": 2, "sequence_parallel": True, "model": {"shared_keys": {"layers": 2, "mlp": 64}},
+    },
+    "experts over ep, dp 2": {
+        "dp": 2, "experts": {"ep": 2},
+        "model": {"moe": {"experts": 4, "top_k": 2, "width": 32, "every": 2}},
+    },
+    "an adapter, dp 2": {
+        "dp": 2,
+        "adapter": {"kind": "lora", "rank": 2, "targets": ["q", "k", "v", "o"]},
+    },
+    "first layers frozen, tp 2": {"tp": 2, "frozen": {"layers": "0-1"}},
+}  # fmt: skip
 VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
     "caps": (capped, CAPS, {DOCUMENTS}, None),
     # Scores of so few queries at once that every chunk of a sequence has several blocks.
@@ -436,6 +473,18 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
             "full sharding, dp 2",
             "attention computed again, tp 2, cp 2",
             "norms of all heads, clipped, gates, tp 4",
+        },
+        None,
+    ),
+    "per-layer embeddings": (
+        with_vectors,
+        VECTORS,
+        {
+            "tp 2, cp 2, documents",
+            "all computed again, full sharding, tp 2",
+            "MLPs and norms computed again, packed",
+            "keys of earlier layers, tp 2",
+            "first layers frozen, tp 2",
         },
         None,
     ),

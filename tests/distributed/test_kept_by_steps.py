@@ -36,6 +36,10 @@ SHARED = {
     "activation": "gelu_tanh", "shared_keys": {"layers": 2, "mlp": 512},
     "sliding_window": {"size": 64, "full": [1, 4], "rope_theta": 1e4, "head_dim": 16},
 }  # fmt: skip
+VECTORS = {
+    "layers": 3, "post_norms": True, "activation": "gelu_tanh",
+    "per_layer_embeddings": {"width": 32},
+}  # fmt: skip
 NOPE = {
     "layers": 3,
     "nope": {"layers": [1, 2], "query_scaling": {"beta": 0.5, "length": 16, "first_position": 1}},
@@ -119,6 +123,9 @@ STEPS = {
     "keys of earlier layers, attention computed again": step(
         language(**SHARED), language={"recompute": ["attention"]}
     ),
+    "per-layer embeddings": step(language(**VECTORS)),
+    "per-layer embeddings, compiled": step(language(**VECTORS), compiled=True),
+    "per-layer embeddings of frozen language": step(language(**VECTORS), language={"frozen": True}),
     "a tower of Gemma 4": step(vision(**GEMMA4)),
     "a compiled tower of Gemma 4": step(vision(**GEMMA4), compiled=True),
     "a tower of Llama 4": step(vision(**LLAMA4)),
@@ -250,6 +257,8 @@ STEPS_OF_TWO_RANKS = {
     "keys of earlier layers, tp 2": step(
         language(**SHARED), each={"tp": 2, "sequence_parallel": True}
     ),
+    "per-layer embeddings, tp 2": step(language(**VECTORS), each={"tp": 2}),
+    "per-layer embeddings, tp 2 with sequence parallelism": step(language(**VECTORS), each=SP),
     "cp 2, whole sequences": step(each={"cp": 2}, data={"max_images": 2}),
     "cp 2, layers without rotary positions": step(language(**NOPE), each={"cp": 2}),
     "cp 2, latent attention": step(language(**LATENT), each={"cp": 2}),

@@ -27,6 +27,7 @@ from tests.support.planted_llama4_vision import LLAMA4_VISION_BUGS
 from tests.support.planted_mtp import MTP_BUGS
 from tests.support.planted_nope import NOPE_BUGS
 from tests.support.planted_norms import NORM_BUGS
+from tests.support.planted_per_layer import PER_LAYER_BUGS
 from tests.support.planted_registers import REGISTER_BUGS
 from tests.support.planted_scales import SCALE_BUGS
 from tests.support.planted_shared_keys import SHARED_KEYS_BUGS
@@ -632,7 +633,7 @@ BUGS_OF_PARTS |= (
 )
 BUGS_OF_PARTS |= NOPE_BUGS
 BUGS_OF_PARTS |= NORM_BUGS | CHUNK_BUGS | GEMMA4_BUGS | GEMMA4_VISION_BUGS
-BUGS_OF_PARTS |= SHARED_KEYS_BUGS | LLAMA4_VISION_BUGS
+BUGS_OF_PARTS |= SHARED_KEYS_BUGS | PER_LAYER_BUGS | LLAMA4_VISION_BUGS
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),
     "labels counted per replica": Bug(local_label_count, colocated()),

@@ -526,6 +526,10 @@ def one_module(
                     model["sliding_window"] |= {"head_dim": None, "kv_heads": None}
             if pp == 1 and layers > 1 and "mla" not in model and draw(seldom):
                 model |= draw(_with_shared_keys(model, layers, tp))
+            if pp == 1 and draw(seldom):
+                model["per_layer_embeddings"] = {
+                    "width": draw(st.sampled_from([4, 7])), "padding": draw(st.integers(0, 2)),
+                }  # fmt: skip
             if draw(seldom):
                 model["query_scaling"] = {"beta": 0.5, "length": draw(st.sampled_from([1, 3, 99]))}
             if draw(seldom) and "shared_keys" not in model:

@@ -131,6 +131,15 @@ def codes(*overrides: str) -> list[str]:
             ],
             [],
         ),
+        (["model.per_layer_embeddings={width: 8}"], []),
+        (
+            ["model.per_layer_embeddings={width: 8}", "grid={pp: 4}", "model.layers=4"],
+            ["per-layer-over-stages"],
+        ),
+        (
+            ["model.per_layer_embeddings={width: 8, padding: 100000}"],
+            ["padding-outside-vocab"],
+        ),
         (["model.values_from_keys=true"], []),
         (
             ["model.values_from_keys=true", "model.sliding_window={size: 4}"],

@@ -152,6 +152,17 @@ def specs() -> dict[str, Spec]:
             {},
             4,
         ),
+        "per-layer embeddings": one(
+            {
+                "layers": 2,
+                "kv_heads": 2,
+                "mlp": 64,
+                "per_layer_embeddings": {"width": 6},
+                "mtp": {"depth": 1},
+            },
+            {},
+            2,
+        ),
         "norms on both sides, sinks": one(
             {"post_norms": True, "norm_offset": True, "attention_sinks": True}, {}, 2
         ),

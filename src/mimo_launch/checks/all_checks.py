@@ -22,6 +22,7 @@ from mimo_launch.checks import (
     losses,
     mixtures,
     packages,
+    per_layer,
     positions,
     quantized_base,
     ranks,
@@ -125,6 +126,14 @@ RULES: tuple[Rule, ...] = (
         DecoderModel,
         shared_keys.shared_keys_in_one_stage,
         needs=("layers-over-pp", "stages-not-of-grid", "shared-keys-without-source"),
+    ),
+    ModelRule(
+        DecoderModel,
+        per_layer.vectors_in_one_stage,
+        needs=("layers-over-pp", "stages-not-of-grid"),
+    ),
+    ModelRule(
+        DecoderModel, per_layer.padding_is_in_vocabulary, needs=("no-language-module", *_ROLE)
     ),
     ModuleRule(experts.experts_have_model),
     ModuleRule(experts.grid_of_experts_fits, needs=_GRID),
@@ -301,6 +310,7 @@ _SIZES = (
     batch.seq_splits_over_tp,
     batch.seq_splits_over_cp,
     shared_keys.shared_keys_in_one_stage,
+    per_layer.vectors_in_one_stage,
     schedules.interleaved_has_stages,
     schedules.interleaved_runs_whole,
 )

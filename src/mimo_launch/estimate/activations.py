@@ -293,6 +293,7 @@ class Activations:
             width += each.inner * size.inner // tp
             width += each.narrow * size.narrow + each.entered * size.entered
             width += ceil((each.made * size.made + each.value * size.value) / tp)
+            width += each.beside * size.beside
             width += copies * (each.arrived * split + each.returned)
             tokens = self.shared_tokens if each.shared else self.tokens
             total += tokens * each.numbers * max(4, self.bytes)

@@ -33,7 +33,7 @@ from mimo_launch.spec.quantized_base import QuantizedBase
 from mimo_launch.spec.spec import Model
 
 # Segments of a decoder with a row per token.
-VOCABULARY = ("embedding.weight", "head.weight")
+VOCABULARY = ("embedding.weight", "head.weight", "per_layer.table.weight")
 # The settings of the copied layers: in the configurations of the tower and the model around it.
 _IN_TOWER = (
     "vision_use_head", "num_hidden_layers", "use_mean_pooling", "use_mask_token", "mlp_ratio",

@@ -14,6 +14,7 @@ from mimo_launch.kinds.adapters import DOWN
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.mlp_shapes import MlpShape, MoeShape
+from mimo_launch.kinds.per_layer_shapes import PerLayerShape
 from mimo_launch.kinds.saved_activations import (
     BLOCK_PARTS,
     CAPPED_BACKWARD,
@@ -38,8 +39,8 @@ class BlockShape(LayerShape):
 
     `post_norms` follow both. `layer_scale` is the initial value of factors on what both add to the
     stream, and `residual_scale` a constant one. If they are `parallel`, both read the same stream,
-    by one norm. A number that does not train, at first `scalar`,
-    multiplies the stream after them.
+    by one norm. What `per_layer` embeddings add comes after both. A number that does not train, at
+    first `scalar`, multiplies the stream after them.
     """
 
     layer = "mimo_launch.models.transformer_block:Block"
@@ -53,6 +54,7 @@ class BlockShape(LayerShape):
     layer_scale: float | None = None
     residual_scale: float | None = of_key("residual_scale", None)
     scalar: float | None = of_key("layer_scalar", None)
+    per_layer: PerLayerShape | None = None
 
     @property
     def width(self) -> int:
@@ -73,6 +75,7 @@ class BlockShape(LayerShape):
             "attention_scale": scale,
             "mlp_scale": scale,
             "mlp": self.mlp,
+            "per_layer": self.per_layer,
             "layer_scalar": None if self.scalar is None else scalar_shape(self.scalar),
         }
 
@@ -82,6 +85,7 @@ class BlockShape(LayerShape):
             *self._streams(passes),
             *self.attention.saved(passes, pattern),
             *self.mlp.saved(passes, pattern),
+            *(() if self.per_layer is None else self.per_layer.saved(passes, pattern)),
         )
         for part in BLOCK_PARTS:
             if self.post_norms:

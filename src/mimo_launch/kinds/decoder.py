@@ -13,8 +13,9 @@ from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.block_shapes import BlockShape, DepthShape
 from mimo_launch.kinds.facts import Attending
 from mimo_launch.kinds.language import CausalKind, LanguageKind
-from mimo_launch.kinds.layer import Sight
+from mimo_launch.kinds.layer import Ends, Sight
 from mimo_launch.kinds.mlp_shapes import PlainActivation
+from mimo_launch.kinds.per_layer_shapes import PerLayerInputsShape, PerLayerShape
 from mimo_launch.kinds.shapes import NormShape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import DecoderBlocks, GateActivation
@@ -170,6 +171,34 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         shared = self.model.shared_keys
         own = shared and shared.mlp if number in self.model.key_layers else None
         return own or self.model.mlp_width
+
+    def block(self, number: int) -> BlockShape:
+        """Return a block; a depth of multi-token prediction has no per-layer embeddings."""
+        found, own = DecoderBlocksKind.block(self, number), self.model.per_layer_embeddings
+        if own is None or self.is_depth(number):
+            return found
+        activation = self.model.activation
+        beside = PerLayerShape(inner=own.width, activation=activation, norm=self.norm())
+        return replace(found, per_layer=beside)
+
+    @property
+    def padding(self) -> int | None:
+        """The token at which tokens of rows read per-layer embeddings, if there are any."""
+        own = self.model.per_layer_embeddings
+        return None if own is None else own.padding
+
+    def per_layer_inputs(self, ends: Ends) -> PerLayerInputsShape | None:
+        """Return what makes per-layer embeddings in front of the layers, if there are any."""
+        own = self.model.per_layer_embeddings
+        if own is None:
+            return None
+        return PerLayerInputsShape(
+            vocab=ends.vocab,
+            layers=self.model.layers,
+            width=own.width,
+            padding=own.padding,
+            norm=self.norm(),
+        )
 
     def _normed_by_l2(self, number: int) -> bool:
         """Return whether queries and keys of a layer have a norm without weights."""

@@ -15,6 +15,7 @@ from mimo_launch.kinds.facts import TpCuts
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import Ends, Flops, Rotary, Sight, Workload
 from mimo_launch.kinds.mlp_shapes import MlpShape, MoeShape, PlainActivation
+from mimo_launch.kinds.per_layer_shapes import PerLayerInputsShape
 from mimo_launch.kinds.saved_activations import (
     AttentionPattern,
     HeldAtEnds,
@@ -37,9 +38,10 @@ def is_of_loss(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TokensShape(LayerShape):
-    """The layer of a language model before its numbered layers."""
+    """What a language model has before its numbered layers."""
 
     embedding: VocabShape
+    per_layer: PerLayerInputsShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,11 @@ class LanguageKind(CausalKind):
         """Return the last tokens that tokens of a layer attend to, None if all."""
         return self.sight(number).window
 
+    @property
+    def padding(self) -> int | None:
+        """The token at which tokens of rows read per-layer embeddings, if there are any."""
+        return None
+
     def key_source(self, number: int) -> int:
         """Return the layer that has the keys of a layer."""
         return number
@@ -265,8 +272,12 @@ class LanguageKind(CausalKind):
         raise NotImplementedError
 
     def before(self, ends: Ends) -> TokensShape:
-        """Return the embedding of tokens."""
-        return TokensShape(self._embedding(ends))
+        """Return the embedding of tokens, and what makes those of each layer."""
+        return TokensShape(self._embedding(ends), self.per_layer_inputs(ends))
+
+    def per_layer_inputs(self, ends: Ends) -> PerLayerInputsShape | None:
+        """Return what makes per-layer embeddings in front of the layers, if there are any."""
+        return None
 
     def after(self, ends: Ends) -> AnswersShape:
         """Return final norm and head; also the embedding, if needed after the first stage."""
@@ -285,10 +296,13 @@ class LanguageKind(CausalKind):
         return VocabShape(ends.vocab, width, std, counted=ends.is_first)
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
-        """Return the operations of the head."""
+        """Return the operations of the head, and of the map to per-layer embeddings."""
+        found, width = Flops(), self.model.hidden
+        if ends.is_first and (front := self.per_layer_inputs(ends)) is not None:
+            found += Flops(patch=2.0 * work.tokens * width * front.all_widths)
         if not ends.is_last:
-            return Flops()
-        return Flops(head=2.0 * self._heads * work.tokens * self.model.hidden * ends.vocab)
+            return found
+        return found + Flops(head=2.0 * self._heads * work.tokens * width * ends.vocab)
 
     @property
     def _heads(self) -> int:
@@ -296,8 +310,13 @@ class LanguageKind(CausalKind):
         return 1 + self.depths
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
-        """Return the numbers saved by angles and the head: input, gradient of logits, logits."""
+        """Return the numbers saved by angles, the head and what is in front of the layers.
+
+        The head saves its input, the gradient of logits, and logits.
+        """
         total = self._saved_angles(held)
+        if ends.is_first and (front := self.per_layer_inputs(ends)) is not None:
+            total += front.saved_in_front(held)
         if not ends.is_last:
             return total
         normed = self.model.hidden if held.passes.weights_train else 0

@@ -157,7 +157,7 @@ class Widths:
     A token has `products` multiplications with matrices. With cp each rank gathers `gathers`
     numbers of every token, and sends `exchanges` numbers of each of its own tokens. A pair of
     tokens that attend multiplies `scored` numbers; a recurrence has `between` operations per token.
-    `regions` counts the tensor-parallel regions.
+    `beside` is the width of per-layer embeddings. `regions` counts the tensor-parallel regions.
     """
 
     products: int = 0
@@ -173,6 +173,7 @@ class Widths:
     gathers: int = 0
     exchanges: int = 0
     scored: int = 0
+    beside: int = 0
     between: float = 0.0
     regions: float = 0
 

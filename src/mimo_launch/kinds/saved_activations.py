@@ -33,11 +33,11 @@ class Saved:
     experts, a part of each tp rank. `arrived` and `returned` have the width of the stream for each
     expert that a token of this rank chose, `arrived` on all ranks that split it; loads are assumed
     to be balanced. In latent attention `narrow` and `entered` are whole on every rank, `made` and
-    `value` are cut over tp. `scores` are the scores that exist together, of each head, in at least
-    4 bytes, as are `numbers`, and `routed_numbers` of each token that this rank sends to experts. A
-    tensor `for_weights` is not kept if the weights are frozen, one of a `part` not if that is
-    computed again, and a `normed` stream not if norms are; one that `stays` is kept in any case,
-    for later layers.
+    `value` are cut over tp; `beside`, of per-layer embeddings, is whole. `scores` are the scores
+    that exist together, of each head, in at least 4 bytes, as are `numbers`, and `routed_numbers`
+    of each token that this rank sends to experts. A tensor `for_weights` is not kept if the weights
+    are frozen, one of a `part` not if that is computed again, and a `normed` stream not if norms
+    are; one that `stays` is kept in any case, for later layers.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Saved:
     entered: int = 0
     made: int = 0
     value: float = 0
+    beside: int = 0
     scores: int = 0
     numbers: int = 0
     routed_numbers: int = 0

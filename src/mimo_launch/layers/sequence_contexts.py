@@ -57,7 +57,8 @@ class SequenceContext:
     later ones, `masks` are added to the scores, one for each chunk of a sequence that this rank
     holds, over all positions of the sequence: [B, 1, queries, S]. Queries are multiplied by
     `factors`, [S] or [B, S], if there are any. From `draws` layers draw what they drop. `held` are
-    the keys and values of an earlier layer, for layers that attend to these.
+    the keys and values of an earlier layer, for layers that attend to these; `vectors` [n, P] are
+    the per-layer embeddings of a layer.
     """
 
     batch: int
@@ -71,6 +72,7 @@ class SequenceContext:
     factors: Tensor | None = None
     draws: Draws | None = None
     held: KeysValues | None = None
+    vectors: Tensor | None = None
 
     @property
     def needs_mask(self) -> bool:

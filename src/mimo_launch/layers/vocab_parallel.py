@@ -42,11 +42,15 @@ class VocabEmbedding(ShapedLayer[VocabShape]):
         rows = self.own_rows(ids_N)
         return self.context.leave(rows if ids_N.dim() == 1 else rows.sum(dim=1))
 
-    def own_rows(self, ids_N: Tensor) -> Tensor:
-        """Return this rank's terms of the embeddings: zeros for the ids of other ranks."""
+    def own_rows(self, ids_N: Tensor, *, still: int | None = None) -> Tensor:
+        """Return this rank's terms of the embeddings: zeros for the ids of other ranks.
+
+        The embedding of the id `still` gets no gradient.
+        """
         local = ids_N - self.part.start
         outside = (local < 0) | (local >= len(self.part))
-        rows = F.embedding(local.masked_fill(outside, 0), self.weight)
+        fixed = still - self.part.start if still is not None and still in self.part else None
+        rows = F.embedding(local.masked_fill(outside, 0), self.weight, padding_idx=fixed)
         return rows.masked_fill(outside.unsqueeze(-1), 0)
 
 

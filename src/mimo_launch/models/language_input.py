@@ -80,7 +80,8 @@ class LanguageInput:
     token of a prompt, if these attend to each other; else -1. ahead: the text of each depth of
     multi-token prediction, in training. draws: for dropout. sources [sources of the step, B, S]:
     whether each token is of a source, on the last stage in training, if the data have several.
-    labelled: for a user's loss.
+    labelled: for a user's loss. looked_up [B, S]: the tokens that tables of per-layer embeddings
+    are read at, on the first stage, if the model has such tables.
     """
 
     num_sequences: int
@@ -97,6 +98,7 @@ class LanguageInput:
     draws: Draws | None = None
     sources: Tensor | None = None
     labelled: "Labelled | None" = None
+    looked_up: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,9 @@ def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
     if tokens is None and (forward.stage.is_first or forward.stage.is_last):
         text = read_text(view, samples, device)
         tokens, labels = text.tokens, text.labels
+    looked_up = None
+    if tokens is not None and kind.padding is not None:
+        looked_up = tokens.masked_fill(read_is_row(view, device), kind.padding)
     positions = held
     if kind.text.mrope is not None:
         # Every stage computes them from the data of the step. Rows of images that language sees
@@ -172,6 +177,7 @@ def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
         ahead=tuple(ahead),
         draws=text_draws(view, samples.data, held, forward.context),
         sources=None if sources is None else sources[:, :, held],
+        looked_up=None if looked_up is None else looked_up[:, held],
     )
 
 
@@ -241,6 +247,17 @@ def read_images(
             for line in span.lines:
                 row[line.position : line.position + line.num_positions] = number
     return to_device(numbers, device) if (numbers >= 0).any() else None
+
+
+def read_is_row(view: LanguageView, device: torch.device) -> Tensor:
+    """Return whether each token of one microbatch stands for a row, [B, S] over all positions."""
+    found = np.zeros((len(view.samples), view.layout.seq), dtype=np.bool_)
+    for row, sample in zip(found, view.samples, strict=True):
+        spans = view.data.samples[sample].spans
+        for span in (each for name in view.layout.language.reads for each in spans.get(name, ())):
+            for line in span.lines:
+                row[line.position : line.position + line.num_positions] = True
+    return to_device(found, device)
 
 
 def read_prompts(view: LanguageView, inputs: StepInputs, device: torch.device) -> Tensor | None:

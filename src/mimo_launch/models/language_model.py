@@ -54,6 +54,7 @@ from mimo_launch.models.language_input import (
     language_input,
     read_labelled,
 )
+from mimo_launch.models.per_layer import PerLayerInputs
 from mimo_launch.models.row_places import RowPlaces, all_rows, rows_at
 from mimo_launch.models.stage_interface import ModelStage, StageLosses
 from mimo_launch.models.transformer_block import MtpDepth
@@ -68,6 +69,7 @@ class LanguageStage(ModelStage):
     kind: LanguageKind
     model: LanguageModel
     embedding: VocabEmbedding
+    per_layer: PerLayerInputs | None
     norm: Norm
     head: VocabHead
 
@@ -121,8 +123,10 @@ class LanguageStage(ModelStage):
         [r, D] that this rank sends.
         """
         states: dict[int | None, Tensor] = {}
+        vectors: Mapping[int, Tensor] = {}
         if hidden is None:
             x_nD, deep = self._embed(batch)
+            vectors = self._vectors(batch, x_nD)
         else:
             x_nD, *deep = torch.split(hidden, self.model.hidden, dim=1)
             # States that generators read come last.
@@ -132,7 +136,8 @@ class LanguageStage(ModelStage):
         contexts = self._contexts(batch, x_nD.dtype)
         held: dict[int, KeysValues] = {}
         for number, layer in self.layers.items():
-            context = contexts[self.sights[int(number)]]
+            sequences = contexts[self.sights[int(number)]]
+            context = replace(sequences, vectors=vectors.get(int(number)))
             x_nD = self._after_layer(int(number), layer, x_nD, context, held)
             if (done := int(number) + 1) in self.ends.kept_layers:
                 states[done] = x_nD
@@ -160,6 +165,12 @@ class LanguageStage(ModelStage):
             for reader, where in batch.wanted.items()
         }
         return StageLosses(tuple(losses), rows, by_source=by_source)
+
+    def _vectors(self, batch: LanguageInput, x_nD: Tensor) -> Mapping[int, Tensor]:
+        """Return the per-layer embeddings of each layer, if the model has any."""
+        if self.per_layer is None or batch.looked_up is None:
+            return {}
+        return dict(enumerate(self.per_layer(batch.looked_up.flatten(), x_nD)))
 
     def _after_layer(
         self,

@@ -30,6 +30,7 @@ from mimo_launch.layers.recompute import Remake, recomputed, remake
 from mimo_launch.layers.sequence_contexts import KeysValues, SequenceContext
 from mimo_launch.layers.shaped_layer import S, ShapedLayer, built
 from mimo_launch.models.mlp import Mlp, MoeMlp
+from mimo_launch.models.per_layer import PerLayerGate
 from mimo_launch.models.te_block import te_blocks
 from mimo_launch.spec.module import Recompute
 
@@ -84,6 +85,7 @@ class Block(Layer[BlockShape]):
     attention_scale: LayerScale | None
     mlp_scale: LayerScale | None
     mlp: Mlp | MoeMlp
+    per_layer: PerLayerGate | None
     layer_scalar: LayerScalar | None
 
     def __init__(self, context: ParallelContext, shape: BlockShape) -> None:
@@ -96,8 +98,20 @@ class Block(Layer[BlockShape]):
     ) -> Tensor | tuple[Tensor, KeysValues]:
         attended, held = self._part("attention", self._attended, x_nD, attention_context)
         out = self._after_attention(x_nD, attended, attention_context)
+        if self.per_layer is not None:
+            out = out + self._of_vectors(self.per_layer, out, attention_context)
         out = out if self.layer_scalar is None else self.layer_scalar(out)
         return out if held is None else (out, held)
+
+    def _of_vectors(self, gate: PerLayerGate, x_nD: Tensor, context: AttentionContext) -> Tensor:
+        """Return what the per-layer embeddings of the layer add to the stream.
+
+        Raises: ValueError if they are not there.
+        """
+        if not isinstance(context, SequenceContext) or context.vectors is None:
+            raise ValueError("a layer needs its per-layer embeddings")
+        out: Tensor = gate(x_nD, context.vectors)
+        return out
 
     def _after_attention(
         self, x_nD: Tensor, attended: Tensor, attention_context: AttentionContext

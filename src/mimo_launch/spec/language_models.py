@@ -17,6 +17,7 @@ from mimo_launch.spec.layers import (
     Moe,
     Mtp,
     Nope,
+    PerLayerEmbeddings,
     QueryScaling,
     RopeScaling,
     SharedKeys,
@@ -223,6 +224,7 @@ class DecoderBlocks(CausalModel):
 GateActivation = Literal["silu", "gelu_tanh", "clamped_silu"]
 # Activations of MLPs without a gate.
 UngatedActivation = Literal["squared_relu", "gelu_tanh_without_gate"]
+ActivationName = Literal[GateActivation, UngatedActivation]
 NormKind = Literal["rms", "layer", "layer_without_bias"]
 
 
@@ -267,7 +269,7 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         "narrow widths, sizes of values apart from those of keys.",
         examples=["{kv_rank: 512, q_rank: 1536, rope_head_dim: 64, v_head_dim: 128}"],
     )
-    activation: Literal[GateActivation, UngatedActivation] = Field(
+    activation: ActivationName = Field(
         "silu",
         description="Activation of the gate in MLPs and experts: SiLU (SwiGLU), GELU approximated "
         "by tanh (Gemma), or x sigmoid(1.702 x) of numbers clamped at 7, times 1 more than what "
@@ -343,6 +345,11 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         description="The last layers attend to keys and values of an earlier layer, as in Gemma 4 "
         "E2B.",
         examples=["{layers: 20, mlp: 12288}"],
+    )
+    per_layer_embeddings: PerLayerEmbeddings | None = Field(
+        None,
+        description="Further vectors of each token, one for each layer, as in Gemma 4 E2B.",
+        examples=["{width: 256}"],
     )
     layer_scalar: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,

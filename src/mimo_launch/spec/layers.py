@@ -214,6 +214,20 @@ class SharedKeys(Strict):
     )
 
 
+class PerLayerEmbeddings(Strict):
+    """Further vectors of each token, one for each layer, which the layer gates and adds.
+
+    A vector is the mean of the token's own, from a table, and a map of what enters the first layer.
+    """
+
+    width: Count = Field(description="Numbers of a token for a layer.", examples=[256])
+    padding: CountFrom0 = Field(
+        0,
+        description="Tokens that stand for rows of encoders have the vectors of this one, which do "
+        "not train; `pad_token_id` of Gemma 4.",
+    )
+
+
 class Mla(Strict):
     """Multi-head latent attention: keys and values, and perhaps queries, from a narrow width.
 

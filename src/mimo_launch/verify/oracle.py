@@ -37,6 +37,7 @@ from mimo_launch.verify.oracle_language import (
     decoder_streams,
     hybrid_streams,
     norm_of,
+    per_layer_vectors,
     streams_ahead,
 )
 from mimo_launch.verify.oracle_layers import (
@@ -292,6 +293,7 @@ class Oracle:
         """
         given = torch.from_numpy(self.dataset.text(split, index)[0])
         x_SD, deep = self.embedded(tokens), dict[int, Tensor]()
+        looked_up = tokens.clone()
         for encoder in self.spec.sources_of(LANGUAGE):
             images = self._rows_of_images(split, index, encoder)
             if images:
@@ -299,12 +301,14 @@ class Oracle:
                 first, *others = torch.split(torch.cat(images), x_SD.shape[1], dim=1)
                 is_row = given == placeholder_id(self.spec, encoder)
                 x_SD[is_row] = first * self._scale_of_rows
+                looked_up[is_row] = self._padding
                 for layer, rows in enumerate(others):
                     added = deep.setdefault(layer, torch.zeros_like(x_SD)).clone()
                     added[is_row] = rows
                     deep[layer] = added
         self.weights.name_tokens(list(range(len(tokens))))
         model, text = self.model, self._text(split, index, load)
+        text = replace(text, vectors=per_layer_vectors(self.weights, x_SD, looked_up, model))
         if isinstance(model, HybridModel):
             streams = [*hybrid_streams(self.weights, x_SD, model, text, deep)]
         elif isinstance(model, DecoderModel):
@@ -313,6 +317,12 @@ class Oracle:
             raise TypeError(f"no oracle for a language model of kind {model.kind}")
         self.states |= {number: bare for number, (bare, _) in enumerate(streams, 1)}
         return norm_of(self.weights, model)(streams[-1][1], "language.norm")
+
+    @property
+    def _padding(self) -> int:
+        """The token at which tables of per-layer embeddings are read for rows."""
+        own = self.model.per_layer_embeddings if isinstance(self.model, DecoderModel) else None
+        return 0 if own is None else own.padding
 
     def _text(self, split: Split, index: int, load: Load) -> RecordText:
         """Return the inputs of language layers for a record, besides the stream."""

@@ -57,7 +57,8 @@ class RecordText:
     `documents` is the document of each token, [S]. Tokens where `counts` [S] is true count in
     `load`, the others are padding. If tokens of an image attend to each other, `images` is the
     image of each token, 0 for text; `prompts` likewise. `angles` are those of rotary embeddings;
-    `local_angles` replace them in layers with windows, if given.
+    `local_angles` replace them in layers with windows, if given. `vectors` are per-layer
+    embeddings, [S, layers, P].
     """
 
     documents: Tensor
@@ -67,6 +68,7 @@ class RecordText:
     prompts: Tensor | None = None
     angles: Tensor | None = None
     local_angles: Tensor | None = None
+    vectors: Tensor | None = None
 
 
 def moved_biases(weights: Weights, loads: Sequence[Load], moe: Moe) -> dict[str, Tensor]:
@@ -110,6 +112,16 @@ GATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "silu": swiglu,
     "gelu_tanh": lambda gate, inner: gelu_tanh(gate) * inner,
     "clamped_silu": clamped_swiglu,
+}
+
+
+# Of one number, by the activation of a decoder's MLPs.
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+    "gelu_tanh": gelu_tanh,
+    "gelu_tanh_without_gate": gelu_tanh,
+    "clamped_silu": lambda x: clamped_swiglu(x, torch.zeros_like(x)),
+    "squared_relu": lambda x: torch.where(x > 0, x * x, torch.zeros_like(x)),
 }
 
 

@@ -22,7 +22,7 @@ from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.layers import SlidingWindow
 from mimo_launch.spec.spec import DecoderModel, LanguageModel
-from mimo_launch.verify.oracle_blocks import RecordText, mixture, mlp
+from mimo_launch.verify.oracle_blocks import ACTIVATIONS, RecordText, mixture, mlp
 from mimo_launch.verify.oracle_dropout import Weights
 from mimo_launch.verify.oracle_layers import (
     attend,
@@ -100,8 +100,30 @@ def decoder_block(
     if more and more.post_norms:
         change = norm(change, f"{layer}.post_mlp_norm")
     x_SD = x_SD + factor * weights.added(change, f"{layer}.drop_mlp")
+    if more and more.per_layer_embeddings and text.vectors is not None:
+        gate = ACTIVATIONS[activation](linear(weights, x_SD, f"{layer}.per_layer.narrow"))
+        change = linear(weights, gate * text.vectors[:, number], f"{layer}.per_layer.widen")
+        x_SD = x_SD + norm(change, f"{layer}.per_layer.norm")
     scaled = more is not None and more.layer_scalar is not None
     return x_SD * weights[f"{layer}.layer_scalar.weight"] if scaled else x_SD
+
+
+def per_layer_vectors(
+    weights: Weights, x_SD: Tensor, tokens: Tensor, model: LanguageModel
+) -> Tensor | None:
+    """Return the per-layer embeddings of tokens, [S, layers, P], if the model has any.
+
+    `x_SD` enters the first layer; `tokens` are those of rows replaced. Source: `transformers` 5.24,
+    models/gemma4, `get_per_layer_inputs` and `project_per_layer_inputs`.
+    """
+    if not isinstance(model, DecoderModel) or (own := model.per_layer_embeddings) is None:
+        return None
+    name, shape = f"{LANGUAGE}.per_layer", (len(tokens), model.layers, own.width)
+    vectors = weights[f"{name}.table.weight"][tokens] * own.width**0.5
+    vectors = torch.where((tokens == own.padding)[:, None], vectors.detach(), vectors)
+    mapped = linear(weights, x_SD, f"{name}.project").view(shape) / model.hidden**0.5
+    normed = norm_of(weights, model)(mapped, f"{name}.norm")
+    return (normed + vectors.view(shape)) / 2**0.5
 
 
 def norm_of(weights: Weights, model: CausalModel) -> Norm:

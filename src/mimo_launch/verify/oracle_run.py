@@ -28,7 +28,10 @@ from mimo_launch.verify.oracle_blocks import Load
 # Tables of tokens and of positions do not count as matrices, although they have two axes.
 TABLES = tuple(
     f".{table}.weight"
-    for table in ("embedding", "codes", "positions", "class_token", "registers", "queries")
+    for table in (
+        *("embedding", "per_layer.table", "codes", "positions"),
+        *("class_token", "registers", "queries"),
+    )
 )
 
 # These do not map hidden vectors to hidden vectors, nor do the convolutions of recurrent layers and

@@ -74,6 +74,9 @@ def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> Deco
     if model.layer_scalar is not None:
         # A missing factor of 1 would not show.
         update["layer_scalar"] = 0.5
+    if (own := model.per_layer_embeddings) is not None:
+        width, padding = min(own.width, HEAD_SIZE - 2), min(own.padding, 1)
+        update["per_layer_embeddings"] = own.replace(width=width, padding=padding)
     for key in ("attention_softcap", "logit_softcap"):
         # Small enough that capped values differ from uncapped ones.
         if (cap := getattr(model, key)) is not None:
