@@ -30,6 +30,8 @@ from mimo_launch.train.rank_session import RankSession
 from mimo_launch.verify.oracle_layers import attention_factor, frequencies
 
 VOCAB = 37
+# In no text of a first step.
+PADDING = 4
 SIZES = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -423,6 +425,20 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+# Layers that share keys, with wide MLPs, and per-layer embeddings.
+KINDS["gemma4_text, small"] = (
+    {key: each for key, each in KINDS["gemma4_text"][0].items() if key != "values_from_keys"} | {
+        "layers": 4, "kv_heads": 2, "shared_keys": {"layers": 2, "mlp": 96},
+        "per_layer_embeddings": {"width": 6, "padding": PADDING},
+        "sliding_window": {"size": 5, "full": [1, 3], "rope_theta": 20.0, "head_dim": 12},
+    },
+    KINDS["gemma4_text"][1] | {
+        "num_hidden_layers": 4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "attention_k_eq_v": False,
+        "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": VOCAB,
+        "pad_token_id": PADDING,
+    },
+)  # fmt: skip
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "truncate": False,
     "original_max_position_embeddings": 32,
@@ -825,7 +841,7 @@ def tiny(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
     return shaken(
         made,
         dtype,
-        lambda name: float("norm" in name or name.endswith(("r.scale", "expert_scale"))),
+        lambda name: float("norm" in name or name.endswith(("r.scale", "expert_scale", "scalar"))),
     )
 
 

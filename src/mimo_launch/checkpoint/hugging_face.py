@@ -45,7 +45,7 @@ from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.quantized import read_tensors
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.hugging_face.repeats import repeats
-from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD, Place
+from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD, OF_WORDS, Place
 from mimo_launch.kinds.adapters import is_adapter
 from mimo_launch.kinds.language import is_of_loss
 from mimo_launch.kinds.registry import kind_of
@@ -203,7 +203,7 @@ def _placed(
             ):
                 place = replace(place, name=HEAD)  # Either tensor may hold the values of both.
             key = place.key
-            if key in (EMBEDDING, HEAD):
+            if key in OF_WORDS:
                 there = stored[key][1].shape[0] if key in stored else vocab
                 shape = (min(there, vocab), *shape[1:])
         yield box.name, replace(box, name=key, shape=shape), place
@@ -337,7 +337,7 @@ def _filled(box: Box, vocab: int) -> tuple[range, range]:
     """
     rows, *_ = _spans(box)
     saved = box.shape[0]
-    end = vocab if box.name in (EMBEDDING, HEAD) else saved
+    end = vocab if box.name in OF_WORDS else saved
     read = range(rows.start, min(rows.stop, saved))
     return read, range(max(rows.start, saved), min(rows.stop, end))
 

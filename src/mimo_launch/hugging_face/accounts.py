@@ -25,6 +25,7 @@ _MLP = ("gate", "up", "down")
 _ENDS = (
     *("embedding", "head", "norm", "pre_norm", "patch", "patch_norm", "positions", "class_token"),
     *("registers", "conv1", "conv2", "conv3", "joined"),
+    *("per_layer.table", "per_layer.project", "per_layer.norm"),
 )
 _PROJECTOR = (
     *("up", "down", "linear", "norm", "merge", "middle", "middle_norm", "convolution", "newline"),
@@ -40,6 +41,7 @@ _LAYER = (
     *(f"attention.{x}" for x in ("q", "k", "v", "o", "q_norm", "k_norm", "sinks")),
     *(f"attention.latent.{x}_{y}" for x in ("q", "kv") for y in ("down", "norm", "up")),
     *("attention_scale", "mlp_scale", "layer_scalar"),
+    *("per_layer.narrow", "per_layer.widen", "per_layer.norm"),
     *(f"mamba.{x}" for x in ("x", "z", "B", "C", "dt", "norm", "out")),
     *(f"mamba.conv.{x}" for x in ("x", "B", "C")),
     *(f"deltanet.{x}" for x in ("q", "k", "v", "z", "a", "b", "norm", "out")),

@@ -323,6 +323,9 @@ def layers_at(names: Mapping[str, str]) -> dict[str, Place]:
 
 # The names of the embedding and of the output layer in the files of any language model.
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# All that have a row for each word, also the table of per-layer embeddings.
+PER_LAYER_TABLE = "model.embed_tokens_per_layer.weight"
+OF_WORDS = (EMBEDDING, HEAD, PER_LAYER_TABLE)
 MLP = ("gate", "up", "down")
 # The parts of attention that many towers fuse.
 QKV = tuple(f"attention.{x}" for x in "qkv")

@@ -6,13 +6,13 @@ Source: `transformers` 5.24, models/gemma4.
 from dataclasses import replace
 from typing import Any
 
-from mimo_launch.hugging_face import decoders, rotary
+from mimo_launch.hugging_face import decoders, per_layer, rotary
 from mimo_launch.hugging_face.decoders import FULL, LAYERS, SLIDING, in_turn
 from mimo_launch.hugging_face.families import gemma
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.heads_by_layer import BY_LAYER, HEAD, KEYS, SHARED, heads_of, uneven
-from mimo_launch.hugging_face.refusals import Refusal, layer_types, one_of, only, refusals
+from mimo_launch.hugging_face.refusals import Refusal, layer_types, one_of, refusals
 from mimo_launch.hugging_face.settings import (
     UNDECIDED,
     Computed,
@@ -27,8 +27,6 @@ from mimo_launch.hugging_face.tensors import MLP, ExpertStack, Place, in_layers
 _ACTIVATION = "gelu_pytorch_tanh"
 _ACTIVATIONS = {_ACTIVATION: "gelu_tanh", "silu": "silu"}
 _OF_EXPERTS, _MLP = "enable_moe_block", "intermediate_size"
-# The width of embeddings of layers, which our decoder has not.
-_WITHOUT = "hidden_size_per_layer_input"
 _ROPES: Config = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": rotary.PROPORTIONAL, rotary.FACTOR: 0.25, "rope_theta": 1_000_000.0},
@@ -70,7 +68,6 @@ def _of_windows(model: Any) -> Config:
         **gemma.ROPES["sliding_window"].write("sliding_window", model),
         **{key: said.get(key) or here[key] for key in here},
         BY_LAYER: {str(i): here for i in full},
-        _WITHOUT: 0,
     }
 
 
@@ -106,6 +103,7 @@ _PARTS: dict[str, Any] = {
     "value_norm": True,
     "values_from_keys": (SHARED, False),
     "layer_scalar": 1.0,
+    **per_layer.SETTINGS,
     "query_pre_attn_scalar": 1.0,
     "embedding_scale": gemma.ROOT_OF_WIDTH,
     **gemma.cap("logit_softcap", "final_logit_softcapping"),
@@ -151,7 +149,8 @@ GEMMA4_TEXT = Family(
     kind="decoder",
     architecture="Gemma4ForCausalLM",
     settings=decoders.decoder(_BLOCK, **_PARTS, moe=_EXPERTS),
-    tensors=gemma.TENSORS
+    tensors=replace(gemma.TENSORS, dropped=(*gemma.TENSORS.dropped, per_layer.is_of_sharer))
+    | per_layer.TENSORS
     | in_layers(
         LAYERS,
         {
@@ -170,8 +169,6 @@ GEMMA4_TEXT = Family(
         one_of("attention_bias", (False, None), False),
         one_of(gemma.BOTH_WAYS, (None, "vision"), None),
         one_of("hidden_activation", _ACTIVATIONS, _ACTIVATION),
-        only(_WITHOUT, 0),
-        only("num_kv_shared_layers", 0),
         Refusal(
             f"`{BY_LAYER}` other than heads of layers without windows",
             lambda config: uneven(config, _full(config)),
@@ -179,17 +176,19 @@ GEMMA4_TEXT = Family(
         ),
         layer_types((FULL, SLIDING), gemma.layers_of),
         gemma.rope_refusal("default", rotary.PROPORTIONAL),
-    ),
+    )
+    + per_layer.REFUSED,
     defaults={
         "vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216,
         "num_hidden_layers": 30, "num_attention_heads": 8, "sliding_window": 512,
-        _WITHOUT: 256, "tie_word_embeddings": True,
+        per_layer.WIDTH: 256, "tie_word_embeddings": True,
     },
     prepared=_whole,
-    notes="The models without embeddings of layers (`hidden_size_per_layer_input: 0`) and "
-    "without layers that share keys and values. The MLP of a layer with experts is their shared "
-    "one (`moe.shared`). `transformers` has no loss that balances the load; "
+    notes="Keys and values of layers that have those of an earlier layer "
+    "(`num_kv_shared_layers`) are left out, as in `transformers`. The MLP of a layer with experts "
+    "is their shared one (`moe.shared`). `transformers` has no loss that balances the load; "
     "`moe.aux_loss` decides here. The number of each layer (`layer_scalar`) is "
     "read and does not train. `transformers` gives the embedding of `pad_token_id` no gradient; "
-    "here it gets one like every other token, if it occurs in a text.",
+    "here it gets one like every other token, if it occurs in a text, but its per-layer embeddings "
+    "get none.",
 )  # fmt: skip
