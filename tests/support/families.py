@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -245,6 +245,7 @@ _LLAVAS["llava of two layers"] = replace(
 _SEEING_OFTEN = {
     "gemma3": ("cp2", "adamw"), "internvl": ("apart", "adamw"), "internvl_large": ("tp2", ""),
     "gemma4": ("cp2", "adamw"), "llama4": ("cp2", "adamw"),
+    "gemma4_small": ("tp2", "sgd"),
     "video_llama_3": ("apart", "adamw"), "janus": ("", "adamw"), "video_llava": ("", "sgd"),
     "kimi_k25": ("apart", "sgd"),
     "cohere2_vision": ("apart", "sgd"), "aya_vision": ("cp2", ""),
@@ -263,9 +264,16 @@ _ONE_SIZE = (
 _STAYS = {
     "janus": r"vqmodel|generation_", "video_llava": r"post_layernorm|layers\.2\.|video_tower",
     "aya_vision": "post_layernorm", "vipllava": "post_layernorm",
-    "gemma4": r"layer_scalar$|std_bias$|std_scale$",
+    **dict.fromkeys(("gemma4", "gemma4_small"), r"layer_scalar$|std_bias$|std_scale$"),
     **dict.fromkeys(("minicpm_ocr", "minicpmv4_6"), "vit_merger"),
 }  # fmt: skip
+
+
+def _together(kind: str) -> Iterable[str]:
+    """Return the layouts without pipelines of language, or all."""
+    if kind != "gemma4_small":
+        return llava.LAYOUTS
+    return (name for name, (_, language) in llava.LAYOUTS.items() if "pp" not in language)
 
 
 def _of_sizes(kind: str) -> dict[str, dict[str, Any]]:
@@ -296,7 +304,7 @@ _SEEING = {
         saved=partial(seeing.save, kind),
         logits_of=seeing.logits_of,
         widen=seeing.exact,
-        layouts=plain(llava.LAYOUTS) | _of_sizes(kind),
+        layouts=plain(_together(kind)) | _of_sizes(kind),
         often=(
             *_SEEING_OFTEN.get(kind, ("",))[:1],
             *(f"{x}; images of any size" for x in ("one rank", "tp2")),
@@ -670,6 +678,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("gemma3, seeing", "vision", {"projector_norm_offset": False}, False),
         ("gemma3, seeing", "language", {"bidirectional_images": False}, False),
         ("gemma4, seeing", "language", {"bidirectional_images": True}, False),
+        ("gemma4_small, seeing", "language", {"per_layer_embeddings": {"padding": 7}}, True),
         ("gemma4, seeing", "vision", {"rope_theta": 30.0}, True),
         ("gemma4, seeing", "vision", {"norm_eps": 1e-3}, False),
         ("llama4, seeing", "vision", {"rope_theta": 30.0}, True),

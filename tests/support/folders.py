@@ -157,6 +157,11 @@ FORMS: dict[str, Config] = {
             str(layer): {"head_dim": 512, "num_key_value_heads": 2} for layer in (5, 11)
         },
     },
+    "Gemma 4, text, small": {
+        **{key: each for key, each in _GEMMA4.items() if "key_value" not in key},
+        "num_key_value_heads": 1, "attention_k_eq_v": False, "num_kv_shared_layers": 6,
+        "use_double_wide_mlp": True, "hidden_size_per_layer_input": 128, "pad_token_id": 3,
+    },
     "gemma-3-1b with a cap": {**_GEMMA3_1B, "final_logit_softcapping": 30.0},
     "GLM-4.6": {
         **dense("glm4_moe", 92, 5120, 96, 8, 12288, 151552), "attention_bias": True,
@@ -302,7 +307,7 @@ FORMS: dict[str, Config] = {
         f"{kind}, bare": {"model_type": kind}
         for kind in (
             "gemma2", "glm4", "ministral3", "smollm3", "gpt_oss", "radio", "dinov3_vit",
-            "gemma4_vision",
+            "gemma4_vision", "gemma4_text",
             "clip_vision_model", "siglip_vision_model", "cohere", "cohere2", "stablelm",
             "llama4_text", "arcee", "starcoder2", "hunyuan_v1_dense",
             "cohere_compass_text",
@@ -508,6 +513,12 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "Gemma 4, text, heads by layer": {"decoder": {"head_dim": 512, "kv_heads": 2}},
+    "Gemma 4, text, small": {
+        "decoder": {
+            "kv_heads": 1, "shared_keys.layers": 6, "shared_keys.mlp": 8192, "mlp": 4096,
+            "per_layer_embeddings.width": 128, "per_layer_embeddings.padding": 3,
+        },
+    },
     "gemma-4-31b": {
         "gemma4_vision": {
             "shuffle": 3, "places": 10240, "standardize": True, "rope_theta": 100.0,
@@ -525,6 +536,7 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "moe.normalize": True, "moe.score": "softmax",
         },
     },
+    "gemma4_text, bare": {"decoder": {"per_layer_embeddings.width": 256, "shared_keys": None}},
     "gemma4_vision, bare": {"gemma4_vision": {"layers": 16, "hidden": 768, "heads": 12}},
     "gemma-3-4b": {
         "vit": {
@@ -848,7 +860,15 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"hidden_activation": "gelu"}, _layers("chunked_attention"), AWQ,
     ],
     ("Gemma 4, text", "decoder", ""): [
-        {"hidden_size_per_layer_input": 256}, {"num_kv_shared_layers": 2},
+        {"num_kv_shared_layers": 12}, {"num_kv_shared_layers": 7},
+        (
+            {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "enable_moe_block": True},
+            "use_double_wide_mlp: true",
+        ),
+        (
+            {"hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 9},
+            "vocab_size_per_layer_input: 9",
+        ),
         {"use_bidirectional_attention": "all"},
         {"attention_bias": True},
         {"per_layer_config": {"0": {"head_dim": 512}}},

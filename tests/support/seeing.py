@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -93,6 +93,9 @@ _TEXT_KEYS = {
     "layers": 2, "hidden": 24, "heads": 4, "kv_heads": 2, "mlp": 40, "vocab": VOCAB,
     "vocab_multiple": 16, "norm_eps": 1e-6,
 }  # fmt: skip
+
+# In no text of a first step.
+_PADDING = 3
 
 
 @dataclass(frozen=True)
@@ -449,6 +452,22 @@ KINDS = {
         {"scale_factor": 2},
     ),
 }  # fmt: skip
+# Layers that share keys, and per-layer embeddings, which images have of a token that no text has.
+KINDS["gemma4_small"] = replace(
+    KINDS["gemma4"],
+    text={key: x for key, x in KINDS["gemma4"].text.items() if "global_key" not in key} | {
+        "num_hidden_layers": 4, "num_kv_shared_layers": 2, "attention_k_eq_v": False,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "pad_token_id": _PADDING,
+        "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": VOCAB,
+    },
+    text_keys={
+        key: x for key, x in KINDS["gemma4"].text_keys.items() if key != "values_from_keys"
+    } | {
+        "layers": 4, "kv_heads": 2, "shared_keys": {"layers": 2},
+        "per_layer_embeddings": {"width": 6, "padding": _PADDING},
+        "sliding_window": {"size": 5, "full": [1, 3], "rope_theta": 20.0, "head_dim": 8},
+    },
+)  # fmt: skip
 
 
 def tiny(

@@ -160,6 +160,11 @@ def test_what_is_not_computed_is_refused(
     assert [each.startswith(words or f"{key}: {said}") for each in found] == [True], found
 
 
+def test_per_layer_embeddings_need_a_token_for_images() -> None:
+    config = CONFIGS["Gemma 4, text, small"] | {"pad_token_id": None}
+    assert part_of(config, "decoder").not_computed() == ("pad_token_id: null",)
+
+
 @pytest.mark.parametrize(("one", "other"), SAME)
 def test_forms_of_one_model_mean_the_same(one: str, other: str) -> None:
     for part in parts_of(CONFIGS[one]):

@@ -25,6 +25,14 @@ def _sharers(config: Config) -> int:
     return int(number(config, _SHARERS, 0))
 
 
+def _lacks_sources(config: Config) -> bool:
+    """Return whether a layer has no earlier one that has keys and sees the same tokens."""
+    types = config.get("layer_types")
+    types = types if isinstance(types, list) else []
+    first = int(number(config, _LAYERS)) - _sharers(config)
+    return _sharers(config) > 0 and set(types[: max(0, first)]) != set(types)
+
+
 def _shared_keys(config: Config) -> dict[str, Any] | None:
     if not (layers := _sharers(config)):
         return None
@@ -73,10 +81,7 @@ TENSORS = {
     ),
 }
 REFUSED: Refusals = refusals(
-    where(
-        _SHARERS, "as large as the number of layers",
-        lambda config: _sharers(config) >= number(config, _LAYERS), 0,
-    ),
+    where(_SHARERS, "without an earlier layer of each kind", _lacks_sources, 0),
     where(
         _DOUBLE, "with experts",
         lambda config: bool(config.get(_DOUBLE) and config.get(_OF_EXPERTS) and _sharers(config)),

@@ -64,10 +64,12 @@ def _of_windows(model: Any) -> Config:
     window, here = model.sliding_window, {HEAD: model.head_size, KEYS: model.num_kv_heads}
     said = {} if window is None else {HEAD: window.head_dim, KEYS: window.kv_heads}
     full = range(model.layers) if window is None else window.full
+    usual = {key: said.get(key) or here[key] for key in here}
+    own = {key: each for key, each in here.items() if each != usual[key]}
     return {
         **gemma.ROPES["sliding_window"].write("sliding_window", model),
-        **{key: said.get(key) or here[key] for key in here},
-        BY_LAYER: {str(i): here for i in full},
+        **usual,
+        BY_LAYER: {str(i): own for i in full} if own else {},
     }
 
 
