@@ -448,6 +448,19 @@ VIDEOS = {
 IGNORED = [
     ("DeepSeek-V3", "decoder", "model.layers.61.eh_proj.weight", True),
     ("DeepSeek-V3", "decoder", "model.layers.60.mlp.gate.weight", False),
+    # Of layers 6 to 11, which share keys and values of layers before them.
+    *(
+        (
+            "Gemma 4, text, small",
+            "decoder",
+            f"model.layers.{layer}.self_attn.{each}.weight",
+            left,
+        )
+        for layer, left in ((5, False), (6, True), (11, True))
+        for each in ("k_proj", "v_proj", "k_norm")
+    ),
+    ("Gemma 4, text, small", "decoder", "model.layers.6.self_attn.q_proj.weight", False),
+    ("Gemma 4, text", "decoder", "model.layers.11.self_attn.k_proj.weight", False),
     *(
         (name, kind, tensor, tensor.startswith("mtp."))
         for name in ("Qwen3.5", "Qwen3.5 with experts", "Qwen3.5, text")
