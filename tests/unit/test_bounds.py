@@ -110,8 +110,14 @@ def test_stages_are_costed_apart_where_one_layer_rotates_and_another_does_not() 
     assert still.backwards < turned.backwards
 
 
-def test_pipelines_that_shared_keys_forbid_are_no_layouts() -> None:
-    model = {"layers": 4, "shared_keys": {"layers": 2}}
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"layers": 4, "shared_keys": {"layers": 2}},
+        {"layers": 4, "per_layer_embeddings": {"width": 4}},
+    ],
+)
+def test_pipelines_that_models_forbid_are_no_layouts(model: dict[str, object]) -> None:
     alone, cut = (spec({"language": box(0, pp=pp, model=model)}) for pp in (1, 4))
     assert is_legal_layout(alone)
     assert not is_legal_layout(cut)

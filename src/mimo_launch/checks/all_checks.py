@@ -336,8 +336,8 @@ _LAYOUT_RULES = tuple(rule for rule in RULES if rule.run not in _OF_FILES)
 _PLACES = {
     each.__name__
     for each in (
-        *(backends, batch, experts, ranks, schedules, shared_keys),
-        *(training_settings, widths),
+        *(backends, batch, experts, per_layer, ranks, schedules),
+        *(shared_keys, training_settings, widths),
     )
 }
 _PLACE_RULES = tuple(rule for rule in _LAYOUT_RULES if rule.run.__module__ in _PLACES)
