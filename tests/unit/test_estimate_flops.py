@@ -112,12 +112,13 @@ def of_language(model: dict) -> tuple[Spec, Costs]:
         labels=tokens,
         rows={},
         row_places={},
+        looked_up=tokens,
         ahead=(TextAhead(tokens, tokens, None),) * kind_of(made.language.model).depths,
     )
     found = costs(made, "language", batch)
     assert work_of(made, "language").tokens == 64
-    assert found.ahead["mm"] == found.forward.linear + found.forward.head
-    assert found.back["mm"] == found.backward.linear + found.backward.head
+    assert found.ahead["mm"] == matmuls(found.forward)
+    assert found.back["mm"] == matmuls(found.backward)
     return made, found
 
 
@@ -126,6 +127,7 @@ ATTENTION_ONLY = {"kind": "hybrid", "pattern": "*-*", "activation": "silu", "rop
 LANGUAGES = {
     "a decoder": SMALL,
     "a decoder that predicts further tokens": {**SMALL, "mtp": {"depth": 2}},
+    "a decoder with per-layer embeddings": {**SMALL, "per_layer_embeddings": {"width": 8}},
     "a hybrid that predicts further tokens": {**SMALL, "mtp": {"depth": 2}, **ATTENTION_ONLY},
     "gates of attention and of MLPs": hybrid({}, "*-")
     | {"gated_attention": True, "activation": "silu", "vocab": 300},

@@ -122,7 +122,7 @@ class Flops:
     """Operations by kind of work, over all tp and cp ranks of a replica.
 
     `linear` and `attention` (or Mamba's equivalent) are for blocks, `head` is for the vocabulary,
-    or for the velocities of a flow generator.
+    or for the velocities of a flow generator, `patch` for maps in front of the blocks.
     """
 
     linear: float = 0.0
