@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mimo_launch.comm import torch_internals
 from mimo_launch.models.fsdp import fsdp_modules
+from mimo_launch.optimizer.adamw import LocalAdamW
+from mimo_launch.spec.optimizers import OptimizerSpec
 
 
 @pytest.fixture
@@ -55,6 +57,10 @@ def test_fsdp_says_where_it_keeps_a_gradient_and_when_it_reduces_it(unit: nn.Mod
     assert torch.equal(gradient.to_local(), torch.full((5, 3), 42.0))  # type: ignore[attr-defined]
 
 
+# As torch's optimizers ask for moments.
+KEPT = {"memory_format": torch.preserve_format}
+
+
 def sharded_weight(rows: int) -> Tensor:
     """Return the weight [rows, 3] of a layer that gets memory after it is sharded."""
     with torch.device("meta"):
@@ -63,10 +69,9 @@ def sharded_weight(rows: int) -> Tensor:
     return network.to_empty(device="cpu").weight
 
 
-@pytest.mark.usefixtures("unit")
-def test_weights_get_the_shapes_of_their_operands_without_fake_tensors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def made(unit: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[FakeTensorMode]:
+    """The modes of fake tensors that have been made since."""
     made: list[FakeTensorMode] = []
     start = FakeTensorMode.__init__
 
@@ -75,20 +80,48 @@ def test_weights_get_the_shapes_of_their_operands_without_fake_tensors(
         start(mode, *args, **settings)
 
     monkeypatch.setattr(FakeTensorMode, "__init__", counted)
+    return made
+
+
+def test_weights_get_the_shapes_of_their_operands_without_fake_tensors(
+    made: list[FakeTensorMode],
+) -> None:
     # DTensor remembers shapes, so each way has its own.
     with torch_internals.shapes_of_operands():
         ours = sharded_weight(11)
         turned = distribute_tensor(torch.ones(13, 3).t(), init_device_mesh("cpu", (1,)))
+        moments = [torch.zeros_like(ours), torch.zeros_like(ours, **KEPT)]
         assert made == []
-        assert torch.empty_like(turned).stride() == (1, 3)
-        assert torch.empty_like(ours, dtype=torch.float64).dtype == torch.float64
+        for like in (torch.empty_like, torch.zeros_like):
+            assert like(turned).stride() == (1, 3)
+            assert like(ours, dtype=torch.float64).dtype == torch.float64
     made.clear()
     torchs = sharded_weight(12)
     assert made
     assert isinstance(ours, DTensor)
     assert isinstance(torchs, DTensor)
     assert (ours.shape, ours.stride(), ours.dtype) == ((11, 3), torchs.stride(), torchs.dtype)
-    assert (ours.placements, ours.device_mesh) == (torchs.placements, torchs.device_mesh)
+    for each in (ours, *moments):
+        assert (each.placements, each.device_mesh) == (torchs.placements, torchs.device_mesh)
+    for each in moments:
+        assert torch.equal(each.to_local(), torch.zeros(11, 3))
+        assert (each.shape, each.stride(), each.dtype) == (ours.shape, ours.stride(), ours.dtype)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_moments_of_weights_are_made_without_fake_tensors(
+    at_once: bool, made: list[FakeTensorMode]
+) -> None:
+    """By the first step, and before it for a checkpoint."""
+    with torch_internals.shapes_of_operands():
+        weight = sharded_weight(17 + at_once)
+        weight.grad = weight.detach()
+    optimizer = LocalAdamW([{"params": [weight]}], OptimizerSpec())
+    if at_once:
+        optimizer.initial_state(weight)
+    else:
+        optimizer.step()
+    assert made == []
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])

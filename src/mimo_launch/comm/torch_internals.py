@@ -22,6 +22,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 # Cycles a second; no GPU is known to be faster.
 FASTEST_CLOCK = 3e9
+KEPT_ORDER = torch.preserve_format
 
 
 class FsdpParameter:
@@ -79,21 +80,23 @@ def fsdp_parameters(unit: FSDPModule) -> list[FsdpParameter]:
 
 @contextmanager
 def shapes_of_operands() -> Iterator[None]:
-    """Let DTensor give the results of `detach` and `empty_like` the shape of their operand.
+    """Let DTensor give results of `detach`, `empty_like`, `zeros_like` the shape of their operand.
 
-    Why: otherwise it runs both on fake tensors, once for each shape of a weight. In a rank of a
-    small model that is half of the time in which it builds its modules.
+    Why: otherwise it runs them on fake tensors, once for each shape of a weight. In a rank of a
+    small model that is half of the time in which it builds its modules, and most of that in which
+    an optimizer makes its moments.
     """
     owner: Any = ShardingPropagator
     propagated = owner._propagate_tensor_meta_non_cached
+    alike = {torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default}
 
     def shape_of(propagator: ShardingPropagator, call: Any) -> Any:
         operand = call.args_schema[0]
         if call.op == torch.ops.aten.detach.default:
             return operand.tensor_meta
         # Others may ask for another dtype or order in memory.
-        others = call.kwargs_schema.keys() - {"device", "pin_memory"}
-        if call.op == torch.ops.aten.empty_like.default and not others:
+        others = {name for name, asked in call.kwargs_schema.items() if asked is not KEPT_ORDER}
+        if call.op in alike and not others - {"device", "pin_memory"}:
             shape, stride, _ = meta = operand.tensor_meta
             if stride == torch.empty(shape, device="meta").stride():
                 return meta
@@ -104,6 +107,12 @@ def shapes_of_operands() -> Iterator[None]:
         yield
     finally:
         owner._propagate_tensor_meta_non_cached = propagated
+
+
+def zeros_like(weight: Tensor) -> Tensor:
+    """Return a moment of a weight before the first update, sharded like it."""
+    with shapes_of_operands():
+        return torch.zeros_like(weight)
 
 
 class LocalKernels:
@@ -124,7 +133,8 @@ class LocalKernels:
             if weight.grad is not None and weight not in self.state:  # type: ignore[attr-defined]
                 first = self.initial_state(weight)  # type: ignore[attr-defined]
                 self.state[weight] = on_host(first)  # type: ignore[attr-defined]
-        answer: bool = super()._init_group(group, *lists)  # type: ignore[misc]
+        with shapes_of_operands():  # Before the first step it makes the state.
+            answer: bool = super()._init_group(group, *lists)  # type: ignore[misc]
         for tensors in lists:
             tensors[:] = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
         if self.on_host:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mimo_launch.comm.torch_internals import LocalKernels
+from mimo_launch.comm.torch_internals import LocalKernels, zeros_like
 from mimo_launch.spec.optimizers import ADAMW, OptimizerSpec
 
 
@@ -24,4 +24,4 @@ class LocalAdamW(LocalKernels, torch.optim.AdamW):
     def initial_state(weight: Tensor) -> dict[str, Tensor]:
         """Return the state that the first update would make."""
         step = torch.zeros((), dtype=torch.float32, device=weight.device)
-        return {"step": step, **{name: torch.zeros_like(weight) for name in ADAMW.state}}
+        return {"step": step, **{name: zeros_like(weight) for name in ADAMW.state}}

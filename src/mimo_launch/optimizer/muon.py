@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mimo_launch.comm.process_groups import GridSet
+from mimo_launch.comm.torch_internals import zeros_like
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.models.build import RankModule
 from mimo_launch.optimizer.whole_matrices import parts_of, replace_whole
@@ -39,7 +40,7 @@ class LocalMuon(torch.optim.Optimizer):
     def initial_state(weight: Tensor) -> dict[str, Tensor]:
         """Return the state that the first update would find; `step` stays 0 (see `step`)."""
         step = torch.zeros((), dtype=torch.float32, device=weight.device)
-        return {"step": step, **{name: torch.zeros_like(weight) for name in MUON.state}}
+        return {"step": step, **{name: zeros_like(weight) for name in MUON.state}}
 
     @torch.no_grad()
     def orthogonalise(
