@@ -331,6 +331,8 @@ class CostModel:
 
     def _moved(self, module: ModuleLayout, stage: Stage, work: Workload) -> tuple[float, ...]:
         """Return the seconds in which what each layer keeps goes to the host, or comes back."""
+        if not self.spec.modules[module.name].offloads:
+            return ()
         tp = module.grid.size(Axis.TP) - 1
         sizes = Activations(self.spec, self.layout, module, stage, work, tp).offloaded_by_layers()
         return tuple(size / self.constants.host_bandwidth / GIGA for size in sizes)

@@ -9,10 +9,11 @@ processes would change its results.
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 # More share too little work.
 _MOST = 8
@@ -26,6 +27,10 @@ class Team:
         self._others: list[tuple[Any, Connection]] = []
 
     def __enter__(self) -> Self:
+        if self._wanted == 1:
+            return self
+        from multiprocessing import get_context  # 15 ms, which small jobs do not need.
+
         context = get_context("fork")
         for _ in range(1, self._wanted):
             here, there = context.Pipe()
@@ -71,7 +76,7 @@ def _results(of: Any, method: str, items: Iterable[Sequence[Any]]) -> list[Any]:
     return [call(*each) for each in items]
 
 
-def _serve(of: Any, pipe: Connection) -> None:
+def _serve(of: Any, pipe: "Connection") -> None:
     """Answer until the other end closes, or the user interrupts."""
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:

@@ -55,6 +55,7 @@ class Strict(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+    __slots__ = ("_hash",)
     # Whether it describes a language model, which only the module `language` may be.
     speaks: ClassVar[bool] = False
 
@@ -62,7 +63,18 @@ class Strict(BaseModel):
         """Return this section with other values, which are not checked."""
         return self.model_copy(update=values)
 
-    if not TYPE_CHECKING:
+    def __hash__(self) -> int:
+        """Return a hash of all values, kept: sections are in the keys of what plans share."""
+        try:
+            found: int = object.__getattribute__(self, "_hash")
+        except AttributeError:
+            found = hash(tuple(self.__dict__.get(name) for name in type(self).model_fields))
+            object.__setattr__(self, "_hash", found)
+        return found
+
+    if TYPE_CHECKING:
+        _hash: int
+    else:
 
         def __getattr__(self, name: str) -> Any:
             if name in type(self).model_fields:

@@ -9,7 +9,6 @@ booleans to `value_guesses`.
 """
 
 import re
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -44,6 +43,8 @@ class Synonym:
 @cache
 def tables() -> dict[str, Any]:
     """Return all tables of words."""
+    import tomllib  # Only specs with faults need it.
+
     path = resources.files(__package__).joinpath("foreign_words.toml")
     return tomllib.loads(path.read_text(encoding="utf-8"))
 

@@ -160,7 +160,7 @@ class ModuleSpec(Strict):
     ranks: Ranks = Field(
         description="First and last rank, both included: `0-3`, or one rank: `4`.", examples=["0-3"]
     )
-    grid: Grid = Field(Grid(), description="Sizes of the parallel axes.")
+    grid: Grid = Field(Grid.model_construct(), description="Sizes of the parallel axes.")
     order: tuple[Literal["tp", "cp", "dp", "pp"], ...] = Field(
         ("tp", "cp", "dp", "pp"),
         description="Axes, from the fastest to the slowest varying with the rank.",
@@ -304,7 +304,7 @@ class ModuleSpec(Strict):
         "keep their initial values; they are listed.",
     )
     optimizer: ModuleOptimizer = Field(
-        ModuleOptimizer(),
+        ModuleOptimizer.model_construct(),
         description="Overrides of the common optimizer settings.",
     )
 

@@ -172,7 +172,7 @@ class OptimizerSpec(Strict):
         "and `dt_bias` of Mamba heads; applied to embeddings as `decay` says.",
     )
     decay: DecaySpec = Field(
-        DecaySpec(), description="What weight decay applies to besides matrices."
+        DecaySpec.model_construct(), description="What weight decay applies to besides matrices."
     )
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
@@ -184,7 +184,7 @@ class OptimizerSpec(Strict):
         "GPU and back. The momentum of Muon stays on GPUs.",
     )
     schedule: LrSchedule = Field(
-        LrSchedule(),
+        LrSchedule.model_construct(),
         description="Learning rate over the run.",
     )
 

@@ -112,17 +112,17 @@ class Spec(Strict):
         examples=["runs/stage1"],
     )
     schedule: ScheduleSpec = Field(
-        ScheduleSpec(),
+        ScheduleSpec.model_construct(),
         description="Order of the work inside a step.",
     )
     batch: BatchSpec = Field(description="Size of a step.")
     data: Data = Field(description="What to train on.")
     optimizer: OptimizerSpec = Field(
-        OptimizerSpec(),
+        OptimizerSpec.model_construct(),
         description="The update rule.",
     )
     train: TrainSpec = Field(
-        TrainSpec(),
+        TrainSpec.model_construct(),
         description="Length and numerics of the run.",
     )
     eval: EvalSpec | None = Field(None, description="Evaluation on held-out samples.")
@@ -131,7 +131,9 @@ class Spec(Strict):
         description="Saving and resuming. Without it a run saves once, after its last step or on a "
         "stop signal; with `none` it saves nothing.",
     )
-    log: LogSpec = Field(LogSpec(), description="Where metrics go besides `metrics.jsonl`.")
+    log: LogSpec = Field(
+        LogSpec.model_construct(), description="Where metrics go besides `metrics.jsonl`."
+    )
     nodes: NodesSpec | None = Field(
         None, description="Hosts and their GPUs, for findings about them and for estimates."
     )

@@ -208,7 +208,7 @@ class UserData(Samples):
         "images of such a processor must have one size, which its files declare.",
     )
     video: VideoSettings = Field(
-        VideoSettings(fps=None, max_frames=None, rate=24.0),
+        VideoSettings.model_construct(fps=None, max_frames=None, rate=24.0),
         description="Which frames are taken of videos.",
     )
     max_rows: Count = Field(
@@ -248,7 +248,7 @@ class UserData(Samples):
         examples=[{"images": 1.5, "rows": 240, "text": 400}, "stats.json"],
     )
     fetch: FetchSettings = Field(
-        FetchSettings(folder=None, gib=100.0, patience=300.0),
+        FetchSettings.model_construct(folder=None, gib=100.0, patience=300.0),
         description="How files at addresses such as `s3://bucket/x.tar` are fetched.",
     )
     decode_threads: Count = Field(
