@@ -4,10 +4,13 @@ The golden files come from one hand-made timeline, `two_ranks.json`, which no ch
 touches; `pytest tests/cli --update-golden` draws them anew, and the picture of the docs, too.
 """
 
+import contextlib
+import io
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.timelines import parse_timeline
@@ -64,14 +67,26 @@ def test_picture_in_the_docs_is_what_plan_draws(
 ) -> None:
     svg = tmp_path / "step.svg"
     spec = str(ROOT / f"topologies/{name}.yaml")
-    assert run(["plan", spec, "--timeline", str(svg), *more]) == 0
+    assert run(["plan", spec, "--no-advice", "--timeline", str(svg), *more]) == 0
     picture = ROOT / f"docs/img/{name.replace('_', '-')}.svg"
     same(picture, svg.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("more", [[], ["--json"], ["--rank", "4"], ["--rank", "4", "--json"]])
+@pytest.fixture(scope="module")
+def facts() -> dict[str, Any]:
+    """The plan as JSON."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        assert run(["plan", str(ROOT / SPEC), "--json"]) == 0
+    found: dict[str, Any] = json.loads(text.getvalue())
+    return found
+
+
+@pytest.mark.parametrize(
+    "more", [["--no-advice"], ["--json"], ["--rank", "4"], ["--rank", "4", "--json"]]
+)
 def test_files_come_beside_the_usual_answer(
-    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str], facts: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     svg, trace = tmp_path / "step.svg", tmp_path / "step.json"
     code, usual, _ = call(capsys, *more)
@@ -80,11 +95,10 @@ def test_files_come_beside_the_usual_answer(
     assert (code, out) == (0, usual)
     assert err == f"wrote {svg}\nwrote {trace}\n"
     words = " ".join(ET.fromstring(svg.read_text(encoding="utf-8")).itertext())
-    plan = json.loads(call(capsys, "--json")[1])
-    assert plan["header"]["name"] in words
-    assert f"plan {plan['header']['plan_hash']}" in words
-    milliseconds = 1000 * plan["estimates"]["schedule_seconds"]
-    assert f"planned step, estimated for {plan['estimates']['device']}" in words
+    assert facts["header"]["name"] in words
+    assert f"plan {facts['header']['plan_hash']}" in words
+    milliseconds = 1000 * facts["estimates"]["schedule_seconds"]
+    assert f"planned step, estimated for {facts['estimates']['device']}" in words
     assert f"makespan {milliseconds:.6g} milliseconds" in words
     ranks = {e["pid"] for e in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]}
     assert ranks == ({4} if "--rank" in more else set(range(6)))
@@ -98,7 +112,7 @@ def test_files_have_the_bubble_that_is_estimated_or_that_of_model_units(
     files = ("--timeline", str(svg), "--html", str(page), "--trace", str(trace))
     found = {}
     for more in ((), ("--model-units",)):
-        code, out, _ = call(capsys, "--json", *files, *more)
+        code, out, _ = call(capsys, "--json", "--no-advice", *files, *more)
         assert code == 0
         plan = json.loads(out)
         words = " ".join(ET.fromstring(svg.read_text(encoding="utf-8")).itertext())
@@ -117,16 +131,16 @@ def test_files_have_the_bubble_that_is_estimated_or_that_of_model_units(
 
 @pytest.mark.parametrize("more", [[], ["--json"], ["--full"]])
 def test_page_comes_beside_the_usual_answer_and_has_the_first_screen(
-    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str], facts: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "plan.html"
     target.write_text("an old page", encoding="utf-8")
     _, usual, _ = call(capsys, *more)
     assert call(capsys, *more, "--html", str(target)) == (0, usual, f"wrote {target}\n")
     page = target.read_text(encoding="utf-8")
-    answer = json.loads(call(capsys, "--json")[1])["answer"]
-    assert all(loss["what"] in page for loss in answer["losses"])
-    changes = [loss["change"] for loss in answer["losses"] if "change" in loss]
+    losses = facts["answer"]["losses"]
+    assert all(loss["what"] in page for loss in losses)
+    changes = [loss["change"] for loss in losses if "change" in loss]
     assert changes
     assert all(change is None or change["text"] in page for change in changes)
 
@@ -162,15 +176,16 @@ def test_a_trace_of_many_ranks_stays_small(
 ) -> None:
     spec, trace = tmp_path / "spec.yaml", tmp_path / "step.json"
     spec.write_text(MANY, encoding="utf-8")
-    code, _, err = call(capsys, "--trace", str(trace), spec=str(spec))
+    files = ("--no-advice", "--trace", str(trace))
+    code, _, err = call(capsys, *files, spec=str(spec))
     assert code == 0
     assert "2 of 128 ranks" in err
     assert trace.stat().st_size < 30_000
-    code, _, err = call(capsys, "--trace", str(trace), "--trace-ranks", "7-9", spec=str(spec))
+    code, _, err = call(capsys, *files, "--trace-ranks", "7-9", spec=str(spec))
     assert (code, err) == (0, f"wrote {trace}\n")
     ranks = {e["pid"] for e in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]}
     assert ranks == {7, 8, 9}
-    assert call(capsys, "--trace", str(trace), "--trace-ranks", "128", spec=str(spec))[0] == 2
+    assert call(capsys, *files, "--trace-ranks", "128", spec=str(spec))[0] == 2
 
 
 @pytest.mark.parametrize("option", ["--timeline", "--trace", "--html"])
@@ -179,7 +194,7 @@ def test_unwritable_file_fails_without_an_answer(
     option: str, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / target
-    code, out, err = call(capsys, option, str(path))
+    code, out, err = call(capsys, "--no-advice", option, str(path))
     assert (code, out) == (1, "")
     assert err.startswith(f"error: cannot write {path}: ")
     assert f"give {option} a file" in err
