@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support import (
+    emu3,
     hearing,
     hugging_face,
     llava,
@@ -554,6 +555,18 @@ _NEXT = {
     )
 }
 
+# Its images are words.
+_EMU3 = TinyModel(
+    tiny=emu3.tiny,
+    made=emu3.made,
+    logits_of=emu3.logits_of,
+    layouts=plain(("one rank", "tp2", "pp2", "cp2", "tp2 pp2")),
+    often={"cp2"},
+    steps=steps("sgd"),
+    stays="vqmodel",
+    sections=("text_config", "vq_config"),
+)
+
 # Hybrids.
 
 
@@ -631,7 +644,7 @@ _HYBRIDS = {
 }
 FAMILIES: Mapping[str, TinyModel] = {
     **_DECODERS, **_EXPERTS, "kimi_k2": _KIMI, **_LLAVAS, **_SEEING, **_QWENS,
-    **_HEARING,
+    **_HEARING, "emu3": _EMU3,
     "llava_onevision": _ONEVISION, **_NEXT, **_OMNIS, **_HYBRIDS,
 }  # fmt: skip
 # Settings that are wrong in our module, or in the model of transformers: each moves the logits.
@@ -714,6 +727,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("qwen3_omni_moe, thinking", "audio", {"window": 1}, False),
         ("audioflamingo3", "audio", {"heads": 2}, True),
         ("qwen3_asr", "audio", {"window": 1}, True),
+        ("emu3", "language", {"rope_theta": 400.0}, True),
         ("qwen3_5", "language", {"rotary_factor": 1.0, "mrope": [2, 2, 2]}, False),
         ("nemotron_h", "language", {"mamba": {"min_step": 0.0}}, True),
         ("nemotron_h with experts", "theirs", {"norm_topk_prob": False}, True),
@@ -728,6 +742,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
 ROWS: dict[str, Any] = {
     "voxtral": lambda model: model.model.multi_modal_projector.linear_2.weight[3],
     "qwen2_audio": lambda model: model.model.multi_modal_projector.linear.weight[3],
+    "emu3": lambda model: model.model.text_model.layers[1].mlp.up_proj.weight[3],
     "qwen3_asr": lambda model: model.model.multi_modal_projector.linear_2.weight[3],
     "audioflamingo3": lambda model: model.model.multi_modal_projector.linear_1.weight[3],
     **dict.fromkeys(

@@ -257,6 +257,7 @@ FORMS: dict[str, Config] = {
         **_BARE,
     },
     "Audio Flamingo 3, bare": {"model_type": "audioflamingo3", **_BARE},
+    "Emu3": {"model_type": "emu3", "text_config": {"attention_dropout": 0.0}},
     "Qwen3-ASR": {"model_type": "qwen3_asr", "audio_config": {"output_dim": 2048}},
     "Voxtral, bare": {
         "model_type": "voxtral", "audio_token_id": 24, "audio_config": {},
@@ -786,6 +787,12 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         },
         "decoder": {"layers": 32, "hidden": 4096, "kv_heads": 32, "mlp": 22016, "tied": False},
     },
+    "Emu3": {
+        "decoder": {
+            "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "mlp": 14336,
+            "vocab": 184622, "rope_theta": 1e6, "norm_eps": 1e-5, "tied": False,
+        },
+    },
     "Qwen3-ASR": {
         "aut": {
             "layers": 24, "hidden": 1024, "heads": 16, "mlp": 4096, "mels": 128, "channels": 480,
@@ -1005,7 +1012,14 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         ({"model_type": "llama"}, "text_config.model_type: llama"),
     ],
     ("GLM-OCR", "vit", "vision_config"): [{"hidden_act": "gelu"}, {"out_hidden_size": 512}],
-    ("Qianfan-OCR", "vit", "vision_config"): [{"drop_path_rate": 0.1}],
+    # Without the setting, their classes drop.
+    ("Qianfan-OCR", "vit", "vision_config"): [
+        {"drop_path_rate": 0.1}, ({"drop_path_rate": None}, "drop_path_rate: 0.1"),
+    ],
+    ("Seed-OSS-36B", "decoder", ""): [
+        ({"attention_dropout": None}, "attention_dropout: 0.1"),
+        ({"residual_dropout": None}, "residual_dropout: 0.1"),
+    ],
     ("mistral4, bare", "decoder", ""): [
         {"attention_bias": True}, {"num_key_value_heads": 8}, (
             {"rope_parameters": {**GROWING, "partial_rotary_factor": 0.25}},

@@ -1,11 +1,13 @@
 """Settings of folders that change numbers at random in training are refused, and no others."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import AutoModel
+from transformers.models.emu3.modeling_emu3 import Emu3TextModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from mimo_launch.hugging_face.registry import FAMILIES, part_of
@@ -44,7 +46,8 @@ SIZES = {
         ),
         ({**DECODER, "pad_token_id": None}, TEXT),
     ),
-    # It has dropout by default.
+    # These have dropout by default.
+    "emu3_text_model": ({**DECODER, "attention_dropout": 0.0}, TEXT),
     "seed_oss": ({**DECODER, "attention_dropout": 0.0, "residual_dropout": 0.0}, TEXT),
     "mixtral": ({**DECODER, "num_local_experts": 2}, TEXT),
     **dict.fromkeys(("siglip_vision_model", "clip_vision_model"), (VISION, PICTURE)),
@@ -76,6 +79,9 @@ SIZES = {
     "audioflamingo3_encoder": (VOXTRAL, CLIP | {"input_features_mask": torch.ones(1, 8)}),
 }  # fmt: skip
 
+# No `AutoModel` makes these.
+BUILT: dict[str, Any] = {"whisper": WhisperEncoder, "emu3_text_model": Emu3TextModel}
+
 
 def changes(model_type: str, setting: str) -> bool:
     """Return whether a model of transformers trains on other numbers in each of some forwards."""
@@ -84,7 +90,7 @@ def changes(model_type: str, setting: str) -> bool:
         **{**sizes, setting: VALUES.get(setting, 0.5)}, attn_implementation="eager"
     )
     torch.manual_seed(1)
-    build = WhisperEncoder if model_type == "whisper" else AutoModel.from_config
+    build = BUILT.get(model_type, AutoModel.from_config)
     model = build(config).train()
     with torch.no_grad():
         found = [model(**given).last_hidden_state for _ in range(12)]
@@ -104,3 +110,10 @@ def test_what_changes_training_at_random_is_refused(model_type: str) -> None:
         found = part_of({**plain, key: value}, kind).not_computed()
         assert (f"{key}: {value}" in found) == changes(model_type, key), key
         assert not [each for each in part_of(plain, kind).not_computed() if key in each]
+
+
+def test_one_setting_may_be_two_dropouts() -> None:
+    """A module that asks for one of them would train without the other."""
+    for said, rate in (({"attention_dropout": 0.2}, 0.2), ({}, 0.1)):
+        found = part_of({"model_type": "emu3", "text_config": said}, "decoder").not_computed()
+        assert found == (f"residual_dropout: {rate}", f"attention_dropout: {rate}")

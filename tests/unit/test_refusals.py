@@ -47,6 +47,7 @@ ASKING: dict[str, dict[str, Any]] = {
     "`image_grid_pinpoints`": {"image_grid_pinpoints": [[1, 1]], "vision_config": SIZES},
     "`hidden_size` other than the width": {"vision_config": {"hidden_size": 3}},
     "`out_hidden_size`": {"vision_config": {"out_hidden_size": 3}},
+    "`attention_dropout` of": {"attention_dropout": 0.1},
     "`output_dim`": {"audio_config": {"output_dim": 3}},
     "of less than the 13 tokens": {"max_position_embeddings": 12},
     "`n_window` that is odd": {"n_window": 51},

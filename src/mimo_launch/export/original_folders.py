@@ -170,7 +170,12 @@ def whole_config(
         if part.family.kind in ("decoder", "hybrid"):
             defaults = {"max_position_embeddings": seq, **_NO_TOKENS}
         ours = reduce(getitem, path, config)
-        made = defaults | merged(ours, None if source is None else source.part.config)
+        base = None if source is None else source.part.config
+        if base is not None and base.get("model_type") == ours["model_type"]:
+            # Its dropouts are those of the folder, which may leave them to its class.
+            theirs = part.family.random_by_default
+            ours = {key: each for key, each in ours.items() if key not in theirs}
+        made = defaults | merged(ours, base)
         config = _with(config, path, {**made, "dtype": dtype} if path else made)
     if found.where and (source := sources["language"]) is not None:
         # Old versions repeat keys of the parts at the top level.

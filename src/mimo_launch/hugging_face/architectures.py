@@ -69,15 +69,20 @@ def alone(modules: Modules, name: str) -> Architecture | None:
 
 
 def together(modules: Modules) -> Architecture | None:
-    """Return the architecture of all modules together; None if there is none."""
-    if len(modules.models) == 1:
-        return alone(modules, "language")
+    """Return the architecture of all modules together; None if there is none.
+
+    A language model alone may be the one module of a whole that its folder has other parts of.
+    """
+    is_alone = len(modules.models) == 1
     by_kind = {model.kind: name for name, model in modules.models.items()}
     if len(by_kind) < len(modules.models):
         return None
     models = {kind: modules.models[name] for kind, name in by_kind.items()}
     tokens = {kind: modules.tokens.get(name) for kind, name in by_kind.items()}
     for whole in sorted(WHOLES.values(), key=lambda each: each.model_type not in modules.like):
+        only = isinstance(whole, NestedWhole) and len(whole.parts) == 1
+        if is_alone and not (only and whole.model_type == modules.of_language):
+            continue
         if (made := whole.made_of(models, tokens)) is None:
             continue
         copies = isinstance(whole, NestedWhole) and whole.lacks(models)
@@ -88,7 +93,7 @@ def together(modules: Modules) -> Architecture | None:
         if all(says(part, modules.models[each]) for each, part in parts.items()):
             paths = {each: where[model.kind] for each, model in modules.models.items()}
             return Architecture(whole.architecture, config, parts, paths)
-    return None
+    return alone(modules, "language") if is_alone else None
 
 
 def says(part: Part, model: Model) -> bool:

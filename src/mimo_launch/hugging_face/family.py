@@ -153,7 +153,13 @@ class Family:
     @property
     def refusals(self) -> Refusals:
         """All settings of its configurations that are refused."""
-        return self.refused.after(self.whole) + Refusals(tuple(map(off, self.random)))
+        random = Refusals(tuple(map(off, self.random)))
+        return self.refused.after(self.whole) + random.after(lambda config: self.defaults | config)
+
+    @property
+    def random_by_default(self) -> tuple[str, ...]:
+        """The settings that change numbers at random where a configuration leaves them out."""
+        return tuple(key for key in self.random if self.defaults.get(key))
 
     @property
     def is_vision(self) -> bool:
@@ -184,7 +190,12 @@ class Family:
     def config(self, model: Any) -> Config:
         """Return the configuration of our model; `vocab` must be a number."""
         video = {} if self.video is None else self.video.write(model)
-        return {"model_type": self.model_type, **self.settings.config(model), **video}
+        return {
+            "model_type": self.model_type,
+            **dict.fromkeys(self.random_by_default, 0.0),
+            **self.settings.config(model),
+            **video,
+        }
 
     def differences(self, model: Any, but: Mapping[str, Any] | None = None) -> Iterator[str]:
         """Yield the settings of a model that the family does not have, as "`key: value`".
