@@ -89,6 +89,29 @@ def test_tensors_of_another_shape_are_named(tmp_path: Path) -> None:
     assert any("q_proj.weight: [" in each for each in drafted(folder).reshaped)
 
 
+def test_a_new_drop_of_layers_is_one_of_training(tmp_path: Path) -> None:
+    folder, _ = renamed(tmp_path / "m", "llama", layerdrop=0.0)
+    assert "layerdrop" in declared(text_of([drafted(folder)])).random
+
+
+def test_a_part_that_no_type_is_like_is_not_declared(tmp_path: Path) -> None:
+    """As the part of an Emu3 that turns pixels into words: it may be none of our modules."""
+    folder, config = renamed(tmp_path / "m", "llama")
+    coder = {"model_type": "unseen", "hidden_size": 16, "codebook_size": 8}
+    text = {**config, "model_type": "unheard"}
+    whole = {"model_type": "unread", "text_config": text, "coder_config": coder}
+    (folder / "config.json").write_text(json.dumps(whole))
+    drafts = drafts_of(folder, read_config(folder))
+    assert [(each.model_type, each.is_far) for each in drafts] == [
+        ("unheard", False), ("unseen", True),
+    ]  # fmt: skip
+    text_of_both = text_of(drafts)
+    assert declared(text_of_both).model_type == "unheard"
+    assert "UNSEEN" not in text_of_both
+    assert "unseen (`coder_config`). No type that is read is like it" in text_of_both
+    assert "import \n" not in text_of([each for each in drafts if each.is_far])
+
+
 def test_the_command_prints_a_file(tmp_path: Path, run_cli: Cli) -> None:
     folder, _ = renamed(tmp_path / "m", "llama")
     code, out, _ = run_cli(f"inspect {folder} --draft")

@@ -55,7 +55,8 @@ class Draft:
     that it names, if any; `prefix` comes before the names of its tensors. `new_settings` are read
     by no table of the family; `refused` are what the family refuses. `new_tensors` are names, with
     `*` for numbers, that it does not know, `absent` those that it needs and the folder lacks,
-    `reshaped` those of another shape. `taken` counts the tensors that it knows; `as_near` are the
+    `reshaped` those of another shape. `taken` counts the tensors that it knows, `alike`
+    those that layers repeat once; `as_near` are the
     types of equally near families.
     """
 
@@ -65,6 +66,7 @@ class Draft:
     family: Family
     prefix: str
     taken: int
+    alike: int
     new_settings: Mapping[str, Any]
     refused: tuple[str, ...]
     new_tensors: tuple[str, ...]
@@ -77,6 +79,11 @@ class Draft:
         """How much the family does not explain."""
         tensors = 2 * (len(self.new_tensors) + len(self.absent) + len(self.reshaped))
         return tensors + len(self.new_settings) + len(self.refused)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether fewer tensors are as the family has them than not; those of layers count once."""
+        return self.alike < len(self.new_tensors) + len(self.absent) + len(self.reshaped)
 
 
 def drafts_of(folder: Path, config: Config) -> list[Draft]:
@@ -140,7 +147,8 @@ class _Reading:
             keys, refused = _meaning(family, config)
             plain = {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
             model = model_from_data({"kind": family.kind, **plain})
-        except ValueError:
+            tuple(kind_of(model).layer(0).weights("layers.0"))
+        except (ValueError, ZeroDivisionError):  # Beside a small width, a usual number of heads.
             return None
         asked = _asked(family, config)
         new = {
@@ -188,6 +196,7 @@ class _Reading:
             family=self.family,
             prefix=prefix[0],
             taken=len(taken),
+            alike=len({*map(_starred, taken)}),
             new_settings=self.new,
             refused=self.refused,
             new_tensors=_alike(unknown),

@@ -21,7 +21,7 @@ def text_of(drafts: Iterable[Draft]) -> str:
     """Return a file for `families`: candidates to complete, with comments on what to decide."""
     drafts = list(drafts)
     types = " and ".join(each.model_type for each in drafts)
-    modules = sorted({declared_at(each.family)[0] for each in drafts})
+    modules = sorted({declared_at(each.family)[0] for each in drafts if not each.is_far})
     lines = [
         f'"""{types}: say in a line how it differs from its nearest relative.',
         "",
@@ -30,9 +30,10 @@ def text_of(drafts: Iterable[Draft]) -> str:
         "",
         "from dataclasses import replace",
         "",
-        f"from mimo_launch.hugging_face.families import {', '.join(modules)}",
     ]
-    if any(map(_refused, drafts)):
+    if modules:
+        lines.append(f"from mimo_launch.hugging_face.families import {', '.join(modules)}")
+    if any(_refused(each) for each in drafts if not each.is_far):
         lines.append("from mimo_launch.hugging_face.refusals import only, refusals")
     return "\n".join([*lines, *chain.from_iterable(map(_lines_of, drafts)), *_PROOF, ""])
 
@@ -43,12 +44,16 @@ _PROOF = (
     "# refused, and a row of `tests/support/families.py` with a tiny model of `transformers`; of a",
     "# decoder it is in `KINDS` of `tests/support/hugging_face.py`. Then run",
     "#   pytest tests/unit/test_folders.py tests/distributed/test_families.py",
-    "# A folder of several parts also needs a whole, as in `families/mistral3.py`.",
+    "# A folder of several parts also needs a whole, as in `families/mistral3.py`. Of its prefixes",
+    "# `export` writes the first ones: those of `save_pretrained` of `transformers`.",
 )
 
 
+_RANDOM = re.compile("drop|jitter")
+
+
 def _is_random(key: str) -> bool:
-    return "dropout" in key
+    return _RANDOM.search(key) is not None
 
 
 def _refused(draft: Draft) -> dict[str, Any]:
@@ -58,6 +63,12 @@ def _refused(draft: Draft) -> dict[str, Any]:
 
 def _lines_of(draft: Draft) -> Iterator[str]:
     """Yield the declaration of one part."""
+    if draft.is_far:
+        section = draft.section or "the configuration"
+        yield "\n"
+        yield f"# {draft.model_type} (`{section}`). No type that is read is like it. If no module"
+        yield "# computes it, its tensors are left out: `beside` or `left_out` of the whole."
+        return
     nearest = ".".join(declared_at(draft.family))
     where = f" (`{draft.section}`)" if draft.section else ""
     before = f", after the prefix `{draft.prefix}`" if draft.prefix else ""
