@@ -170,7 +170,11 @@ def test_ranks_count_the_python_of_what_they_read_themselves() -> None:
     read = load_spec(ROOT / "docs/measured/photographs_qwen3_vl_4b.yaml", sets).spec
     assert read is not None
     rates = Calibration(
-        record_overhead=1.0, text_overhead=10.0, token_overhead=0.0, array_overhead=100.0
+        record_overhead=1.0,
+        packing_overhead=0.0,
+        text_overhead=10.0,
+        token_overhead=0.0,
+        array_overhead=100.0,
     )
     model = Estimator.of(Plan.of(read), rates).model
     step, vision = model.step, model.layout["vision"]
@@ -183,3 +187,16 @@ def test_ranks_count_the_python_of_what_they_read_themselves() -> None:
     assert 1e6 * model.python == pytest.approx(records + 10 * records / 4 + 100 * slowest)
     in_memory = Estimator.of(Plan.of(read), rates.without_reading).model
     assert 1e6 * in_memory.python == pytest.approx(records)
+
+
+def test_ranks_count_the_packing_of_all_records_of_a_step() -> None:
+    """Every rank packs the records of the whole step, not only those of its own samples."""
+    rates = replace(Calibration().without_reading, record_overhead=1.0, packing_overhead=10.0)
+    path, sets = ROOT / "docs/measured/photographs_qwen3_vl_4b.yaml", ["batch.global=32"]
+    found = {}
+    for packing in ("false", "true"):
+        read = load_spec(path, [*sets, f"data.packing={packing}"]).spec
+        assert read is not None
+        model = Estimator.of(Plan.of(read), rates).model
+        found[packing] = 1e6 * model.python / model.step.data.num_records
+    assert found == {"false": pytest.approx(1), "true": pytest.approx(11)}

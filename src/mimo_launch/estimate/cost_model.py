@@ -204,7 +204,8 @@ class CostModel:
 
     @property
     def _dealing(self) -> float:
-        return dealing_seconds(self.constants, self.step.data.num_records)
+        records, packing = self.step.data.num_records, self.spec.data.packing
+        return dealing_seconds(self.constants, records, packing=packing)
 
     @cached_property
     def _reads(self) -> dict[tuple[tuple[str, int], ...], float]:

@@ -212,6 +212,9 @@ class Calibration:
     record_overhead: float = _constant(
         0.8, "us", "Python of every rank for each record of a step: its facts, dealt out", _EPYC
     )
+    packing_overhead: float = _constant(
+        0.6, "us", "the same for packing it, with `packing: true`", _EPYC
+    )
     text_overhead: float = _constant(
         1000.0, "us", "Python of a rank for each text that it reads, without its tokens", _READING
     )

@@ -6,11 +6,11 @@ Relies on: `device_constants` for rates; the groups of the plan; `memory.checkpo
 Leaves: the weights that a run starts from, which are not counted; how a step waits for its hosts
 to `estimates`.
 
-Every rank looks up all samples of every step and deals them out, in a thread that reads a step
-ahead. It reads the texts and the arrays of its own replicas: decoding leaves Python to others, the
-rest does not. In the end all ranks agree on unreadable samples: gloo passes a few numbers around a
-ring of all ranks, twice. All ranks meet at one store for every group that any of them is in. The
-first rank makes the index of a checkpoint alone, and every rank reads it.
+Every rank packs and looks up all samples of every step and deals them out, in a thread that reads a
+step ahead. It reads the texts and the arrays of its own replicas: decoding leaves Python to others,
+the rest does not. In the end all ranks agree on unreadable samples: gloo passes a few numbers
+around a ring of all ranks, twice. All ranks meet at one store for every group that any of them is
+in. The first rank makes the index of a checkpoint alone, and every rank reads it.
 """
 
 from dataclasses import dataclass
@@ -49,9 +49,13 @@ class HostCosts:
     resume_seconds: float | None
 
 
-def dealing_seconds(constants: Calibration, records: float) -> float:
-    """Return the seconds in which a rank looks up and deals out the records of a step."""
-    return records * constants.record_overhead * MICRO
+def dealing_seconds(constants: Calibration, records: float, *, packing: bool) -> float:
+    """Return the seconds in which a rank looks up and deals out the records of a step.
+
+    With `packing`, it packs them first.
+    """
+    each = constants.record_overhead + packing * constants.packing_overhead
+    return records * each * MICRO
 
 
 def reading_seconds(constants: Calibration, *, texts: float, tokens: float, arrays: float) -> float:
