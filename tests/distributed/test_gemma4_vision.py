@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.distributed.test_checkpoints import VISION, make_spec, numbers, run, run_anew
-from tests.support.planted_gemma4_vision import MODEL, SPLIT, pooled
+from tests.support.planted_gemma4_vision import CLIPPED, MODEL, SPLIT, pooled
 from tests.support.proof import failures, verdicts
 
 from mimo_launch.spec.spec import Spec
@@ -16,6 +16,23 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "one rank": ({}, {"first": 0}, {}),
     "not standardized": ({"model": MODEL | {"standardize": False}}, {"first": 0}, {}),
     "tp": ({"tp": 2}, {"first": 0, "tp": 2}, {}),
+    "clipped": ({"model": CLIPPED}, {"first": 0}, {}),
+    "clipped, tp": (
+        {"model": CLIPPED, "tp": 2, "recompute": ["norms"]}, {"first": 0, "tp": 2}, {},
+    ),
+    "clipped, sequence parallel, cp": ({"model": CLIPPED, **SPLIT}, {}, {}),
+    "clipped, pp, shared keys": (
+        {"model": CLIPPED | {"kv_heads": 1}, "pp": 2, "tp": 2}, {"first": 0, "tp": 4}, {},
+    ),
+    "clipped, full sharding": (
+        {"model": CLIPPED, "dp": 2, "tp": 2, "sharding": "full", "recompute": "full"}, {}, {},
+    ),
+    "clipped, adapter": (
+        {"model": CLIPPED, "tp": 2, "cp": 2, "adapter": {"rank": 2}}, {}, {},
+    ),
+    "clipped, biases": (
+        {"model": CLIPPED | {"qkv_bias": True, "block_bias": True}, "tp": 2, "dp": 2}, {}, {},
+    ),
     "sequence parallel": ({"tp": 2, **SP}, {}, {}),
     "cp 3": ({"cp": 3, "recompute": "full"}, {}, {}),
     "sequence parallel, cp": (SPLIT, {}, {}),
@@ -42,7 +59,10 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {}, {},
     ),
 }  # fmt: skip
-OFTEN = {"sequence parallel, cp", "pp, sequence parallel"}
+OFTEN = {
+    *("sequence parallel, cp", "pp, sequence parallel"),
+    *("clipped", "clipped, sequence parallel, cp"),
+}
 
 
 @pytest.mark.parametrize(

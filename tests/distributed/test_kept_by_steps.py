@@ -240,6 +240,13 @@ STEPS_OF_TWO_RANKS = {
     "tp 2 with sequence parallelism": step(each=SP, data={"max_images": 3}),
     "tp 2": step(vision(**QWEN2_5), each={"tp": 2}),
     "tp 2, a tower of Llama 4": step(vision(**LLAMA4), each={"tp": 2}),
+    "a tower of Gemma 4 with clips": step(vision(**GEMMA4, clipped_linears=True)),
+    "a compiled tower of Gemma 4 with clips": step(
+        vision(**GEMMA4, clipped_linears=True), compiled=True
+    ),
+    "tp 2, a tower of Gemma 4 with clips": step(
+        vision(**GEMMA4, clipped_linears=True), each={"tp": 2}
+    ),
     "tp 2, a tower of Gemma 4": step(vision(**GEMMA4), each={"tp": 2}),
     "tp 2, recomputing norms": step(each=SP | {"recompute": ["norms"]}),
     "tp 2, many experts": step(

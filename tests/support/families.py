@@ -265,7 +265,8 @@ _ONE_SIZE = (
 _STAYS = {
     "janus": r"vqmodel|generation_", "video_llava": r"post_layernorm|layers\.2\.|video_tower",
     "aya_vision": "post_layernorm", "vipllava": "post_layernorm",
-    **dict.fromkeys(("gemma4", "gemma4_small"), r"layer_scalar$|std_bias$|std_scale$"),
+    "gemma4": r"layer_scalar$|std_bias$|std_scale$",
+    "gemma4_small": r"layer_scalar$|std_bias$|std_scale$|put_min$|put_max$",
     **dict.fromkeys(("minicpm_ocr", "minicpmv4_6"), "vit_merger"),
 }  # fmt: skip
 

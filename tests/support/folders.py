@@ -543,6 +543,12 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "sliding_window.size": 1024, "sliding_window.kv_heads": 16, "tied": True,
         },
     },
+    "gemma-4-e2b": {
+        "gemma4_vision": {"clipped_linears": True, "standardize": False},
+        "decoder": {
+            "shared_keys.layers": 20, "shared_keys.mlp": 12288, "per_layer_embeddings.width": 256,
+        },
+    },
     "gemma-4-26b-a4b": {
         "decoder": {
             "head_dim": 512, "kv_heads": 2, "moe.experts": 128, "moe.top_k": 8, "moe.width": 704,
@@ -903,7 +909,7 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"projector_input_dim": 2048}, {"vision_output_dim": 7680}, {"projector_dropout": 0.1},
     ],
     ("gemma-4-31b", "gemma4_vision", "vision_config"): [
-        {"use_clipped_linears": True}, {"head_dim": 64}, {"attention_bias": True},
+        {"head_dim": 64}, {"attention_bias": True},
         {"hidden_activation": "silu"}, {"attention_dropout": 0.1}, {"pooling_kernel_size": 1},
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_type: linear"),
     ],

@@ -5,9 +5,13 @@ from typing import Any
 
 import torch.nn.functional as F
 from tests.support.specs import box, spec
+from torch import Tensor
 
 from mimo_launch.kinds.gemma4_vision import Gemma4VisionKind
-from mimo_launch.layers import pointwise
+from mimo_launch.layers import clipped, pointwise
+from mimo_launch.layers.clipped import Clipped
+from mimo_launch.layers.dropout import Draws
+from mimo_launch.layers.linear import RowLinear, mapped
 from mimo_launch.models import gemma4_vision
 from mimo_launch.models.gemma4_vision import LearnedPlaces
 from mimo_launch.spec.spec import Spec
@@ -16,6 +20,8 @@ MODEL: dict[str, Any] = {
     "kind": "gemma4_vision", "layers": 2, "places": 24, "shuffle": 2, "standardize": True,
     "rope_theta": 20.0, "norm_eps": 1e-2,
 }  # fmt: skip
+
+CLIPPED = MODEL | {"clipped_linears": True}
 
 
 def pooled(
@@ -104,6 +110,44 @@ def gates_of_silu() -> None:
     pointwise.GATED["gelu_tanh"] = pointwise.GATED["silu"]
 
 
+def inputs_unclipped() -> None:
+    """Maps clip only what they give."""
+    Clipped.forward = (  # type: ignore[method-assign]
+        lambda self, x, draws=None: clipped.clipped(
+            self.inside(x, draws), self.output_min, self.output_max
+        )
+    )
+
+
+def outputs_unclipped() -> None:
+    """Maps clip only what they read."""
+    Clipped.forward = (  # type: ignore[method-assign]
+        lambda self, x, draws=None: self.inside(
+            clipped.clipped(x, self.input_min, self.input_max), draws
+        )
+    )
+
+
+def terms_clipped() -> None:
+    """The last map of a region clips the terms of each tp rank, not their sum."""
+    correct = Clipped.forward
+
+    def wrong(self: Clipped, x: Tensor, draws: Draws | None = None) -> Tensor:
+        if not isinstance(self.inside, RowLinear):
+            return correct(self, x, draws)
+        read = clipped.clipped(x, self.input_min, self.input_max)
+        terms = mapped(self.inside, "weight", read, None)
+        return self.context.leave(clipped.clipped(terms, self.output_min, self.output_max))
+
+    Clipped.forward = wrong  # type: ignore[method-assign]
+
+
+def gradients_past_bounds() -> None:
+    """Numbers outside of their bounds have the gradients of those inside."""
+    correct = clipped.clipped
+    clipped.clipped = lambda x, *bounds: x + (correct(x, *bounds) - x).detach()
+
+
 SPLIT = {"tp": 2, "cp": 2, "sequence_parallel": True}
 GEMMA4_VISION_BUGS = {
     "rows for columns": (rows_for_columns, pooled({"cp": 2})),
@@ -115,5 +159,9 @@ GEMMA4_VISION_BUGS = {
     "scores of patches divided": (scores_divided, pooled({})),
     "width of means": (width_of_means, pooled({})),
     "rows not standardized": (rows_not_standardized, pooled({"pp": 2})),
+    "inputs of maps unclipped": (inputs_unclipped, pooled({"model": CLIPPED, "tp": 2})),
+    "outputs of maps unclipped": (outputs_unclipped, pooled({"model": CLIPPED})),
+    "terms of tp ranks clipped": (terms_clipped, pooled({"model": CLIPPED, "tp": 2})),
+    "gradients past bounds": (gradients_past_bounds, pooled({"model": CLIPPED, "cp": 2})),
     "gates of silu": (gates_of_silu, pooled({"tp": 2})),
 }

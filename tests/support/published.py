@@ -72,14 +72,14 @@ def gemma3(*sizes: int, **more: Any) -> Config:
     }  # fmt: skip
 
 
-def gemma4(*sizes: int, **more: Any) -> Config:
-    """Return a Gemma 4 that sees, without embeddings of layers."""
+def gemma4(*sizes: int, vision: Config | None = None, **more: Any) -> Config:
+    """Return a Gemma 4 that sees, by default without embeddings of layers, and with its tower."""
     common = {
         "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": True, "sliding_window": 1024,
         "final_logit_softcapping": 30.0, "use_bidirectional_attention": "vision",
         "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "rms_norm_eps": 1e-6,
     }  # fmt: skip
-    vision = {
+    tower = {
         "model_type": "gemma4_vision", "num_hidden_layers": 27, "hidden_size": 1152,
         "intermediate_size": 4304, "num_attention_heads": 16, "num_key_value_heads": 16,
         "head_dim": 72, "patch_size": 16, "pooling_kernel_size": 3, "standardize": True,
@@ -87,8 +87,8 @@ def gemma4(*sizes: int, **more: Any) -> Config:
         "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
     }  # fmt: skip
     return {
-        "model_type": "gemma4", "text_config": dense("gemma4_text", *sizes, **common, **more),
-        "vision_config": vision, "audio_config": None, "image_token_id": 258880,
+        "model_type": "gemma4", "text_config": dense("gemma4_text", *sizes, **(common | more)),
+        "vision_config": tower | (vision or {}), "audio_config": None, "image_token_id": 258880,
     }  # fmt: skip
 
 
@@ -369,6 +369,21 @@ MODELS: dict[str, tuple[Config, int]] = {
             num_experts=128, top_k_experts=8, moe_intermediate_size=704,
         ),
         64,
+    ),
+    "gemma-4-e2b": (
+        gemma4(
+            35, 1536, 8, 1, 6144, 262144,
+            vision={
+                "num_hidden_layers": 16, "hidden_size": 768, "intermediate_size": 3072,
+                "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64,
+                "standardize": False, "use_clipped_linears": True,
+            },
+            attention_k_eq_v=False, sliding_window=512, num_kv_shared_layers=20,
+            use_double_wide_mlp=True, hidden_size_per_layer_input=256,
+            vocab_size_per_layer_input=262144, pad_token_id=0,
+            layer_types=[*["sliding_attention"] * 4, "full_attention"] * 7,
+        ),
+        8,
     ),
     "Llama-4-Scout": (
         {

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+# The bounds of maps that clip their numbers.
+_LOWER, _UPPER = ("input_min", "output_min"), ("input_max", "output_max")
+
 
 def theirs() -> Any:
     """Return `transformers`, which warns as it is imported."""
@@ -16,9 +19,14 @@ def theirs() -> Any:
 
 
 def of_norm(name: str) -> float:
-    """Return 1 for the weight of a norm, and for numbers that multiply: near it they begin."""
+    """Return 1 for the weight of a norm, and for numbers that multiply: near it they begin.
+
+    Bounds are near -1 and 1, so that maps clip some of their numbers.
+    """
+    if name.endswith(_LOWER):
+        return -1.0
     of_norm = "norm" in name and name.endswith("weight")
-    return float(of_norm or name.endswith(("layer_scalar", "std_scale")))
+    return float(of_norm or name.endswith((*_UPPER, "layer_scalar", "std_scale")))
 
 
 def shaken(
@@ -35,8 +43,8 @@ def shaken(
         for _, bias in biases:
             # As transformers keeps it.
             bias.data = bias.to(torch.promote_types(dtype, torch.float32))
-        # Numbers of a layer, or of rows, which do not train.
-        numbers = ("layer_scalar", "std_bias", "std_scale")
+        # Numbers of a layer, of rows or of a map, which do not train.
+        numbers = ("layer_scalar", "std_bias", "std_scale", *_LOWER, *_UPPER)
         scalars = [each for each in model.named_buffers() if each[0].endswith(numbers)]
         for name, weight in (*model.named_parameters(), *biases, *scalars):
             noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)

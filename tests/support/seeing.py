@@ -197,7 +197,7 @@ KINDS = {
         {
             "model_type": "gemma4_vision", "head_dim": 8, "num_key_value_heads": 2,
             "position_embedding_size": 16, "pooling_kernel_size": 2, "standardize": True,
-            "rms_norm_eps": 1e-2,
+            "rms_norm_eps": 1e-2, "use_clipped_linears": False,
             "rope_parameters": {"rope_type": "axial", "rope_theta": 20.0},
         },
     ),
@@ -453,8 +453,11 @@ KINDS = {
     ),
 }  # fmt: skip
 # Layers that share keys, and per-layer embeddings, which images have of a token that no text has.
+# The maps of the tower clip their numbers.
 KINDS["gemma4_small"] = replace(
     KINDS["gemma4"],
+    keys=KINDS["gemma4"].keys | {"clipped_linears": True},
+    vision=KINDS["gemma4"].vision | {"use_clipped_linears": True},
     text={key: x for key, x in KINDS["gemma4"].text.items() if "global_key" not in key} | {
         "num_hidden_layers": 4, "num_kv_shared_layers": 2, "attention_k_eq_v": False,
         "layer_types": ["sliding_attention", "full_attention"] * 2, "pad_token_id": _PADDING,

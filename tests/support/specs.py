@@ -585,6 +585,7 @@ def one_module(
                 "places": 64,
                 "rope_theta": 30.0,
                 "standardize": draw(st.booleans()),
+                "clipped_linears": draw(st.booleans()),
                 "projector": draw(st.sampled_from(["linear", "mlp", "swiglu"])),
             }
     if name != "language":

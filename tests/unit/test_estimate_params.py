@@ -248,6 +248,7 @@ def specs() -> dict[str, Spec]:
         "a DINOv3": one({}, DINOV3, 2),
         "a tower of Gemma 4": one({}, GEMMA4, 2),
         "a tower of Llama 4": one({}, LLAMA4, 2),
+        "a tower of Gemma 4 with clips": one({}, GEMMA4 | {"clipped_linears": True}, 2),
         "a tower of Gemma 4, not standardized": one({}, GEMMA4 | {"standardize": False}, 2),
         "as a Nemotron-H Omni": one({}, SQUARED, 2),
         "gated projector without biases": one(

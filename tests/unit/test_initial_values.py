@@ -169,6 +169,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "heads": 2,
         "places": 90,
         "standardize": True,
+        "clipped_linears": True,
     },
     "connector": {"kind": "connector", **HALF, "heads": 2, "queries": 9},
     "flow": {"kind": "flow", **HALF, "heads": 2},

@@ -239,6 +239,8 @@ def _offered(shape: tuple[int, ...], place: Place) -> tuple[int, ...]:
     if place.runs is not None and place.num_rows is not None:
         fits = shape[0] == place.runs.whole(place.num_rows)
         return (place.num_rows, *shape[1:]) if fits else shape
+    if shape == place.shape == ():
+        return (1,)
     found = shape = shape[::-1] if place.transposed else shape
     if place.shape is not None and shape == place.shape:
         rows, *rest = shape[_leading(shape) :]
@@ -312,7 +314,9 @@ def read_place(saved: Any, place: Place, rows: range, rest: Sequence[range]) -> 
     there = slice(place.first_row + rows.start, place.first_row + rows.stop)
     columns = [slice(x.start, x.stop) for x in rest]
     held: Tensor
-    if place.transposed:
+    if place.shape == ():
+        held = saved[()].view(1)
+    elif place.transposed:
         held = saved[(*columns, there)].mT
     elif place.runs is not None:
         cut = place.runs.pieces(place.first_row, rows)

@@ -110,6 +110,8 @@ class TensorPart:
             return found
         if at.transposed:
             return tensor.mT.narrow(0, at.first_row, self.shape[0])
+        if tensor.dim() == 0:
+            return tensor.view(self.shape)
         num_rows = math.prod(self.shape) * tensor.shape[0] // tensor.numel()
         return tensor.narrow(0, at.first_row, num_rows).view(self.shape)
 
@@ -170,7 +172,8 @@ def file_tensors(
         part = TensorPart(prefix + name, saved, shape, at, update, base)
         num_rows = shape[0] if at.num_rows is None else at.num_rows
         last = at.first_row + num_rows if at.runs is None else at.runs.whole(num_rows)
-        whole = at.shape or (last, *shape[1:])[:: -1 if at.transposed else 1]
+        whole = (last, *shape[1:])[:: -1 if at.transposed else 1]
+        whole = whole if at.shape is None else at.shape
         known = made.get(at.name, FileTensor(at.name, whole, dtype_of(name)))
         if at.shape is None and not at.transposed:
             whole = (max(last, known.shape[0]), *shape[1:])

@@ -14,6 +14,7 @@ from mimo_launch.hugging_face.families import own
 from mimo_launch.hugging_face.family import OURS_OF_MTP, OneDepthApart
 from mimo_launch.hugging_face.part import SCALE_OF_INPUTS, Part
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
+from mimo_launch.kinds.clipped_shapes import BOUNDS
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
@@ -57,6 +58,11 @@ _ALONE = (
     *("mamba.A_log", "mamba.D", "mamba.dt_bias", "deltanet.A_log", "deltanet.dt_bias"),
     *(f"{x}.router.{y}" for x in ("mlp", "moe") for y in ("expert_bias", "scale")),
 )
+# Of maps that clip their numbers.
+_BOUNDS = (
+    *(f"attention.{x}.{bound}" for x in "qkvo" for bound in BOUNDS),
+    *(f"mlp.{x}.{bound}" for x in _MLP for bound in BOUNDS),
+)
 _DEPTH = ("token_norm", "hidden_norm", "project", "norm")
 
 
@@ -77,6 +83,8 @@ def _names(model: Any) -> Iterator[str]:
         stacks = product(("mlp", "moe"), numbers, _MLP)
         layers += [f"{x}.experts.{number}.{part}" for x, number, part in stacks]
     inside = [*(f"{layer}.{each}" for layer in layers for each in _KINDS), *_ALONE]
+    if getattr(model, "clipped_linears", False):
+        inside += _BOUNDS
     before = [f"layers.{number}" for number in range(model.layers)]
     before += [f"{OURS_OF_MTP}{depth}.block" for depth in range(kind.depths)]
     ends = [*_ENDS, *(f"projector.{each}" for each in _PROJECTOR)]

@@ -77,13 +77,13 @@ class Place:
 
     `num_rows` from `first_row` on are ours (None: all), as in a fused q, k and v. `shape` is the
     shape of the whole tensor in the file where it differs from ours, with the same elements in the
-    same order: a convolution [D, C, p, p] is our linear map [D, C * p * p], and sizes of 1 may come
-    first; of a table over a `grid`, the first two dimensions are our rows. If ours is `stacked`,
-    `shape` is the shape of the stack. The columns of a `transposed` tensor are our rows. A tensor
-    `at_least_fp32` is not multiplied by activations, and transformers keeps it in fp32. An
-    `optional` tensor may be missing in a file; ours then keeps its initial values. With `runs`, our
-    rows are not consecutive. With `channels`, the numbers of a row alternate by channel in the
-    file, while ours are one channel after the other.
+    same order: a convolution [D, C, p, p] is our linear map [D, C * p * p], sizes of 1 may come
+    first, and a single number may have no dimension; of a table over a `grid`, the first two
+    dimensions are our rows. If ours is `stacked`, `shape` is the shape of the stack. The columns of
+    a `transposed` tensor are our rows. A tensor `at_least_fp32` is not multiplied by activations,
+    and transformers keeps it in fp32. An `optional` tensor may be missing in a file; ours then
+    keeps its initial values. With `runs`, our rows are not consecutive. With `channels`, the
+    numbers of a row alternate by channel in the file, while ours are one channel after the other.
     """
 
     name: str

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mimo_launch.kinds.clipped_shapes import columns, row, saved_by_clips
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.saved_activations import AttentionPattern, Mask, Passes, Saved
 from mimo_launch.kinds.shapes import (
@@ -125,7 +126,8 @@ class AttentionShape(LayerShape):
     `score_cap`; learned `sinks` join their softmax. If `gated`, each head's output is multiplied by
     the sigmoid of a gate, which follows the query of the head. `interleaved`: numbers of a head
     that rotate together are neighbours; `by_halves`: they are in the same half. `latent` makes
-    queries, keys and values of narrow widths.
+    queries, keys and values of narrow widths. Its maps may clip what they read and give
+    (`clipped`).
     """
 
     layer = "mimo_launch.layers.attention:Attention"
@@ -155,6 +157,7 @@ class AttentionShape(LayerShape):
     by_halves: bool = False
     latent: Mla | None = of_key("mla", None)
     out_scale: float = 1.0
+    clipped: bool = False
 
     @property
     def pairs(self) -> Pairs:
@@ -180,7 +183,7 @@ class AttentionShape(LayerShape):
 
     @property
     def output(self) -> RowShape:
-        """The map to the stream."""
+        """The map to the stream, without clips."""
         return RowShape("o", self.heads * self.value_size, self.width, self.bias, self.out_scale)
 
     def mask(self, given: Mask, cp: int) -> Mask:
@@ -208,13 +211,13 @@ class AttentionShape(LayerShape):
                 Output("k", self.kv_heads * head, head, bias and self.key_bias),
                 Output("v", self.kv_heads * head, head, bias),
             )
-            inputs = ColumnShape(width, outputs[: 1 + self.key_parts])
+            inputs = columns(width, outputs[: 1 + self.key_parts], clipped=self.clipped)
         logits = Weight(name="weight", shape=(heads,), axis=0, init="zeros", decay=False)
         return {
             "latent": narrow,
             "inputs": inputs,
             "sinks": OneShape(f"{NORMS}:Sinks", logits) if self.sinks else None,
-            "output": self.output,
+            "output": row(self.output, clipped=self.clipped),
             "q_norm": self._norm(heads),
             "k_norm": None if self.sharing == "takes" else self._norm(self.kv_heads),
         }
@@ -263,7 +266,16 @@ class AttentionShape(LayerShape):
             found += (Saved(name="gated attention output", query=1, for_weights=True),)
         if self.gated and not passes.are_compiled:
             found += (Saved(name="sigmoid of the gate of attention", query=1),)
-        return found
+        return (*found, *self._saved_by_clips(passes)) if self.clipped else found
+
+    def _saved_by_clips(self, passes: Passes) -> tuple[Saved, ...]:
+        """Return what clips keep around its maps."""
+        heads, keys = self.query_parts, self.key_parts
+        return (
+            Saved(name="queries, keys and values, before clips", query=heads, key=keys),
+            Saved(name="attention output, clipped", query=1, for_weights=True),
+            *saved_by_clips("attention", 1 + keys, passes),
+        )
 
     def _gathered_keys(self, passes: Passes) -> float:
         """Return how many keys attention of sequences over cp keeps for each token of a rank."""

@@ -83,16 +83,18 @@ class Gemma4VisionKind(VisionKind):
     @property
     def torch_only(self) -> Iterable[str]:
         """The keys set in the model that blocks of other libraries do not support."""
-        return [key for key in ("layer_scale", "kv_heads") if getattr(self.model, key)]
+        keys = ("layer_scale", "kv_heads", "clipped_linears")
+        return [key for key in keys if getattr(self.model, key)]
 
     def attention(self) -> AttentionShape:
         """Return the attention of a block, with norms of values, and scores as they are."""
         found = VisionKind.attention(self)
-        return replace(found, value_norm=True, score_size=1.0)
+        return replace(found, value_norm=True, score_size=1.0, clipped=self.model.clipped_linears)
 
     def mlp(self) -> MlpShape:
         """Return the MLP of a block, with a gate."""
-        return replace(VisionKind.mlp(self), gate="gelu_tanh")
+        clipped = self.model.clipped_linears
+        return replace(VisionKind.mlp(self), gate="gelu_tanh", clipped=clipped)
 
     def layer(self, number: int) -> BlockShape:
         """Return a block with norms on both sides of its layers."""

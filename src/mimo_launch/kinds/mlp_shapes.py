@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from mimo_launch.kinds.adapters import expert_adapter
+from mimo_launch.kinds.clipped_shapes import columns, row, saved_by_clips
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved
-from mimo_launch.kinds.shapes import NORMS, ColumnShape, NormShape, OneShape, Output, RowShape
+from mimo_launch.kinds.shapes import NORMS, NormShape, OneShape, Output, RowShape
 from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Weight, of_key
 from mimo_launch.spec.encoders import Activation
 from mimo_launch.spec.language_models import GateActivation
@@ -24,7 +25,10 @@ PlainActivation = Activation | Literal["squared_relu"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpShape(LayerShape):
-    """An MLP with its inner width cut over tp: with a `gate`, or else an activation."""
+    """An MLP with its inner width cut over tp: with a `gate`, or else an activation.
+
+    Its maps may clip what they read and give (`clipped`).
+    """
 
     layer = "mimo_launch.models.mlp:Mlp"
 
@@ -35,25 +39,38 @@ class MlpShape(LayerShape):
     activation: PlainActivation = "gelu"
     bias: bool = of_key("mlp_bias", False)
     out_scale: float = 1.0
+    clipped: bool = False
 
     @property
     def output(self) -> RowShape:
-        """The last map."""
+        """The last map, without clips."""
         return RowShape("down", self.inner, self.out, self.bias, self.out_scale)
 
     def parts(self) -> Mapping[str, LayerShape]:
         """Return its maps."""
         names = ("up",) if self.gate is None else ("gate", "up")
         outputs = tuple(Output(name, self.inner, bias=self.bias) for name in names)
-        return {"inputs": ColumnShape(self.width, outputs), "output": self.output}
+        return {
+            "inputs": columns(self.width, outputs, clipped=self.clipped),
+            "output": row(self.output, clipped=self.clipped),
+        }
 
     def widths(self) -> Widths:
         """Return the width inside it."""
         return LayerShape.widths(self) + Widths(inner=self.inner, regions=1)
 
     def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
-        """Return what is inside."""
-        return _of_inside(self.gate, self.activation, passes)
+        """Return what is inside, and what clips keep."""
+        found, maps = _of_inside(self.gate, self.activation, passes), 1 + (self.gate is not None)
+        if not self.clipped:
+            return found
+        # A clip reads what the last product would keep for its weights alone.
+        return (
+            *(replace(each, for_weights=False) for each in found),
+            Saved(name="inner width, before clips", inner=maps),
+            Saved(name="inner width, clipped", inner=1, for_weights=True),
+            *saved_by_clips("mlp", maps, passes),
+        )
 
 
 @dataclass(frozen=True, slots=True)

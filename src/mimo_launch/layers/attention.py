@@ -21,10 +21,11 @@ from torch import Tensor
 from mimo_launch.comm.autograd_collectives import gather_tokens
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.layers.chunk_attention import over_chunks, takes_chunks
+from mimo_launch.layers.clipped import Clipped
 from mimo_launch.layers.dropout import Draws, dropout
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.latent_attention import LatentInputs
-from mimo_launch.layers.linear import ColumnLinear, RowLinear
+from mimo_launch.layers.linear import RegionInputs, RowLinear
 from mimo_launch.layers.norms import Norm, Sinks, WideNorm
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import placed_heads, rms_norm, sigmoid_gated
@@ -38,10 +39,10 @@ from mimo_launch.layers.varlen_attention import inside_documents, inside_images,
 class Attention(ShapedLayer[AttentionShape]):
     """Multi-head, grouped-query or latent attention; gates as in arXiv:2505.06708."""
 
-    inputs: ColumnLinear
+    inputs: RegionInputs[Any]
     latent: LatentInputs | None
     sinks: Sinks | None
-    output: RowLinear
+    output: RowLinear | Clipped
     q_norm: Norm | WideNorm | None
     k_norm: Norm | WideNorm | None
 
@@ -56,7 +57,7 @@ class Attention(ShapedLayer[AttentionShape]):
     def forward(
         self, x_nD: Tensor, attention_context: AttentionContext, again: Remake | None = None
     ) -> Tensor | tuple[Tensor, KeysValues]:
-        """Return attention over the tokens, [n, D] -> [n, D]; see `ColumnLinear.of_tokens`.
+        """Return attention over the tokens, [n, D] -> [n, D]; see `RegionInputs.of_tokens`.
 
         A layer that gives its keys and values also returns these.
         """

@@ -113,6 +113,9 @@ def initial_values(
     start: np.ndarray | float = float(weight.init == "ones")
     if weight.init == "constant":
         start = weight.std
+        if randomise and math.isinf(start):
+            # A bound that clips nothing becomes one that clips.
+            start = math.copysign(1.0, start)
     elif weight.init == "sinusoids":
         start = sinusoids(rows, segment.shape[1])
     elif weight.init == "given":

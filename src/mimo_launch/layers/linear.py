@@ -27,7 +27,7 @@ from mimo_launch.layers.adapters import LowRank
 from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.packed import packed_linear
 from mimo_launch.layers.recompute import Remake, remade
-from mimo_launch.layers.shaped_layer import ShapedLayer
+from mimo_launch.layers.shaped_layer import S, ShapedLayer
 
 
 class GradAccumulator:
@@ -120,7 +120,21 @@ def accumulate_in_products(unit: FSDPModule) -> None:
             parameter.owner.weight_gradients = GradAccumulator(parameter)  # type: ignore[assignment]
 
 
-class ColumnLinear(ShapedLayer[ColumnShape]):
+class RegionInputs(ShapedLayer[S]):
+    """The maps of one input that begin a tensor-parallel region: [N, D] -> [N, f]."""
+
+    def of_tokens(
+        self, x_nD: Tensor, draws: Draws | None = None, again: Remake | None = None
+    ) -> Tensor:
+        """Return the same for tokens before the region, which may be made `again`, not kept."""
+        x_ND = self.context.enter(x_nD)
+        make = None if again is None else lambda: self.context.enter(again())
+        with remade(x_ND, make):
+            out: Tensor = self(x_ND, draws)
+        return out
+
+
+class ColumnLinear(RegionInputs[ColumnShape]):
     """Fused linear layers that share an input, with outputs cut over tp: [N, D] -> [N, f].
 
     The input must have entered the region (`context.enter`). Several ranks may hold the same unit
@@ -135,6 +149,8 @@ class ColumnLinear(ShapedLayer[ColumnShape]):
 
     def forward(self, x_ND: Tensor, draws: Draws | None = None) -> Tensor:
         """Return this rank's features of all outputs, concatenated."""
+        if self.weight is None:
+            return self._mapped("shared_weight", x_ND, self.shared_bias, draws)
         out = self._mapped("weight", x_ND, self._whole_bias(), draws)
         if self.shared_weight is None:
             return out
@@ -147,16 +163,6 @@ class ColumnLinear(ShapedLayer[ColumnShape]):
         maps = self.segments[attribute]
         sizes = {each.name.removesuffix("weight"): each.local_shape[0] for each in maps}
         return mapped(self, attribute, x_ND, bias, None if draws is None else draws.tokens, sizes)
-
-    def of_tokens(
-        self, x_nD: Tensor, draws: Draws | None = None, again: Remake | None = None
-    ) -> Tensor:
-        """Return the same for tokens before the region, which may be made `again`, not kept."""
-        x_ND = self.context.enter(x_nD)
-        make = None if again is None else lambda: self.context.enter(again())
-        with remade(x_ND, make):
-            out: Tensor = self(x_ND, draws)
-        return out
 
     def _whole_bias(self) -> Tensor | None:
         """Return the bias of all outputs, with zeros for outputs without one."""

@@ -11,16 +11,19 @@ tp ranks that hold the same tokens (without sequence parallelism) each route a p
 otherwise every token would travel once per tp rank.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import gather_rows, split_rows
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.kinds.mlp_shapes import MlpShape, MoeShape
+from mimo_launch.layers.clipped import Clipped
 from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.experts import Dispatch, Experts, PlannedDispatch, from_experts, to_experts
 from mimo_launch.layers.image_contexts import AttentionContext
-from mimo_launch.layers.linear import ColumnLinear, RowLinear
+from mimo_launch.layers.linear import RegionInputs, RowLinear
 from mimo_launch.layers.norms import Norm, TokenGate
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.pointwise import ACTIVATIONS, GATED, weighted_sum
@@ -33,8 +36,8 @@ from mimo_launch.layers.shaped_layer import ShapedLayer
 class Mlp(ShapedLayer[MlpShape]):
     """MLP, gated or with an activation, with its inner width cut over tp: [n, D] -> [n, D]."""
 
-    inputs: ColumnLinear
-    output: RowLinear
+    inputs: RegionInputs[Any]
+    output: RowLinear | Clipped
 
     def __init__(self, context: ParallelContext, shape: MlpShape) -> None:
         super().__init__(context, shape)
@@ -43,7 +46,7 @@ class Mlp(ShapedLayer[MlpShape]):
     def forward(
         self, x_nD: Tensor, draws: Draws | None = None, again: Remake | None = None
     ) -> Tensor:
-        """Return the MLP of every token; see `ColumnLinear.of_tokens`."""
+        """Return the MLP of every token; see `RegionInputs.of_tokens`."""
         hidden = self.inputs.of_tokens(x_nD, draws, again)
         # Reuse the name: without a backward, this frees the input before the next product.
         hidden = self.context.fused(self.between, hidden)

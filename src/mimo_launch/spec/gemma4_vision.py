@@ -64,6 +64,11 @@ class Gemma4VisionModel(VitModel):
         description="Rows less a number per channel, times another, before their norm. Neither "
         "trains; they begin as 0 and 1.",
     )
+    clipped_linears: bool = Field(
+        False,
+        description="Each linear map of a block clips what it reads and what it gives to bounds "
+        "of its own. They do not train, and clip nothing unless a folder has others.",
+    )
     projector: Literal["mlp", "linear", "swiglu"] = Field(
         "linear",
         description="Last layer of the encoder: one linear map, or two with an activation or a "

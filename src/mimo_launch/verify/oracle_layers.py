@@ -25,9 +25,18 @@ Size = tuple[int, int]
 
 
 def linear(weights: Weights, x: Tensor, name: str) -> Tensor:
-    """Return a linear layer, with a bias where it has one."""
+    """Return a linear layer, with a bias and with clips where it has them."""
+    x = _clipped(weights, x, f"{name}.input")
     out = F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
-    return out + weights.change(x, name)
+    return _clipped(weights, out + weights.change(x, name), f"{name}.output")
+
+
+def _clipped(weights: Weights, x: Tensor, name: str) -> Tensor:
+    """Return x between two bounds if the layer has them."""
+    low, high = weights.get(f"{name}_min"), weights.get(f"{name}_max")
+    if low is None or high is None:
+        return x
+    return torch.where(x < low, low, torch.where(x > high, high, x))
 
 
 def layer_norm(weights: Weights, x: Tensor, name: str, eps: float) -> Tensor:

@@ -11,10 +11,16 @@ from mimo_launch.hugging_face.settings import Computed, Fixed, Settings, default
 from mimo_launch.hugging_face.tensors import MLP, Place, Reshaped, Tensors, in_layers
 from mimo_launch.hugging_face.towers import PLAIN_PROJECTOR, REST
 from mimo_launch.hugging_face.wholes import TowerAndDecoder, tied_by_default
+from mimo_launch.kinds.clipped_shapes import BOUNDS
 from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 
 _ACTIVATION, _ROPE, _THETA = "gelu_pytorch_tanh", "rope_parameters", "rope_theta"
 _HEADS, _KEYS, _HEAD = "num_attention_heads", "num_key_value_heads", "head_dim"
+# The maps of a block, which may clip their numbers.
+_MAPS = {
+    **{f"attention.{x}": f"self_attn.{x}" for x in "qkvo"},
+    **{f"mlp.{x}": f"mlp.{x}" for x in MLP},
+}
 _POOL, _PROJECTOR = "pooling_kernel_size", "model.embed_vision."
 
 
@@ -60,6 +66,7 @@ def _tower() -> Settings:
             "places": ("position_embedding_size", 10240),
             "rope_theta": rope,
             "standardize": ("standardize", False),
+            "clipped_linears": ("use_clipped_linears", False),
             "norm_eps": ("rms_norm_eps", 1e-6),
             "channels": Fixed(3),
             "final_norm": Fixed(False),
@@ -92,9 +99,13 @@ GEMMA4_VISION = Family(
                     "post_attention_norm": "post_attention_layernorm",
                     "mlp_norm": "pre_feedforward_layernorm",
                     "post_mlp_norm": "post_feedforward_layernorm",
-                    **{f"attention.{x}": f"self_attn.{x}_proj.linear" for x in "qkvo"},
                     **{f"attention.{x}_norm": f"self_attn.{x}_norm" for x in "qk"},
-                    **{f"mlp.{x}": f"mlp.{x}_proj.linear" for x in MLP},
+                    **{ours: f"{theirs}_proj.linear" for ours, theirs in _MAPS.items()},
+                    **{
+                        f"{ours}.{bound}": Reshaped(f"{theirs}_proj.{bound}", lambda _: ())
+                        for ours, theirs in _MAPS.items()
+                        for bound in BOUNDS
+                    },
                 },
             ),
         }
@@ -102,22 +113,25 @@ GEMMA4_VISION = Family(
     refused=refusals(
         only("hidden_activation", _ACTIVATION),
         one_of("attention_bias", (False, None), False),
-        only("use_clipped_linears", False),
         _NARROW,
         _SINGLE,
     )
     + refusals(one_of("rope_type", ("axial", "default"), "axial")).after(
         lambda config: section(config, _ROPE)
     ),
-    notes="A folder has no projector, so ours keeps its initial values. `std_bias` and `std_scale` "
-    "are read and do not train.",
+    notes="A folder has no projector, so ours keeps its initial values. `std_bias`, `std_scale` "
+    "and the bounds of maps that clip their numbers (`use_clipped_linears`) are read and do not "
+    "train.",
 )
 
 
 GEMMA4 = TowerAndDecoder(
     model_type="gemma4",
     architecture="Gemma4ForConditionalGeneration",
-    published=("google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"),
+    published=(
+        *("google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"),
+        *("google/gemma-4-E2B-it", "google/gemma-4-E4B-it"),
+    ),
     towers=(GEMMA4_VISION,),
     text=(GEMMA4_TEXT,),
     tower_names=(("model.vision_tower.", ""), (_PROJECTOR, _PROJECTOR)),
@@ -131,7 +145,6 @@ GEMMA4 = TowerAndDecoder(
     tied=tied_by_default(True),
     token="image_token_id",
     beside=("model.audio_tower.", "model.embed_audio."),
-    notes="The whole of a Gemma 4, dense or with experts; towers whose linear maps clip their "
-    "numbers (`use_clipped_linears`, as in E2B and E4B) are refused. Images keep their sides. "
-    "Sound and videos are not read.",
+    notes="The whole of a Gemma 4, dense or with experts, or small with per-layer embeddings. "
+    "Images keep their sides. Sound and videos are not read.",
 )  # fmt: skip
