@@ -75,7 +75,9 @@ def test_gradients_are_those_of_one_rank(layout: str) -> None:
 
 def saving(layout: str, steps: int) -> Spec:
     """A run that saves after three steps."""
-    return make_spec(layout, steps, modules={("vision", "model"): VISION | MODEL | {"shuffle": 1}})
+    return make_spec(
+        layout, steps, modules={("vision", "model"): VISION | CLIPPED | {"shuffle": 1}}
+    )
 
 
 def test_a_checkpoint_goes_on_on_another_layout(tmp_path: Path) -> None:

@@ -128,6 +128,13 @@ STEPS = {
     "per-layer embeddings of frozen language": step(language(**VECTORS), language={"frozen": True}),
     "a tower of Gemma 4": step(vision(**GEMMA4)),
     "a compiled tower of Gemma 4": step(vision(**GEMMA4), compiled=True),
+    "a tower of Gemma 4 with clips": step(vision(**GEMMA4, clipped_linears=True)),
+    "a compiled tower of Gemma 4 with clips": step(
+        vision(**GEMMA4, clipped_linears=True), compiled=True
+    ),
+    "a tower of Gemma 4 with clips, norms computed again": step(
+        vision(**GEMMA4, clipped_linears=True), vision={"recompute": ["norms"]}
+    ),
     "a tower of Llama 4": step(vision(**LLAMA4)),
     "a compiled tower of Llama 4": step(vision(**LLAMA4), compiled=True),
     "a frozen tower of Llama 4": step(vision(**LLAMA4), vision={"frozen": "except_projector"}),
@@ -240,10 +247,6 @@ STEPS_OF_TWO_RANKS = {
     "tp 2 with sequence parallelism": step(each=SP, data={"max_images": 3}),
     "tp 2": step(vision(**QWEN2_5), each={"tp": 2}),
     "tp 2, a tower of Llama 4": step(vision(**LLAMA4), each={"tp": 2}),
-    "a tower of Gemma 4 with clips": step(vision(**GEMMA4, clipped_linears=True)),
-    "a compiled tower of Gemma 4 with clips": step(
-        vision(**GEMMA4, clipped_linears=True), compiled=True
-    ),
     "tp 2, a tower of Gemma 4 with clips": step(
         vision(**GEMMA4, clipped_linears=True), each={"tp": 2}
     ),

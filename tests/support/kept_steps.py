@@ -19,7 +19,9 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import global_order
 from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.estimate.workload import workload
-from mimo_launch.layers import attention, mamba, offload, recurrent, varlen_attention
+from mimo_launch.layers import (
+    attention, mamba, offload, recompute, recurrent, varlen_attention,
+)  # fmt: skip
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.step_state import StepState
@@ -150,6 +152,7 @@ class _Watch:
     def forward(self, action: Action, step: StepState) -> None:
         self.held, session = {}, self.session
         away, pack = dict[Any, int](), offload._Stage._pack
+        remade = recompute._Again.pack
 
         def note_packed(stage: Any, layer: Any, tensor: Tensor) -> Any:
             packed = pack(stage, layer, tensor)
@@ -159,9 +162,14 @@ class _Watch:
                 away[packed.kept] = tensor.untyped_storage().nbytes()
             return packed
 
+        def note_beside(again: Any, tensor: Tensor) -> Any:
+            packed = remade(again, tensor)
+            return self.note(packed) if isinstance(packed, Tensor) else packed
+
         with (
             torch.autograd.graph.saved_tensors_hooks(self.note, lambda tensor: tensor),
             patch.object(offload._Stage, "_pack", note_packed),
+            patch.object(recompute._Again, "pack", note_beside),
         ):
             self.run(action, step)
         weights = {

@@ -93,6 +93,10 @@ def test_settings_fit_together(model: dict[str, Any], found: list[str]) -> None:
         ({"layer_scale": 0.1, "qk_norm": True}, ["backend-cannot"] * 2),
         ({"kv_heads": 1}, ["backend-cannot"]),
         ({"kind": "gemma4_vision", "shuffle": 1}, ["backend-cannot"] * 2),
+        (
+            {"kind": "gemma4_vision", "shuffle": 1, "clipped_linears": True},
+            ["backend-cannot"] * 3,
+        ),
         ({"positions": "rope2d", "rope_frequencies": "alternating"}, ["backend-cannot"]),
         ({"kind": "llama4_vision", "image": [4, 4], "class_token": False}, ["backend-cannot"]),
         ({"qkv_bias": False, "projector_bias": False, "projector_norm_eps": 1e-5}, []),

@@ -249,6 +249,8 @@ def expected_number(name: str, kind: str) -> float:
         return FACTOR
     if name.endswith("router.scale"):
         return 1.0
+    if name.endswith(("put_min", "put_max")):
+        return -math.inf if name.endswith("min") else math.inf
     own = kind == "wide norms"  # Their offset is 1.
     return float(name.endswith(("norm.weight", ".D")) and not own)
 

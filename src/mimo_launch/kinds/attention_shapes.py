@@ -266,7 +266,11 @@ class AttentionShape(LayerShape):
             found += (Saved(name="gated attention output", query=1, for_weights=True),)
         if self.gated and not passes.are_compiled:
             found += (Saved(name="sigmoid of the gate of attention", query=1),)
-        return (*found, *self._saved_by_clips(passes)) if self.clipped else found
+        if not self.clipped:
+            return found
+        # A clip reads what the last product would keep for its weights alone.
+        found = tuple(replace(each, for_weights=False) for each in found)
+        return (*found, *self._saved_by_clips(passes))
 
     def _saved_by_clips(self, passes: Passes) -> tuple[Saved, ...]:
         """Return what clips keep around its maps."""
