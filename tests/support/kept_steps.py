@@ -20,7 +20,12 @@ from mimo_launch.data.order.sample_order import global_order
 from mimo_launch.estimate.memory import stage_memory
 from mimo_launch.estimate.workload import workload
 from mimo_launch.layers import (
-    attention, mamba, offload, recompute, recurrent, varlen_attention,
+    attention,
+    mamba,
+    offload,
+    recompute,
+    recurrent,
+    varlen_attention,
 )  # fmt: skip
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.plan.plan import Plan

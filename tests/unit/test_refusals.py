@@ -38,6 +38,20 @@ ASKING: dict[str, dict[str, Any]] = {
     "`downsample_ratio`": {"downsample_ratio": 0.3},
     "`pixel_shuffle_ratio`": {"pixel_shuffle_ratio": 0.3},
     "the width of a square of patches": {"intermediate_size": 7},
+    "`num_kv_shared_layers`": {
+        "num_kv_shared_layers": 1,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "`use_double_wide_mlp`": {
+        "use_double_wide_mlp": True,
+        "enable_moe_block": True,
+        "num_kv_shared_layers": 1,
+    },
+    "`vocab_size_per_layer_input`": {
+        "vocab_size_per_layer_input": 7,
+        "hidden_size_per_layer_input": 8,
+    },
+    "`pad_token_id` of `null`": {"pad_token_id": None, "hidden_size_per_layer_input": 8},
     "`projector_input_dim`": {"projector_input_dim": 7},
     "`vision_output_dim`": {"vision_output_dim": 7},
     "`projection_dim` other": {"projection_dim": 3, "text_config": SIZES},
