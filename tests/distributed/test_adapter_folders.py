@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from tests.support.exports import exported, trained, with_sections
 from tests.support.families import FAMILIES
@@ -56,10 +55,22 @@ def written(run: Path, folder: Path) -> Path:
 
 def beside(model: Any, folder: Path) -> Any:
     """Return a model of transformers with an adapter, of which peft misses nothing."""
+    from peft import PeftModel  # Four seconds, which other workers need not spend.
+
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.simplefilter("ignore", FutureWarning)
         return PeftModel.from_pretrained(model, str(folder))
+
+
+def tuned_by_peft(model: Any, targets: Any, folder: Path) -> Any:
+    """Return a model of transformers with a new adapter of peft, which is saved to a folder."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, lora_alpha=6, target_modules=targets, init_lora_weights=False)
+    tuned = get_peft_model(model, config)
+    tuned.save_pretrained(str(folder))
+    return tuned
 
 
 @pytest.mark.parametrize(
@@ -100,11 +111,7 @@ def test_an_adapter_of_some_layers_leaves_and_comes_back(tmp_path: Path) -> None
 def test_an_adapter_of_peft_is_read(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     model, asked = family.start("one rank", tmp_path, **family.layouts.get("one rank", {}))
-    config = LoraConfig(
-        r=2, lora_alpha=6, target_modules=["q_proj", "down_proj"], init_lora_weights=False
-    )
-    tuned = get_peft_model(model, config)
-    tuned.save_pretrained(str(tmp_path / "adapter"))
+    tuned = tuned_by_peft(model, ["q_proj", "down_proj"], tmp_path / "adapter")
     data = adapted(asked, targets=["q", "down"]).model_dump(mode="json", by_alias=True)
     data["modules"]["language"]["adapter"]["init_from"] = str(tmp_path / "adapter")
     if "vision" in data["modules"]:
@@ -119,9 +126,7 @@ def test_a_step_is_that_of_peft(name: str, tmp_path: Path, monkeypatch: pytest.M
     family = FAMILIES[name]
     model, asked = family.start("one rank", tmp_path, "fp64", **family.step_settings)
     words = r".*model\.(language_model\.)?layers.*_proj"
-    config = LoraConfig(r=2, lora_alpha=6, target_modules=words, init_lora_weights=False)
-    tuned = get_peft_model(model, config)
-    tuned.save_pretrained(str(tmp_path / "adapter"))
+    tuned = tuned_by_peft(model, words, tmp_path / "adapter")
     data = with_optimizer(asked, "adamw").model_dump(mode="json", by_alias=True)
     for module in data["modules"].values():
         module["frozen"] = True

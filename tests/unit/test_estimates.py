@@ -111,7 +111,8 @@ def test_ranks_that_stand_for_all_take_as_long_as_all(made: Spec) -> None:
 @CASES
 @given(layout_specs(supported_only=False))
 def test_every_rank_with_a_stage_is_in_one_class(made: Spec) -> None:
-    report = build_report(Plan.of(made))
+    plan = Plan.of(made)
+    report = build_report(plan)
     busy = [row.rank for row in report.ranks if row.modules]
     rows = report.estimates.ranks
     assert sorted(rank for row in rows for rank in row.ranks) == busy
@@ -120,7 +121,7 @@ def test_every_rank_with_a_stage_is_in_one_class(made: Spec) -> None:
         assert sum(shares) == pytest.approx(1)
         assert all(share >= 0 for share in shares)
         assert row.parameters == sum(stage.parameters for stage in row.stages)
-        assert build_rank_report(Plan.of(made), row.ranks[-1]).estimates.ranks == (row,)
+        assert build_rank_report(plan, row.ranks[-1]).estimates.ranks == (row,)
     total = sum(len(row.ranks) * row.tflop for row in rows)
     assert report.estimates.tflop == pytest.approx(total)
 

@@ -14,6 +14,8 @@ from mimo_launch.launcher import forking as asking
 from mimo_launch.launcher.forking import ChildDied, ChildSilent, ask_child, keep_kernels
 from mimo_launch.launcher.signals import Interrupted, StopRequest
 
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+
 
 def forever() -> None:
     while True:
@@ -98,26 +100,31 @@ def test_no_descriptor_is_left() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("name", [None, "/elsewhere"])
-def test_compiled_kernels_are_kept_in_the_users_cache_unless_they_have_a_folder(
-    name: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_compiled_kernels_are_kept_in_the_users_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The import of torch would set the variable to a temporary folder."""
-    variable = "TORCHINDUCTOR_CACHE_DIR"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(variable, raising=False)
-    if name is not None:
-        monkeypatch.setenv(variable, name)
+    monkeypatch.delenv(KERNELS, raising=False)
     told = "from mimo_launch.launcher.forking import import_for_workers; import os;"
-    told += f"import_for_workers(); print(os.environ[{variable!r}])"
+    told += f"import_for_workers(); print(os.environ[{KERNELS!r}])"
     done = subprocess.run([sys.executable, "-c", told], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == (name or str(tmp_path / "mimo-launch" / "kernels"))
+    assert done.stdout.strip() == str(tmp_path / "mimo-launch" / "kernels")
+
+
+def test_compiled_kernels_are_kept_where_the_user_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(KERNELS, "/elsewhere")
+    keep_kernels()
+    assert os.environ[KERNELS] == "/elsewhere"
 
 
 def test_kernels_stay_where_torch_keeps_them_if_the_cache_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.delenv(KERNELS, raising=False)
     keep_kernels()
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    assert KERNELS not in os.environ
