@@ -147,7 +147,9 @@ def _reader(draw: st.DrawFn, name: str, grid: tuple[int, ...], first: int, _: An
             books, text = draw(st.integers(1, 3)), draw(st.sampled_from([True, False, "instead"]))
             model |= {"kind": "talker", "codebooks": books, "reads_text": text}
             if books > 1 and draw(st.booleans()):
-                model["predictor"] = {"layers": 1, "heads": model["heads"], "vocab": 9}
+                model["predictor"] = {
+                    "layers": 1, "heads": model["heads"], "mlp": 2 * model["heads"], "vocab": 9
+                }  # fmt: skip
         return {**made, "model": model, "reads": ["language"], "loss_weight": weight}
     made["balance"] = draw(st.sampled_from(["linked", "all", "none", "linked"]))
     model |= {
