@@ -1,8 +1,11 @@
 """The proof can fail: every planted bug is rejected, on the same specs that pass without it."""
 
+from collections import Counter
+
 import pytest
 from tests.support.planted import (
     BUGS,
+    PARTS,
     Bug,
     class_tokens,
     colocated,
@@ -168,6 +171,12 @@ SELDOM = {
 
 def test_what_is_planted_seldom_exists() -> None:
     assert BUGS.keys() >= SELDOM
+
+
+def test_no_bug_replaces_another_of_its_name() -> None:
+    counted = Counter(name for part in PARTS for name in part)
+    assert [name for name, count in counted.items() if count > 1] == []
+    assert BUGS.keys() > counted.keys()
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ GEMMA4_VISION_BUGS = {
     "rows for columns": (rows_for_columns, pooled({"cp": 2})),
     "columns alone": (columns_alone, pooled({"tp": 2})),
     "whole heads turned": (whole_heads_turned, pooled({"tp": 2})),
-    "rows turn first": (rows_turn_first, pooled(SPLIT)),
+    "Gemma 4 rows turn first": (rows_turn_first, pooled(SPLIT)),
     "Gemma 4 base of other towers": (usual_base, pooled({})),
     "values of patches not normed": (values_not_normed, pooled({"tp": 2})),
     "scores of patches divided": (scores_divided, pooled({})),

@@ -44,9 +44,10 @@ def _kind_of(model: type) -> type[ModelKind]:
     for names in (named, files):
         for name in names:
             import_module(f"{kinds.__name__}.{name}")
-        for kind in _below(ModelKind):
-            if get_type_hints(kind)["model"] is model:
-                return kind
+        # `dataclass(slots=True)` replaces a class; the old one stays a subclass, before the new.
+        found = {get_type_hints(kind)["model"]: kind for kind in _below(ModelKind)}
+        if model in found:
+            return found[model]
     raise ValueError(f"no file of kinds is about {model.__name__}")
 
 
