@@ -298,6 +298,17 @@ SEPARATE: Layouts = {
     },
     "further tokens, tied, pp 2": {"pp": 2, "model": {"mtp": {"depth": 1}, "tied": True}},
 }  # fmt: skip
+PARTS_OF_LANGUAGE: Layouts = {
+    "experts over ep, dp 2": {
+        "dp": 2, "experts": {"ep": 2},
+        "model": {"moe": {"experts": 4, "top_k": 2, "width": 32, "every": 2}},
+    },
+    "an adapter, dp 2": {
+        "dp": 2,
+        "adapter": {"kind": "lora", "rank": 2, "targets": ["q", "k", "v", "o"]},
+    },
+    "first layers frozen, tp 2": {"tp": 2, "frozen": {"layers": "0-1"}},
+}  # fmt: skip
 SHARED: Layouts = {
     **{name: layout for name, layout in BEHIND_VISION.items() if layout.get("pp", 1) == 1},
     "one rank": {},
@@ -332,15 +343,7 @@ SHARED: Layouts = {
         "model": {"attention_sinks": True, "attention_softcap": 5.0, "values_from_keys": True},
     },
     "further tokens, tied, tp 2": {"tp": 2, "model": {"mtp": {"depth": 1}, "tied": True}},
-    "experts over ep, dp 2": {
-        "dp": 2, "experts": {"ep": 2},
-        "model": {"moe": {"experts": 4, "top_k": 2, "width": 32, "every": 2}},
-    },
-    "an adapter, dp 2": {
-        "dp": 2,
-        "adapter": {"kind": "lora", "rank": 2, "targets": ["q", "k", "v", "o"]},
-    },
-    "first layers frozen, tp 2": {"tp": 2, "frozen": {"layers": "0-1"}},
+    **PARTS_OF_LANGUAGE,
 }  # fmt: skip
 VECTORS: Layouts = {
     **{name: layout for name, layout in BEHIND_VISION.items() if layout.get("pp", 1) == 1},
@@ -368,15 +371,7 @@ VECTORS: Layouts = {
     "keys of earlier layers, tp 2": {
         "tp": 2, "sequence_parallel": True, "model": {"shared_keys": {"layers": 2, "mlp": 64}},
     },
-    "experts over ep, dp 2": {
-        "dp": 2, "experts": {"ep": 2},
-        "model": {"moe": {"experts": 4, "top_k": 2, "width": 32, "every": 2}},
-    },
-    "an adapter, dp 2": {
-        "dp": 2,
-        "adapter": {"kind": "lora", "rank": 2, "targets": ["q", "k", "v", "o"]},
-    },
-    "first layers frozen, tp 2": {"tp": 2, "frozen": {"layers": "0-1"}},
+    **PARTS_OF_LANGUAGE,
 }  # fmt: skip
 VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], object] | None]] = {
     "caps": (capped, CAPS, {DOCUMENTS}, None),

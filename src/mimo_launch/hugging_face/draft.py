@@ -55,9 +55,8 @@ class Draft:
     that it names, if any; `prefix` comes before the names of its tensors. `new_settings` are read
     by no table of the family; `refused` are what the family refuses. `new_tensors` are names, with
     `*` for numbers, that it does not know, `absent` those that it needs and the folder lacks,
-    `reshaped` those of another shape. `taken` counts the tensors that it knows, `alike`
-    those that layers repeat once; `as_near` are the
-    types of equally near families.
+    `reshaped` those of another shape. `taken` counts the tensors that it knows,
+    `alike` counts those of all layers once; `as_near` are the types of equally near families.
     """
 
     section: str

@@ -21,7 +21,8 @@ def text_of(drafts: Iterable[Draft]) -> str:
     """Return a file for `families`: candidates to complete, with comments on what to decide."""
     drafts = list(drafts)
     types = " and ".join(each.model_type for each in drafts)
-    modules = sorted({declared_at(each.family)[0] for each in drafts if not each.is_far})
+    declared = [each for each in drafts if not each.is_far]
+    modules = sorted({declared_at(each.family)[0] for each in declared})
     lines = [
         f'"""{types}: say in a line how it differs from its nearest relative.',
         "",
@@ -33,7 +34,7 @@ def text_of(drafts: Iterable[Draft]) -> str:
     ]
     if modules:
         lines.append(f"from mimo_launch.hugging_face.families import {', '.join(modules)}")
-    if any(_refused(each) for each in drafts if not each.is_far):
+    if any(map(_refused, declared)):
         lines.append("from mimo_launch.hugging_face.refusals import only, refusals")
     return "\n".join([*lines, *chain.from_iterable(map(_lines_of, drafts)), *_PROOF, ""])
 

@@ -29,7 +29,7 @@ from mimo_launch.kinds.saved_activations import (
     Temporary,
 )
 from mimo_launch.kinds.shapes import NORMS, NormShape, OneShape, RowShape, WholeShape
-from mimo_launch.kinds.weights import Adapter, LayerShape, Weight, of_key
+from mimo_launch.kinds.weights import Adapter, LayerShape, Weight, buffer, of_key
 from mimo_launch.spec.encoders import Projector, ProjectorActivation
 
 
@@ -146,17 +146,7 @@ def _router_reads(mlp: LayerShape, passes: Passes) -> bool:
 
 def scalar_shape(start: float) -> OneShape:
     """Return a number that the stream is multiplied by after a block, at first `start`."""
-    number = Weight(
-        name="weight",
-        shape=(1,),
-        terms="complete",
-        init="constant",
-        std=start,
-        decay=False,
-        trains=False,
-        role="buffer",
-    )
-    return OneShape(f"{NORMS}:LayerScalar", number)
+    return OneShape(f"{NORMS}:LayerScalar", buffer("weight", 1, "constant", start))
 
 
 def scale_shape(width: int, start: float) -> OneShape:

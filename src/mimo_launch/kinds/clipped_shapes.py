@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from mimo_launch.kinds.saved_activations import Part, Passes, Saved
 from mimo_launch.kinds.shapes import ColumnShape, Output, RowShape
-from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
+from mimo_launch.kinds.weights import LayerShape, Parameters, buffer
 
 # The bounds of a map, and their first values.
 BOUNDS = {"input_min": -inf, "input_max": inf, "output_min": -inf, "output_max": inf}
@@ -34,19 +34,10 @@ class ClippedShape(LayerShape):
 
     def own(self, tp: int) -> Parameters:
         """Return the bounds."""
-        return {bound: (self._bound(bound, start),) for bound, start in BOUNDS.items()}
-
-    def _bound(self, bound: str, start: float) -> Weight:
-        return Weight(
-            name=f"{self.name}.{bound}",
-            shape=(1,),
-            terms="complete",
-            init="constant",
-            std=start,
-            decay=False,
-            trains=False,
-            role="buffer",
-        )
+        return {
+            bound: (buffer(f"{self.name}.{bound}", 1, "constant", start),)
+            for bound, start in BOUNDS.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)

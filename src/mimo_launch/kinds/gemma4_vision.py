@@ -20,7 +20,7 @@ from mimo_launch.kinds.vision import (
     VisionKind,
     VisionProjectorShape,
 )
-from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
+from mimo_launch.kinds.weights import LayerShape, Parameters, buffer
 from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 
 _MODELS = "mimo_launch.models.gemma4_vision"
@@ -55,16 +55,8 @@ class RowNormShape(LayerShape):
 
     def own(self, tp: int) -> Parameters:
         """Return the numbers that do not train."""
-        bias = Weight(
-            name="bias",
-            shape=(self.width,),
-            terms="complete",
-            init="zeros",
-            decay=False,
-            trains=False,
-            role="buffer",
-        )
-        weight = replace(bias, name="weight", init="ones")
+        bias = buffer("bias", self.width, "zeros")
+        weight = buffer("weight", self.width, "ones")
         has = self.standardize
         return {"bias": (bias,) if has else (), "weight": (weight,) if has else ()}
 

@@ -14,7 +14,7 @@ from mimo_launch.kinds.clipped_shapes import columns, row, saved_by_clips
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved
 from mimo_launch.kinds.shapes import NORMS, NormShape, OneShape, Output, RowShape
-from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Weight, of_key
+from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Weight, buffer, of_key
 from mimo_launch.spec.encoders import Activation
 from mimo_launch.spec.language_models import GateActivation
 from mimo_launch.spec.layers import Moe
@@ -85,16 +85,7 @@ class ExpertBiasShape(LayerShape):
 
     def own(self, tp: int) -> Parameters:
         """Return the biases."""
-        values = Weight(
-            name="expert_bias",
-            shape=(self.experts,),
-            terms="complete",
-            init="zeros",
-            decay=False,
-            trains=False,
-            role="buffer",
-        )
-        return {"values": (values,)}
+        return {"values": (buffer("expert_bias", self.experts, "zeros"),)}
 
 
 @dataclass(frozen=True, slots=True)

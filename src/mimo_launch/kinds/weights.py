@@ -109,6 +109,20 @@ class Weight:
         return (*self.shape[: self.axis], part, *self.shape[self.axis + 1 :])
 
 
+def buffer(name: str, size: int, init: Init, std: float = 0.02) -> Weight:
+    """Return numbers that every rank has whole and no gradient changes."""
+    return Weight(
+        name=name,
+        shape=(size,),
+        terms="complete",
+        init=init,
+        std=std,
+        decay=False,
+        trains=False,
+        role="buffer",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """The adapter of a module as seen from a layer: which maps have an update, and its size.
