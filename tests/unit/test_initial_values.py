@@ -16,7 +16,8 @@ from torch import nn
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.kinds import weights
-from mimo_launch.kinds.weights import Weight
+from mimo_launch.kinds.registry import layer_of
+from mimo_launch.kinds.weights import LayerShape, Weight
 from mimo_launch.layers import initial_weights
 from mimo_launch.layers.initial_weights import TILE, init_parameters, initial_values
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -155,7 +156,8 @@ def test_a_host_is_shared_by_its_workers(monkeypatch: pytest.MonkeyPatch) -> Non
         assert initial_weights._threads() == threads
 
 
-WIDTH, HALF, FACTOR = 64, {"hidden": 64, "layers": 2}, 0.25
+WIDTH, HALF, FACTOR, VECTOR = 64, {"hidden": 64, "layers": 2}, 0.25, 24
+TILES = {"grids": [[1, 2], [2, 2]], "most": 2}
 EXPERTS = {"experts": 2, "top_k": 1, "width": 48, "bias": True, "shared": 2}
 # Models; their modules are `vision`, `audio` or, of other kinds, `language` or `more`.
 KINDS: dict[str, dict[str, Any]] = {
@@ -171,15 +173,36 @@ KINDS: dict[str, dict[str, Any]] = {
         "standardize": True,
         "clipped_linears": True,
     },
+    "rows of three layers": {**HALF, "kind": "vit", "heads": 2, "shuffle": 2, "deepstack": [0, 1]},
+    "joined patches": {
+        **HALF,
+        "kind": "llama4_vision",
+        "heads": 2,
+        "image": [4, 4],
+        "shuffle": 2,
+        "projector_mlp": 96,
+        "projector_out": 80,
+    },
+    "tiles": {**HALF, "kind": "vit", "heads": 2, "image": [4, 4], "tiles": TILES},
     "connector": {"kind": "connector", **HALF, "heads": 2, "queries": 9},
     "flow": {"kind": "flow", **HALF, "heads": 2},
     "talker": {"kind": "talker", **HALF, "heads": 2, "vocab": 90},
+    "predictor": {
+        "kind": "talker",
+        **HALF,
+        "heads": 2,
+        "vocab": 90,
+        "codebooks": 3,
+        "reads_text": "instead",
+        "predictor": {"layers": 3, "heads": 2, "vocab": 80},
+    },
     "decoder": {**HALF, "qkv_bias": True, "qk_norm": True, "moe": EXPERTS, "mtp": {"depth": 1}},
     "separate norms": {
         **HALF,
         "moe": {**EXPERTS, "bias": False, "separate_norms": True, "learned_scale": True},
     },
     "tied": {**HALF, "tied": True, "mlp": 256, "layer_scalar": FACTOR},
+    "per-layer embeddings": {**HALF, "per_layer_embeddings": {"width": VECTOR}},
     "latent": {
         **HALF,
         "mla": {"kv_rank": 40, "q_rank": 24, "rope_head_dim": 4, "v_head_dim": 16},
@@ -209,6 +232,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "connector": {"reads": ["vision"]},
     "flow": {"reads": ["language"]},
     "talker": {"reads": ["language"]},
+    "predictor": {"reads": ["language"]},
 }
 
 
@@ -226,7 +250,10 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
         return (3 * inputs) ** -0.5
     if name.endswith("lora_b.weight"):
         return 0.0
-    if name in ("embedding.weight", "codes.weight"):
+    if name == "per_layer.table.weight":
+        # Vectors of layers are multiplied by the root of their width.
+        return VECTOR**-0.5
+    if name in ("embedding.weight", "codes.weight") or name.startswith("later."):
         return WIDTH**-0.5 if kind == "tied" else 0.5
     if layer == "router" and kind == "separate norms":
         # Its input is over the root of the width.
@@ -234,11 +261,12 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
     if ".conv." in name:
         # Uniform of Conv1d, with the same deviation.
         return (3 * inputs) ** -0.5
-    if layer == "class_token":
-        return WIDTH**-0.5
+    if layer in ("class_token", "newline"):
+        return shape[-1] ** -0.5
     added = layer in ("o", "down") or (layer == "out" and kind == "hybrid")
-    if added and not name.startswith(("projector", "time.")):
-        additions = 6 if kind == "hybrid" else 2 * 2
+    if added and not name.startswith(("project", "time.")):
+        own = 3 if name.startswith("predictor.") else 2
+        additions = 6 if kind == "hybrid" else 2 * own
         return additions**-0.5 * inputs**-0.5
     return inputs**-0.5
 
@@ -299,7 +327,7 @@ def test_every_kind_of_weight_has_its_distribution(
         seen.add(".".join(part for part in inner.split(".") if not part.isdigit()))
         if inner.endswith(("A_log", "dt_bias")) or (kind == "audio" and "positions" in inner):
             continue  # They have tests of their own.
-        if values.dim() > 1 or inner.startswith("class_token"):
+        if values.dim() > 1 or inner.endswith(("class_token.weight", "newline.weight")):
             std = expected_std(inner, item.segment.shape, kind)
             noise = 5 * (2 * values.numel()) ** -0.5
             assert values.std().item() == pytest.approx(std, rel=noise), inner
@@ -331,6 +359,32 @@ def test_no_kind_of_weight_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in KINDS:
         network_of(kind)
     assert there <= made
+
+
+def test_no_layer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kinds here make every class of `kinds` that gives layers their first values."""
+    made, there = set[type](), set[type]()
+    for path in sorted(Path(weights.__file__).parent.glob("*.py")):
+        if path.name not in ("weights.py", "custom.py"):
+            found = vars(import_module(f"mimo_launch.kinds.{path.stem}")).values()
+            there |= {each for each in found if isinstance(each, type)}
+    there = {each for each in there if issubclass(each, LayerShape) and each is not LayerShape}
+
+    def noting(shape: type[LayerShape]) -> None:
+        correct = shape.__init__
+
+        def noted(self: Any, *given: Any, **more: Any) -> None:
+            made.add(shape)
+            correct(self, *given, **more)
+
+        monkeypatch.setattr(shape, "__init__", noted)
+
+    for shape in there:
+        noting(shape)
+    layer_of.cache_clear()
+    for kind in KINDS:
+        network_of(kind)
+    assert there == made
 
 
 def test_positions_of_clips_have_the_wavelengths_of_whisper() -> None:
