@@ -108,9 +108,15 @@ def test_logits_of_a_scaled_rotary_embedding(
     assert deviation(wanted_logits(tiny("llama"), asked), wanted) > 1e-4
 
 
-@pytest.mark.parametrize("scaling", [SCALING, STEP])
+LONGROPE = {
+    "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32,
+    "short_factor": [1.0, 1.1, 1.5, 3.0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scaling", [SCALING, STEP, LONGROPE])
 def test_gradients_with_a_scaled_rotary_embedding_are_those_of_one_rank(
-    scaling: dict[str, float],
+    scaling: dict[str, Any],
 ) -> None:
     model = {"head_dim": 8, "rope_theta": 500.0, "rope_scaling": scaling}
     assert failures(verdicts(spec({"language": box(0, cp=2, model=model)}))) == []

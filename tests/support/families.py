@@ -82,8 +82,8 @@ _SMALL = ("gemma4_text, small",)
 _IN_ONE_STAGE = (*(x for x in hugging_face.LAYOUTS if "pp" not in x), "tp4 dp2")
 _OFTEN = ("llama", "qwen2", "qwen3", "mistral")
 _UNTOUCHED = (
-    "gemma", "phi3", "seed_oss", "olmo2", "olmo3", "exaone4", "granite", "ernie4_5", "helium",
-    "cwm", "ministral", "youtu", "ministral3", "internlm3", "iquestcoder", "vaultgemma",
+    "gemma", "phi3", "phi3, long", "seed_oss", "olmo2", "olmo3", "exaone4", "granite", "ernie4_5",
+    "helium", "cwm", "ministral", "youtu", "ministral3", "internlm3", "iquestcoder", "vaultgemma",
     "hyperclovax", "cohere", "cohere2", "stablelm",
     "arcee", "starcoder2", "hunyuan_v1_dense",
     "cohere_compass_text", "gemma4_text", *_SMALL,
@@ -673,6 +673,16 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("gemma3_text", "language", {"query_pre_attn_scalar": None}, False),
         ("glm4", "language", {"rotary_interleaved": False}, True),
         ("arcee", "language", {"activation": "gelu_tanh_without_gate"}, True),
+        *(
+            (
+                "phi3, long", "language",
+                {"rope_scaling": {
+                    "rope_type": "longrope", "factor": factor, "short_factor": slower,
+                    "original_max_position_embeddings": 16,
+                }}, True,
+            )
+            for factor, slower in ((4.0, [1.5, 2.4]), (3.0, [1.5, 2.5]))
+        ),
         ("glm4", "language", {"rotary_factor": 1.0}, True),
         *(
             (kind, "theirs", {"num_experts_per_tok": 1}, True)

@@ -187,6 +187,24 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             },
         },
     ),
+    # The rotary scaling of texts that are not longer than those it was first trained on.
+    "phi3, long": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "rotary_factor": 0.5, "rope_theta": 500.0,
+            "rope_scaling": {
+                "rope_type": "longrope", "factor": 4.0, "short_factor": [1.5, 2.5],
+                "original_max_position_embeddings": 16,
+            },
+        },
+        {
+            "rms_norm_eps": 1e-3, "sliding_window": None, "pad_token_id": None, "bos_token_id": 1,
+            "eos_token_id": 2, "max_position_embeddings": 64,
+            "original_max_position_embeddings": 16, "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.5,
+                "short_factor": [1.5, 2.5], "long_factor": [3.0, 4.0],
+            },
+        },
+    ),
     "youtu": (
         {
             "norm_eps": 1e-3, "kv_heads": 4, "head_dim": 10, "rope_theta": 500.0, "tied": True,
@@ -865,6 +883,9 @@ def widen(model: nn.Module) -> None:
         rates = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
         size = 2 * len(getattr(self, rates))
         known = {key: each for key, each in rope.items() if key in RopeScaling.model_fields}
+        if known["rope_type"] == "longrope":
+            length = rope["original_max_position_embeddings"]
+            known.setdefault("factor", self.config.max_position_embeddings / length)
         scaling = None if known["rope_type"] in ("default", "dynamic") else RopeScaling(**known)
         # A Hunyuan has a factor on its base.
         theta = rope["rope_theta"] * rope.get("alpha", 1.0) ** (size / (size - 2))

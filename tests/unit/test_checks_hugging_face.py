@@ -165,6 +165,23 @@ def test_dynamic_rotary_positions_are_usual_ones_up_to_a_length(rope: str, tmp_p
     assert item.help == "write `seq: 48` in `batch`, or name another folder"
 
 
+def test_longrope_is_read_up_to_its_original_length(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.5] * 8, "long_factor": [9.0] * 8}
+    config = CONFIG | {"rope_parameters": rope, "original_max_position_embeddings": 48}
+    asked = "modules.language.model.rope_scaling="
+    asked += f"{{rope_type: longrope, factor: 1.0, short_factor: {[1.5] * 8}, "
+    asked += "original_max_position_embeddings: 48}"
+    config |= {"max_position_embeddings": 48}
+    assert found(tmp_path / "model", config, asked, "batch.seq=48") == ()
+    [item] = found(tmp_path / "model", config, asked)
+    assert (item.code, item.path) == ("init-from-not-supported", ("batch", "seq"))
+    assert "`rope_type: longrope` and `seq: 64`" in item.headline
+    assert "`original_max_position_embeddings: 48`" in item.why
+    rope["short_factor"] = [1.5] * 7 + [-1.0]
+    [item] = found(tmp_path / "model", config, asked, "batch.seq=48")
+    assert "rope_type: longrope without positive factors" in item.headline
+
+
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
     [item] = found(tmp_path / "model", CONFIG, weights=False)
     assert "without safetensors" in item.headline

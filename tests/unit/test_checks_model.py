@@ -189,6 +189,18 @@ def codes(*overrides: str) -> list[str]:
             ["rope-scaling-order"],
         ),
         (["model.rope_scaling={rope_type: yarn, factor: 2.0, beta_fast: 1.0}"], []),
+        *(
+            (["model.rope_scaling={rope_type: longrope, factor: 2.0" + rest], expected)
+            for rest, expected in (
+                (f", short_factor: [{', '.join(['1.5'] * 8)}]}}", []),
+                (", short_factor: [1.5]}", ["rope-factors-unlike-pairs"]),
+                ("}", ["rope-factors-unlike-pairs"]),
+                (
+                    f", short_factor: [{', '.join(['1.5'] * 8)}], mscale: 1.0}}",
+                    ["setting-without-effect"],
+                ),
+            )
+        ),
         (["model.mlp=101"], ["mlp-over-tp"]),
     ],
 )

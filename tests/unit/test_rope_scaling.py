@@ -60,6 +60,53 @@ def test_yarn_is_that_of_transformers(name: str, theta: float, size: int) -> Non
     torch.testing.assert_close(found, ours, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {}, {"rope_type": "su", "original_max_position_embeddings": 4096}, {"factor": 8.0},
+        {"factor": 0.5},
+        {"factor": 8.0, "attention_factor": 1.3},
+    ],
+    ids=["of lengths", "by an old name", "of a factor", "of a factor below 1", "of attention"],
+)  # fmt: skip
+def test_longrope_of_short_texts_is_that_of_transformers(more: dict[str, Any]) -> None:
+    """And a folder says the same both ways."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import Phi3Config
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    config = {
+        "model_type": "phi3", "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 96,
+        "max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
+        "pad_token_id": None,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.1, 1.3, 1.7, 2.9, 4.0], "long_factor": [9.0] * 6, **more,
+        },
+    }  # fmt: skip
+    wanted, stretch = ROPE_INIT_FUNCTIONS["longrope"](Phi3Config(**config), None)
+    part = part_of(config, "decoder")
+    assert part.not_computed() == ()
+    assert part.longest() == 4096
+    model = DecoderModel(kind="decoder", **part.keys())
+    scaling = model.rope_scaling
+    assert scaling is not None
+    assert scaling.stretch == pytest.approx(stretch, rel=1e-12)
+    assert attention_factor(scaling) == pytest.approx(stretch, rel=1e-12)
+    ours = torch.tensor(frequencies(model.rotary_size, 10000.0, scaling), dtype=torch.float64)
+    torch.testing.assert_close(ours, wanted.double(), rtol=1e-6, atol=0)
+    plain = torch.tensor(frequencies(model.rotary_size, 10000.0), dtype=torch.float64)
+    torch.testing.assert_close(scaled(plain, scaling, 10000.0), ours, rtol=1e-12, atol=0)
+    found = alone(Modules(models={"language": model}, tokens={}, widths={}), "language")
+    assert found is not None
+    assert found.name == "Phi3ForCausalLM"
+    assert found.parts["language"].keys()["rope_scaling"] == scaling.model_dump()
+    again, grown = ROPE_INIT_FUNCTIONS["longrope"](Phi3Config(**found.config), None)
+    assert torch.equal(again, wanted)
+    assert grown == pytest.approx(stretch, rel=1e-12)
+
+
 @pytest.mark.parametrize("name", YARNS)
 def test_a_folder_with_yarn_says_the_same_both_ways(name: str) -> None:
     config = {

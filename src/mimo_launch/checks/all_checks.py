@@ -115,6 +115,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(DecoderModel, positions.latent_attention_fits, needs=_HEADS),
     ModelRule(LanguageModel, positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
     ModelRule(DecoderBlocks, positions.scaling_in_order),
+    ModelRule(DecoderBlocks, positions.scaling_of_each_pair),
     ModelRule(DecoderModel, positions.chosen_layers_exist),
     ModelRule(LanguageModel, experts.further_tokens_fit),
     ModuleRule(widths.mlp_over_tp),

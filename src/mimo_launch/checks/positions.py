@@ -7,7 +7,7 @@ Leaves: how widths are cut over tp to `widths`.
 """
 
 from mimo_launch.checks.rule import Findings, next_multiple, no_effect, set_keys
-from mimo_launch.diag.diagnostic import Diagnostic, Related
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.spec.base import LANGUAGE, Excluded, LayerChoice
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
@@ -159,7 +159,7 @@ def latent_attention_fits(spec: Spec, name: str, model: DecoderModel) -> Finding
 def scaling_in_order(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
     """Wavelengths that stay are not above the ones that turn slower."""
     scaling = model.rope_scaling
-    if scaling is None or scaling.rope_type in {"linear", "proportional"}:
+    if scaling is None or scaling.rope_type in {"linear", "proportional", "longrope"}:
         return
     names, ratio = ("low_freq_factor", "high_freq_factor"), 4
     if scaling.rope_type == "yarn":
@@ -177,6 +177,34 @@ def scaling_in_order(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
         f"{names[0]} are interpolated, so the first bound must not be above the second",
         help=f"write `{names[1]}: {ratio * low:g}`",
         related=(Related((*path, names[0]), f"{low:g}"),),
+    )
+
+
+def scaling_of_each_pair(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
+    """LongRoPE has a factor for each pair of every head that rotates."""
+    scaling = model.rope_scaling
+    if scaling is None or scaling.rope_type != "longrope":
+        return
+    path: YamlPath = ("modules", name, "model", "rope_scaling")
+    sizes, given = [model.rotary_size], len(scaling.short_factor)
+    if isinstance(model, DecoderModel) and model.sliding_window is not None:
+        window = model.sliding_window
+        # Heads in windows rotate by the same factors, unless they have another base.
+        own = window.head_dim if window.rope_theta is None else None
+        sizes += [] if own is None else [model.rotary_part(own)]
+    size = next((each for each in sizes if each // 2 != given), None)
+    if size is None:
+        return
+    pairs = size // 2
+    numbers = f"{', '.join(['1.0'] * min(pairs, 3))}{', ...' * (pairs > 3)}"
+    yield Diagnostic(
+        code="rope-factors-unlike-pairs",
+        headline=f"`{name}`: `short_factor` has {given} numbers for {pairs} pairs",
+        path=(*path, "short_factor") if scaling.short_factor else path,
+        why=f"{size} numbers of a head rotate, in {pairs} pairs, and `longrope` has a factor for "
+        "each pair",
+        help=f"write {pairs} numbers, such as those of `short_factor` in `config.json`, or "
+        f"`short_factor: [{numbers}]`",
     )
 
 

@@ -17,12 +17,15 @@ from mimo_launch.spec.layers import RopeScaling
 THETA = 10000.0
 # The scalings of rotary positions that our decoder has.
 LLAMA3, LINEAR, YARN = SCALINGS = ("llama3", "linear", "yarn")
+# It has a list of factors up to an original length, which alone is computed, and one beyond.
+LONGROPE = "longrope"
 # This type equals the default one up to `max_position_embeddings`.
 DYNAMIC, LONGEST = "dynamic", "max_position_embeddings"
 # The part of a head that rotates.
 FACTOR = "partial_rotary_factor"
 PROPORTIONAL = "proportional"
 _LENGTH = "original_max_position_embeddings"
+_SHORT, _LONG = "short_factor", "long_factor"
 # The keys of rotary settings, in transformers 5 and before.
 _ROPES = ("rope_parameters", "rope_scaling")
 
@@ -50,28 +53,49 @@ def rope_refusal(*, in_part: bool = False) -> Refusal:
         scaling = type_of(rope, "default")
         if scaling == DYNAMIC and longest_of(config) is None:
             yield f"rope_type: {DYNAMIC} without {LONGEST}"
-        elif scaling not in ("default", DYNAMIC, *SCALINGS):
+        elif scaling == LONGROPE and not all(_factors_of(rope)):
+            yield f"rope_type: {LONGROPE} without positive factors"
+        elif scaling not in ("default", DYNAMIC, LONGROPE, *SCALINGS):
             yield f"rope_type: {scaling}"
         if not in_part:
             yield from only(FACTOR, 1.0).found(rope)
 
-    words = f"`rope_type` other than {listed(('default', DYNAMIC, *SCALINGS))}"
+    words = f"`rope_type` other than {listed(('default', DYNAMIC, LONGROPE, *SCALINGS))}"
     return Refusal(words, found, "rope_type")
 
 
 def longest_of(config: Config) -> int | None:
-    """Return up to how many tokens a dynamic type equals the default one; None of other types."""
-    said = config.get(LONGEST)
-    is_dynamic = type_of(rope_settings(config)) == DYNAMIC
+    """Return up to how many tokens a type equals ours, if it changes with the length of texts."""
+    rope, key = rope_settings(config), LONGEST
+    if type_of(rope) == LONGROPE:
+        return int(_original(rope, config))
+    said = config.get(key)
+    is_dynamic = type_of(rope) == DYNAMIC
     return said if is_dynamic and type(said) is int else None
 
 
+def _original(rope: Config, config: Config) -> float:
+    """Return the original length, beside rotary settings or in them. Raises: ConfigError."""
+    return number({**rope, **config}, _LENGTH, config.get(LONGEST))
+
+
+def _factors_of(rope: Config) -> tuple[float, ...]:
+    """Return the factor of each pair up to the original length; 0 for what is no number."""
+    said = rope.get(_SHORT)
+    return tuple(
+        float(x) if isinstance(x, int | float) and x > 0 else 0.0
+        for x in (said if isinstance(said, list | tuple) else [0])
+    )
+
+
 def dynamic_as_in(base: Config, config: Config) -> Config:
-    """Return the rotary settings to write in place of default ones, if those of `base` are dynamic.
+    """Return the rotary settings to write in place of ours, if those of `base` change with length.
 
     Both are equal in training, as its sequences are short enough.
     """
     ours, theirs = rope_settings(config), rope_settings(base)
+    if type_of(ours) == type_of(theirs) == LONGROPE:
+        return {"rope_parameters": {**ours, _LONG: theirs.get(_LONG, ours[_LONG])}}
     # With a Hunyuan's `alpha` our base differs, and every length has the same frequencies.
     if type_of(ours) != "default" or type_of(theirs) != DYNAMIC or theirs.get("alpha"):
         return {}
@@ -87,6 +111,8 @@ def scaling_of(config: Config) -> dict[str, Any] | None:
     """Return the scaling of rotary embeddings as `rope_scaling`. Raises: ConfigError."""
     rope = rope_settings(config)
     kind = type_of(rope)
+    if kind == LONGROPE:
+        return _longrope(rope, config)
     if kind not in SCALINGS:
         return None
     fields = {key: field.default for key, field in RopeScaling.model_fields.items()}
@@ -101,6 +127,21 @@ def scaling_of(config: Config) -> dict[str, Any] | None:
         elif kind != YARN or key in rope:
             found[key] = number(rope, key)
     return found
+
+
+def _longrope(rope: Config, config: Config) -> dict[str, Any]:
+    """Return the scaling of a Phi-3 up to its original length. Raises: ConfigError."""
+    length = _original(rope, config)
+    # As in `transformers`: without a factor both lengths decide, and one below 1 changes nothing.
+    factor = number(rope, "factor", number(config, LONGEST, length) / length)
+    found = defaults_of(RopeScaling) | {
+        "rope_type": LONGROPE,
+        "factor": max(1.0, factor),
+        _SHORT: _factors_of(rope),
+        _LENGTH: length,
+    }
+    said = rope.get("attention_factor")
+    return found if said is None else found | {"attention_factor": number(rope, "attention_factor")}
 
 
 def proportional(rope: Config) -> dict[str, Any] | None:
@@ -120,6 +161,10 @@ def rope_of(model: DecoderBlocks) -> Config:
     if (ours := model.rope_scaling) is not None:
         used = RopeScaling.USED[ours.rope_type] | {"rope_type", "factor"}
         scaling = ours.model_dump(include=set(used), exclude_none=True)
+        if ours.rope_type == LONGROPE:
+            factors = list(ours.short_factor)
+            # Nothing here computes those beyond the original length.
+            scaling |= {_SHORT: factors, _LONG: factors}
     return {**scaling, "rope_theta": model.rope_theta}
 
 
@@ -128,11 +173,17 @@ def rope(also: Callable[[Any], Config] = lambda _: {}) -> dict[str, Computed]:
     return {
         "rope_theta": Computed(
             theta_of,
-            lambda model: {"rope_parameters": {**rope_of(model), **also(model)}},
+            lambda model: _written({**rope_of(model), **also(model)}),
             "`rope_parameters.rope_theta`, or `rope_theta`; 10000",
         ),
         "rope_scaling": Computed(scaling_of, words="the scaling of `rope_parameters`"),
     }
+
+
+def _written(rope: Config) -> Config:
+    """Return rotary settings; `transformers` takes an original length beside them first."""
+    found: Config = {"rope_parameters": rope}
+    return found | ({_LENGTH: rope[_LENGTH]} if rope["rope_type"] == LONGROPE else {})
 
 
 def factor_of(config: Config, default: float) -> float:

@@ -40,10 +40,13 @@ def scaled(frequency: Tensor, scaling: RopeScaling, theta: float) -> Tensor:
 
     Sources: Llama 3.1 (arXiv:2407.21783, section 3.4.2), as in its published code; linear:
     arXiv:2306.15595, section 3; YaRN: arXiv:2309.00071, section 3.2, by pairs as in its code;
-    proportional: Gemma 4, as in `transformers` 5.24, modeling_rope_utils.
+    proportional: Gemma 4, and LongRoPE (arXiv:2402.13753): Phi-3, up to the original length, as in
+    `transformers` 5.24, modeling_rope_utils.
     """
     if scaling.rope_type == "linear":
         return frequency / scaling.factor
+    if scaling.rope_type == "longrope":
+        return frequency / frequency.new_tensor(scaling.short_factor)
     if scaling.rope_type == "proportional":
         turning = int(scaling.partial_rotary_factor * len(frequency))
         pair = torch.arange(len(frequency), device=frequency.device)

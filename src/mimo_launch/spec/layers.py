@@ -28,7 +28,8 @@ class RopeScaling(Strict):
     """Slower turns for long wavelengths, so that a model sees further than it was first trained to.
 
     The names are the ones in the settings of transformers. `linear` uses only the factor.
-    `proportional` leaves all but the shortest wavelengths out.
+    `proportional` leaves all but the shortest wavelengths out. `longrope` has a number for each
+    pair of a head, and uses the factor only for the size of scores.
     """
 
     # The keys that each type uses besides `factor`.
@@ -42,16 +43,22 @@ class RopeScaling(Strict):
             {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"}
             | {"original_max_position_embeddings"}
         ),
+        "longrope": frozenset(
+            {"short_factor", "attention_factor", "original_max_position_embeddings"}
+        ),
     }
 
-    rope_type: Literal["llama3", "linear", "yarn", "proportional"] = Field(
+    rope_type: Literal["llama3", "linear", "yarn", "proportional", "longrope"] = Field(
         "llama3",
         description="`llama3`: long wavelengths rotate slower, as in Llama 3.1; `linear`: all do, "
         "as in Gemma 3; `yarn`: long ones do, and scores grow, as in GPT-OSS and DeepSeek-V3; "
-        "`proportional`: all do, and long ones do not rotate at all, as in Gemma 4.",
+        "`proportional`: all do, and long ones do not rotate at all, as in Gemma 4; `longrope`: "
+        "each pair by its own factor, and scores grow, as in Phi-4-mini up to its original length.",
     )
     factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
-        description="How many times slower the longest wavelengths rotate.", examples=[8.0]
+        description="How many times slower the longest wavelengths rotate; `longrope`: how many "
+        "times longer sequences may be than the original length.",
+        examples=[8.0],
     )
     partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0,
@@ -82,10 +89,18 @@ class RopeScaling(Strict):
     truncate: bool = Field(
         True, description="`yarn`: these two bounds are rounded outwards to whole pairs."
     )
+    short_factor: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
+        (),
+        description="`longrope`: how many times slower each rotated pair of a head rotates in "
+        "sequences of up to the original length.",
+        examples=["[1.0, 1.02, 1.05, 1.1]"],
+        strict=False,
+    )
     attention_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
-        description="`yarn`: rotated queries and keys are multiplied by this; default "
-        "0.1 ln(factor) + 1, or what `mscale` and `mscale_all_dim` say.",
+        description="`yarn`, `longrope`: rotated queries and keys are multiplied by this; default "
+        "0.1 ln(factor) + 1, or what `mscale` and `mscale_all_dim` say; with `longrope` the root "
+        "of 1 + ln(factor) / ln(original length).",
     )
     mscale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         None,
@@ -98,14 +113,18 @@ class RopeScaling(Strict):
 
     @property
     def stretch(self) -> float:
-        """The factor on rotated queries and keys, default applied (arXiv:2309.00071, section 3.4).
+        """The factor on rotated queries and keys, default applied.
 
-        It is 1 for all types but `yarn`.
+        It is 1 for all types but `yarn` (arXiv:2309.00071, section 3.4) and `longrope`
+        (arXiv:2404.14219, by its published code).
         """
-        if self.rope_type != "yarn":
+        if self.rope_type not in ("yarn", "longrope"):
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
+        if self.rope_type == "longrope":
+            length = max(2, self.original_max_position_embeddings)
+            return math.sqrt(1 + math.log(self.factor) / math.log(length))
         if self.mscale and self.mscale_all_dim:
             return self.stretch_by(self.mscale) / self.stretch_by(self.mscale_all_dim)
         return self.stretch_by(1.0)

@@ -224,6 +224,8 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> 
         return frequencies
     if scaling.rope_type == "linear":
         return [frequency / scaling.factor for frequency in frequencies]
+    if scaling.rope_type == "longrope":
+        return [f / slower for f, slower in zip(frequencies, scaling.short_factor, strict=True)]
     if scaling.rope_type == "proportional":
         rest = size // 2 - int(scaling.partial_rotary_factor * size / 2)
         return [f / scaling.factor for f in frequencies[: size // 2 - rest]] + [0.0] * rest
@@ -257,10 +259,13 @@ def frequencies(size: int, theta: float, scaling: RopeScaling | None = None) -> 
 
 def attention_factor(scaling: RopeScaling | None) -> float:
     """Return the factor on rotated queries and keys."""
-    if scaling is None or scaling.rope_type != "yarn":
+    if scaling is None or scaling.rope_type not in ("yarn", "longrope"):
         return 1.0
     if scaling.attention_factor is not None:
         return scaling.attention_factor
+    if scaling.rope_type == "longrope":
+        length = scaling.original_max_position_embeddings
+        return math.sqrt(1 + math.log(scaling.factor, length))
     grown = 0.1 * math.log(scaling.factor)
     if scaling.mscale and scaling.mscale_all_dim:
         return (grown * scaling.mscale + 1) / (grown * scaling.mscale_all_dim + 1)

@@ -52,6 +52,7 @@ MAX_CLIP_ROWS = 6
 
 Language = TypeVar("Language", DecoderModel, HybridModel)
 Causal = TypeVar("Causal", DecoderModel, HybridModel, TalkerModel)
+Scaled = TypeVar("Scaled", DecoderModel, TalkerModel)
 Blocks = TypeVar("Blocks", bound=EncoderBlocks)
 Encoder = TypeVar("Encoder", bound=TransformerEncoder)
 
@@ -83,7 +84,16 @@ def shrink_decoder(model: DecoderModel, module: ModuleSpec, layers: int) -> Deco
             update[key] = min(cap, MAX_CAP)
     small = _shrink_language(model, module.grid.tp).replace(**update)
     small = _with_experts(_with_window_heads(small, module.grid.tp), module, model)
-    return _with_shared_keys(small, model)
+    return _with_pair_factors(_with_shared_keys(small, model))
+
+
+def _with_pair_factors(small: Scaled) -> Scaled:
+    """Return a small model in which LongRoPE has a factor for each pair, all of them unlike."""
+    scaling = small.rope_scaling
+    if scaling is None or scaling.rope_type != "longrope":
+        return small
+    factors = tuple(1 + pair / 2 for pair in range(small.rotary_size // 2))
+    return small.replace(rope_scaling=scaling.replace(short_factor=factors))
 
 
 def _with_shared_keys(small: DecoderModel, model: DecoderModel) -> DecoderModel:
@@ -211,7 +221,8 @@ def shrink_talker(model: TalkerModel, module: ModuleSpec, layers: int) -> Talker
         del inside["hidden"]
         inside["head_dim"] = HEAD_SIZE + 2
         codes["predictor"] = model.predictor.replace(**inside, layers=1, vocab=17)
-    return _with_experts(model.replace(**blocks, layers=layers, **codes), module, model)
+    small = _with_pair_factors(model.replace(**blocks, layers=layers, **codes))
+    return _with_experts(small, module, model)
 
 
 def _shrink_language(model: Language, tp: int) -> Language:
