@@ -150,6 +150,36 @@ def test_other_layouts_read_the_same_files_and_other_weights_do_not(tmp_path: Pa
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def of_model(small: Spec, **keys: Any) -> Spec:
+    vision = small.modules["vision"]
+    changed = vision.replace(model=vision.model.replace(**keys))
+    return small.replace(modules={**small.modules, "vision": changed})
+
+
+def computing_in(small: Spec, precision: str) -> Spec:
+    return small.replace(train=small.train.replace(precision=precision))
+
+
+# Settings that change rows, but no weight.
+OTHER_ROWS: dict[str, Callable[[Spec], Spec]] = {
+    "norms": lambda small: of_model(small, norm_eps=0.1),
+    "activation": lambda small: of_model(small, activation="quick_gelu"),
+    "numbers": lambda small: computing_in(small, "bf16"),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_ROWS)
+def test_rows_of_other_settings_are_made_again(other: str, tmp_path: Path) -> None:
+    """A run beside rows of another one has the losses of a run without any."""
+    small = computing_in(shrink(made()), "fp32")
+    told(keeping(small, tmp_path / "used"))
+    changed = OTHER_ROWS[other](small)
+    found = told(keeping(changed, tmp_path / "used"))
+    assert found == told(keeping(changed, tmp_path / "empty"))
+    assert found[0] == [{"vision": 0}] * len(found[0])
+    assert found[1] != told(keeping(small, tmp_path / "used"))[1]
+
+
 def read_without(made: Spec) -> bool:
     """Read a step as a bench does; return whether its rows are read."""
     dataset = build_dataset(made)

@@ -3,16 +3,19 @@
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.specs import box, spec
 from tests.unit.test_checks_model import codes
 
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.models.kept_rows import RowCache, State
 from mimo_launch.models.patches import Patches
+from mimo_launch.train import row_caches
 from mimo_launch.train.row_caches import bytes_in, reason_of
 
 SPAN = ImageSpan(position=3, height=2, width=1)
@@ -53,6 +56,8 @@ def test_rows_are_read_as_they_were_written_wherever_the_picture_stands(tmp_path
         (Patches(IMAGE.values.double(), IMAGE.positions), SPAN),
         (Patches(IMAGE.values, IMAGE.positions.flip(1)), SPAN),
         (IMAGE, ImageSpan(position=3, height=1, width=2)),
+        (IMAGE, replace(SPAN, loose=1)),
+        (IMAGE, replace(SPAN, shown=((1, 2), (4, 4)))),
     ],
 )
 def test_another_picture_has_other_rows(tmp_path: Path, image: Patches, span: ImageSpan) -> None:
@@ -153,6 +158,18 @@ def test_rows_that_may_be_kept_give_no_reason(tmp_path: Path) -> None:
 def test_only_what_makes_the_same_rows_again_is_kept(overrides: list[str], wrong: bool) -> None:
     found = codes(*(f"modules.{each}" for each in ("vision.cache=true", *overrides)))
     assert ("cache-cannot" in found) is wrong, found
+
+
+def test_another_release_or_library_makes_rows_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = spec({"vision": box(frozen=True)})
+    other = small.replace(
+        modules={**small.modules, "vision": small.modules["vision"].replace(backend="other")}
+    )
+    recipes = [row_caches._recipe(each, "vision", 7) for each in (small, other)]
+    for module in (row_caches, torch):
+        monkeypatch.setattr(module, "__version__", "1")
+        recipes.append(row_caches._recipe(small, "vision", 7))
+    assert len(set(recipes)) == len(recipes)
 
 
 def test_a_file_that_another_run_renames_meanwhile_is_not_counted(
