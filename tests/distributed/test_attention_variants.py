@@ -24,7 +24,7 @@ from tests.support.planted_latent import MLA, latent
 from tests.support.planted_nope import MODEL as NOPE_MODEL
 from tests.support.planted_nope import unturned
 from tests.support.planted_norms import beside, clipped, normed_after, of_unit_heads
-from tests.support.planted_per_layer import with_vectors
+from tests.support.planted_per_layer import beside_sound, with_vectors
 from tests.support.planted_shared_keys import sharing
 from tests.support.planted_sinks import EXPERTS, sunk
 from tests.support.planted_sliding import sliding
@@ -481,6 +481,12 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
             "keys of earlier layers, tp 2",
             "first layers frozen, tp 2",
         },
+        None,
+    ),
+    "per-layer embeddings beside sound": (
+        beside_sound,
+        {"one rank": {}, "tp 2": {"tp": 2}, "cp 2": {"cp": 2}},
+        {"tp 2"},
         None,
     ),
     "growing queries": (grown, GROWTH, {DOCUMENTS, "windows with their own base"}, None),

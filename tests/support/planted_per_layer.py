@@ -1,10 +1,13 @@
 """Known ways to get per-layer embeddings wrong; `planted` lists them."""
 
+from types import SimpleNamespace
 from typing import Any
 
-from tests.support.specs import behind_vision
+from tests.support.specs import behind_vision, box, spec
 
 from mimo_launch.kinds.decoder import DecoderKind
+from mimo_launch.layers.vocab_parallel import VocabEmbedding
+from mimo_launch.models import language_input
 from mimo_launch.models.per_layer import PerLayerInputs
 from mimo_launch.models.transformer_block import Block
 from mimo_launch.spec.spec import Spec
@@ -19,6 +22,13 @@ MODEL: dict[str, Any] = {
 def with_vectors(data: dict[str, Any] | None = None, **language: Any) -> Spec:
     """Language with per-layer embeddings after vision, on ranks of its own."""
     return behind_vision(MODEL, data, **language)
+
+
+def beside_sound(**language: Any) -> Spec:
+    """The same after vision and audio; words are on both halves of the vocabulary."""
+    modules = {"vision": box(0), "audio": box(1, model={"kind": "audio"})}
+    own = MODEL | {"vocab": 14}
+    return spec({**modules, "language": box(2, model=own, **language)}, microbatches=2, mbs=2)
 
 
 def vectors_of_placeholders() -> None:
@@ -59,7 +69,32 @@ def padding_trains() -> None:
     PerLayerInputs.__init__ = made  # type: ignore[method-assign]
 
 
+def vectors_of_sound() -> None:
+    """Tokens that stand for rows of sound have vectors of their own."""
+    correct = language_input.read_is_row
+
+    def seen(view: Any, device: Any) -> Any:
+        layout, samples, data = view.layout, view.samples, view.data
+        language = SimpleNamespace(reads=layout.language.image_sources)
+        less: Any = SimpleNamespace(seq=layout.seq, language=language)
+        return correct(SimpleNamespace(layout=less, samples=samples, data=data), device)
+
+    language_input.read_is_row = seen
+
+
+def another_word_is_still() -> None:
+    """Each rank keeps the vectors of its word at the place of padding."""
+    correct = VocabEmbedding.own_rows
+
+    def kept(self: Any, ids_N: Any, *, still: int | None = None) -> Any:
+        return correct(self, ids_N, still=still and self.part.start + still)
+
+    VocabEmbedding.own_rows = kept  # type: ignore[method-assign]
+
+
 PER_LAYER_BUGS = {
+    "vectors of sound": (vectors_of_sound, beside_sound()),
+    "another word is still": (another_word_is_still, beside_sound(tp=2)),
     "vectors of placeholders": (vectors_of_placeholders, with_vectors(tp=2)),
     "vectors of the next layer": (vectors_of_the_next_layer, with_vectors(cp=2)),
     "vectors after the number": (vectors_after_the_number, with_vectors(dp=2, sharding="full")),
