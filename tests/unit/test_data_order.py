@@ -9,7 +9,15 @@ import pytest
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.digit_images import from_uci, write_npz
 from mimo_launch.data.order.sample_order import GlobalOrder, heldout_batches, make_step_data
-from mimo_launch.data.random_draws import Draws, Purpose, noise_of, pick, split_key, threshold
+from mimo_launch.data.random_draws import (
+    Draws,
+    Purpose,
+    noise_of,
+    order_of,
+    pick,
+    split_key,
+    threshold,
+)
 from mimo_launch.layout.step_data import SampleData, without_records
 
 
@@ -22,6 +30,23 @@ def test_epochs_are_permutations_whatever_the_batch(num, batch):
     first, second = ids[:num], ids[num : 2 * num]
     assert sorted(first) == sorted(second) == list(range(num))
     assert num == 1 or first != second
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 4095, 4096, 4097, 100_000])
+@pytest.mark.parametrize(
+    "equal", ["none", "whole words", "their high bits"], ids=lambda equal: equal.replace(" ", "-")
+)
+def test_many_words_are_sorted_as_few_are(number, equal):
+    """Words that are equal, or equal but for the bits that hold a place, included."""
+    words = np.random.default_rng(number).integers(0, 2**64, number, dtype=np.uint64)
+    half = number // 2
+    if equal == "whole words":
+        words[:half] = words[half : 2 * half]
+    if equal == "their high bits":
+        words[:half] = words[half : 2 * half] ^ np.uint64(1)
+    found = order_of(words)
+    assert found.dtype == np.int64
+    assert found.tolist() == sorted(range(number), key=words.tolist().__getitem__)
 
 
 def test_the_order_does_not_depend_on_the_batch():

@@ -27,6 +27,8 @@ _BLOCK = 1024
 _MAX_BLOCKS = 512
 # To make a block takes as long as so many rows alone.
 _FEW = 40
+# From so many words on, another way to sort them pays for its checks.
+_MANY = 1 << 12
 _U32 = np.uint64(32)
 _U64_MASK = (1 << 64) - 1
 
@@ -99,6 +101,15 @@ def threshold(probability: float) -> int:
 
 def order_of(words: Words) -> npt.NDArray[np.int64]:
     """Return the permutation that sorts random words [n]: a uniformly random order of n items."""
+    if len(words) >= _MANY:
+        # To sort numbers takes a fifth of the time of `argsort`. Each word has its place as its low
+        # bits; they decide nothing unless two words are equal in all other bits.
+        bits = np.uint64(len(words).bit_length())
+        low = (np.uint64(1) << bits) - np.uint64(1)
+        placed = np.sort(words & ~low | np.arange(len(words), dtype=np.uint64))
+        high = placed >> bits
+        if not (high[1:] == high[:-1]).any():
+            return (placed & low).astype(np.int64)
     return np.argsort(words, kind="stable").astype(np.int64)
 
 

@@ -59,8 +59,10 @@ class KnownOrder:
     @cached_property
     def _rows(self) -> dict[str, Int64s]:
         """Rows of each record, by module."""
-        # A small data set is walked through many times.
-        ids, which = np.unique(self.ids, return_inverse=True)
+        ids, which = np.arange(self.records.number), self.ids
+        # Most records come once in an epoch, and many times in a small data set.
+        if len(which) < len(ids) or self.records.captions is not None:
+            ids, which = np.unique(self.ids, return_inverse=True)
         found: dict[str, Int64s] = {}
         for first in range(0, len(ids), _AT_ONCE):
             facts = self.records.facts(ids[first : first + _AT_ONCE])
