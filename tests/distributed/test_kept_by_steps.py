@@ -59,6 +59,10 @@ BESIDE = {
     },
 }  # fmt: skip
 LLAMA4 = {"kind": "llama4_vision", "image": [8, 8], "projector_mlp": 80, "projector_out": 96}
+OVIS2 = {
+    "kind": "ovis2_vision", "image": [4, 4], "words": 300,
+    "tiles": {"grids": [[1, 1], [1, 2], [2, 2]]},
+}  # fmt: skip
 GEMMA4 = {"kind": "gemma4_vision", "places": 64, "standardize": True}
 AWAY = {"offload": ["activations"]}
 SMALL = {"min_patches": 16, "max_patches": 64}
@@ -139,6 +143,10 @@ STEPS = {
     "a compiled tower of Llama 4": step(vision(**LLAMA4), compiled=True),
     "a frozen tower of Llama 4": step(vision(**LLAMA4), vision={"frozen": "except_projector"}),
     "a frozen tower of Gemma 4": step(vision(**GEMMA4), vision={"frozen": "except_projector"}),
+    "a tower of Ovis2": step(vision(**OVIS2), data={"max_patches": 256}),
+    "a compiled tower of Ovis2": step(vision(**OVIS2), compiled=True),
+    "a frozen tower of Ovis2": step(vision(**OVIS2), vision={"frozen": "except_projector"}),
+    "a tower of Ovis2 with frozen words": step(vision(**OVIS2), vision={"frozen": True}),
     "a class token": step(vision(class_token=True)),
     "rows of three layers": step(vision(layers=4, deepstack=[0, 1])),
     "a map after the projector": step(vision(projector="merger", projector_out=96)),
@@ -246,6 +254,8 @@ SP = {"tp": 2, "sequence_parallel": True}
 STEPS_OF_TWO_RANKS = {
     "tp 2 with sequence parallelism": step(each=SP, data={"max_images": 3}),
     "tp 2": step(vision(**QWEN2_5), each={"tp": 2}),
+    "tp 2, a tower of Ovis2": step(vision(**OVIS2), each={"tp": 2}),
+    "tp 2 with sequence parallelism, a tower of Ovis2": step(vision(**OVIS2), each=SP),
     "tp 2, a tower of Llama 4": step(vision(**LLAMA4), each={"tp": 2}),
     "tp 2, a tower of Gemma 4 with clips": step(
         vision(**GEMMA4, clipped_linears=True), each={"tp": 2}

@@ -251,6 +251,7 @@ _SEEING_OFTEN = {
     "kimi_k25": ("apart", "sgd"),
     "cohere2_vision": ("apart", "sgd"), "aya_vision": ("cp2", ""),
     "paddleocr_vl": ("cp2", "adamw"), "paligemma": ("apart", "sgd"),
+    "ovis2": ("apart", "adamw"), "ovis2_untied": ("cp2", "sgd"),
     "vipllava": ("apart", "sgd"), "minicpm_ocr": ("cp2", "sgd"),
     "lfm2_vl": ("cp2", "sgd"),
     "mistral3": ("apart", "sgd"), "smolvlm": ("cp2", "sgd"), "ministral3": ("cp2", "adamw"),
@@ -259,7 +260,7 @@ _SEEING_OFTEN = {
 # Their towers take images of one size.
 _ONE_SIZE = (
     "gemma3", "deepseek_vl", "janus", "video_llava", "cohere2_vision", "aya_vision",
-    "paligemma", "paligemma2", "vipllava", "llama4",
+    "paligemma", "paligemma2", "vipllava", "llama4", "ovis2", "ovis2_untied",
 )  # fmt: skip
 # Parts that are left out.
 _STAYS = {
@@ -706,6 +707,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("gemma4, seeing", "vision", {"rope_theta": 30.0}, True),
         ("gemma4, seeing", "vision", {"norm_eps": 1e-3}, False),
         ("llama4, seeing", "vision", {"rope_theta": 30.0}, True),
+        ("ovis2, seeing", "vision", {"norm_eps": 1e-2}, True),
         ("paligemma, seeing", "language", {"bidirectional_prompts": False}, False),
         ("internvl, seeing", "vision", {"projector_norm_eps": 0.1}, False),
         ("internvl_large, seeing", "vision", {"norm_eps": 1e-2}, False),
@@ -756,6 +758,9 @@ ROWS: dict[str, Any] = {
     "emu3": lambda model: model.model.text_model.layers[1].mlp.up_proj.weight[3],
     "qwen3_asr": lambda model: model.model.multi_modal_projector.linear_2.weight[3],
     "audioflamingo3": lambda model: model.model.multi_modal_projector.linear_1.weight[3],
+    # The learned row between lines of tiles, and the one after an image.
+    "ovis2, seeing": lambda model: model.model.visual_embeddings_table.weight[-2],
+    "ovis2_untied, seeing": lambda model: model.model.visual_embeddings_table.weight[-1],
     **dict.fromkeys(
         ("llava_onevision", "llava_next"), lambda model: model.model.image_newline[3:4]
     ),

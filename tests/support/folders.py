@@ -246,6 +246,24 @@ FORMS: dict[str, Config] = {
         **_LLAVA, "model_type": "llava_next_video", "image_grid_pinpoints": [[17, 34], [34, 17]],
         "text_config": _LLAMA | {"tie_word_embeddings": True},
     },
+    # The defaults of the whole and of its text do not fit each other.
+    "Ovis2, bare": {
+        "model_type": "ovis2", "hidden_size": 4096, "vocab_size": 151936, "vision_config": {},
+        "text_config": {},
+    },
+    "Ovis2-1B": {
+        "model_type": "ovis2", "image_token_id": 151665, "hidden_size": 896, "vocab_size": 151936,
+        "visual_indicator_token_ids": [151666, 151667, 151668, 151669, 151670],
+        "vision_config": {
+            "model_type": "ovis2_vision", "image_size": 448, "hidden_stride": 2,
+            "vocab_size": 65536, "backbone_kwargs": {}, "tau": 1.0,
+        },
+        "text_config": {
+            "model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24,
+            "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864,
+            "vocab_size": 151936,
+        },
+    },
     "Video-LLaVA, small": {**_LLAVA, "model_type": "video_llava"},
     "VideoLLaMA 3, small": {
         "model_type": "video_llama_3", "image_token_id": 49, "vision_config": {},
@@ -618,6 +636,18 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         },
         "decoder": {"layers": 48, "tied": False, "moe.experts": 16},
     },
+    "Ovis2, bare": {
+        "ovis2_vision": {
+            "layers": 24, "hidden": 1024, "heads": 8, "mlp": 2816, "patch": 14, "image": (16, 16),
+            "shuffle": 1, "words": 16379, "norm": "rms", "activation": "swiglu", "norm_eps": 1e-5,
+            "qkv_bias": False, "block_bias": False, "patch_norm": True, "class_token": False,
+        },
+        "decoder": {"layers": 32, "hidden": 4096, "qkv_bias": True, "tied": True},
+    },
+    "Ovis2-1B": {
+        "ovis2_vision": {"image": (32, 32), "shuffle": 2, "words": 65531},
+        "decoder": {"layers": 24, "hidden": 896, "vocab": 151936, "tied": True},
+    },
     "kimi_k25 around a bare deepseek_v3": {
         "vit": {
             "layers": 27, "image": (64, 64), "mlp": 4304, "shuffle": 2, "norm_eps": 1e-5,
@@ -900,6 +930,15 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"per_layer_config": {"0": {"head_dim": 512}}},
         ({"per_layer_config": {"5": {"head_dim": 512}, "11": {"head_dim": 256}}}, _BY_LAYER),
         ({"per_layer_config": {"5": {"mlp": 9}, "11": {"mlp": 9}}}, _BY_LAYER),
+    ],
+    ("Ovis2-1B", "ovis2_vision", ""): [
+        {"visual_indicator_token_ids": [1, 2, 3]}, {"visual_indicator_token_ids": 1},
+        {"hidden_size": 1536}, {"vocab_size": 151643},
+    ],
+    ("Ovis2-1B", "ovis2_vision", "vision_config"): [
+        {"tokenize_function": "st_argmax"}, {"tokenize_function": "gumbel_argmax"},
+        {"num_visual_indicator_tokens": 4}, {"hidden_act": "gelu"}, {"mlp_bias": True},
+        {"image_size": 462}, {"image_size": 450}, {"attention_dropout": 0.1},
     ],
     ("Llama-4-Scout", "llama4_vision", "vision_config"): [
         {"hidden_act": "quick_gelu"}, {"norm_eps": 1e-6},

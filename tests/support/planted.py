@@ -27,6 +27,7 @@ from tests.support.planted_llama4_vision import LLAMA4_VISION_BUGS
 from tests.support.planted_mtp import MTP_BUGS
 from tests.support.planted_nope import NOPE_BUGS
 from tests.support.planted_norms import NORM_BUGS
+from tests.support.planted_ovis2_vision import OVIS2_VISION_BUGS
 from tests.support.planted_per_layer import PER_LAYER_BUGS
 from tests.support.planted_registers import REGISTER_BUGS
 from tests.support.planted_scales import SCALE_BUGS
@@ -631,6 +632,7 @@ PARTS = (
     SINK_BUGS, IMAGE_BUGS, GATE_BUGS, LATENT_BUGS, DINOV3_BUGS, SILENCE_BUGS, CAP_BUGS,
     TILE_BUGS, REGISTER_BUGS, MTP_BUGS, GROWTH_BUGS, NOPE_BUGS, NORM_BUGS, CHUNK_BUGS,
     GEMMA4_BUGS, GEMMA4_VISION_BUGS, SHARED_KEYS_BUGS, PER_LAYER_BUGS, LLAMA4_VISION_BUGS,
+    OVIS2_VISION_BUGS,
 )  # fmt: skip
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),

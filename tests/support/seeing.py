@@ -34,6 +34,10 @@ _KEYS = {
 _INTERNVL = {
     "class_token": True, "layer_scale": 0.1, "projector_norm_eps": 1e-5, "activation": "gelu",
 }  # fmt: skip
+_OVIS2 = {
+    **_KEYS, "kind": "ovis2_vision", "norm_eps": 1e-5, "words": 18,
+    "tiles": {"grids": [[1, 1], [1, 2], [2, 2]]},
+}  # fmt: skip
 _IDEFICS = {
     "interpolation": "nearest", "activation": "gelu_tanh", "projector": "linear",
     "projector_bias": False,
@@ -136,6 +140,23 @@ KINDS = {
         {"head_dim": 8, "qk_norm": True, "rope_theta": 500.0},
         {"attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm"},
         {"tie_word_embeddings": False},
+    ),
+    "ovis2": Kind(
+        "Ovis2",
+        _OVIS2,
+        {"model_type": "qwen2", "tie_word_embeddings": True},
+        {"qkv_bias": True, "tied": True},
+        {"hidden_stride": 2, "vocab_size": 23},
+        {"tie_word_embeddings": True, "hidden_size": TEXT["hidden_size"], "vocab_size": VOCAB},
+    ),
+    # Images are one tile, of rows of one patch.
+    "ovis2_untied": Kind(
+        "Ovis2",
+        _OVIS2 | {"shuffle": 1, "tiles": {}, "qkv_bias": True, "block_bias": True},
+        {"model_type": "qwen2"},
+        {"qkv_bias": True},
+        {"hidden_stride": 1, "vocab_size": 23, "qkv_bias": True, "mlp_bias": True},
+        {"tie_word_embeddings": False, "hidden_size": TEXT["hidden_size"], "vocab_size": VOCAB},
     ),
     "qianfan_ocr": Kind(
         "QianfanOCR",
@@ -545,6 +566,8 @@ def made(
     data = {"kind": "synthetic", "max_images": 2, "text_only": 0.2}
     data |= {"image": [side, side]} if side is not None else {"max_patches": 24}
     train = {"steps": 1, "precision": precision}
+    if kind.startswith("ovis2"):
+        more |= {"seq": 96}
     found = spec(modules, microbatches=2, mbs=2, train=train, data=data, **more)
     assert not [item for item in check(found) if item.is_error]
     return found
@@ -611,6 +634,9 @@ def logits_of(model: Any, made: Spec) -> Tensor:
             continue
         if name.startswith("Llama4"):
             rows.append(_of_llama4(model, images_of(made, sample).to(model.dtype), tokens[None]))
+            continue
+        if name.startswith("Ovis2"):
+            rows.append(_of_ovis2(model, made, sample, tokens))
             continue
         if name.startswith("MiniCPM"):
             shown = _in_one_line(model, made, sample)
@@ -748,6 +774,33 @@ def _of_llama4(model: Any, pixels: Tensor, tokens: Tensor) -> Tensor:
         found = found.masked_scatter(shown, rows)
     logits: Tensor = model.language_model(inputs_embeds=found).logits
     return logits
+
+
+_INDICATORS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
+
+
+def _of_ovis2(model: Any, made: Spec, sample: int, tokens: Tensor) -> Tensor:
+    """Return logits, where images have the text that the processor of `transformers` writes."""
+    from transformers.models.ovis2.processing_ovis2 import Ovis2Processor
+
+    data = build_dataset(made)
+    found, given = data.images("train", sample, "vision"), tokens[None].clone()
+    if not found:
+        return model(input_ids=given).logits  # type: ignore[no-any-return]
+    writer, tower = Ovis2Processor.__new__(Ovis2Processor), model.config.vision_config
+    writer.image_seq_length = (GRID // tower.hidden_stride) ** 2
+    # Ids that the sample has not in its text.
+    ids = [each for each in range(VOCAB) if each not in tokens][: len(_INDICATORS)]
+    model.model.visual_indicator_token_ids = ids
+    by_word = dict(zip(_INDICATORS, ids, strict=True), **{"<IMG_ATOM>": TOKEN})
+    for span in data.describe("train", sample).spans["vision"]:
+        grid = (1, 1) if span.shown is None else (span.shown.tall, span.shown.wide)
+        text = writer.replace_image_token({"grids": torch.tensor([grid])}, 0)
+        words = re.findall(r"<\w+>", text)
+        assert len(words) == span.rows
+        given[0, span.position : span.end] = torch.tensor([by_word[each] for each in words])
+    tiles = torch.cat([torch.from_numpy(each) for each in found]).to(model.dtype)
+    return model(input_ids=given, pixel_values=tiles).logits  # type: ignore[no-any-return]
 
 
 def _in_one_line(model: Any, made: Spec, sample: int) -> dict[str, Any]:

@@ -30,6 +30,12 @@ OF_OTHER_TOWERS = frozenset({
     "qk_norm", "head_qk_norm", "projector_norm_eps", "projector_norm", "projector_norm_offset",
     "projector_norm_of", "pooling", "activation",
 })  # fmt: skip
+# Keys that a tower of Ovis2 does not decide.
+KEPT_BY_OVIS2 = frozenset({
+    "layers", "hidden", "heads", "kv_heads", "mlp", "patch", "channels", "shuffle", "norm",
+    "norm_eps", "layer_scale", "qkv_bias", "block_bias", "qk_norm", "head_qk_norm", "patch_bias",
+    "patch_norm", "pre_norm", "final_norm",
+})  # fmt: skip
 KINDS = get_args(ScheduleKind)
 ACTIVATIONS = get_args(DecoderModel.model_fields["activation"].annotation)
 # Kinds of language models, each drawn as often as it is named; a decoder may have experts.
@@ -212,6 +218,11 @@ def vit(grid: dict[str, int]) -> dict[str, Any]:
     }
 
 
+def ovis2(grid: dict[str, int]) -> dict[str, Any]:
+    """Return the smallest tower of an Ovis2 that `grid` can split."""
+    return {**vit(grid), "kind": "ovis2_vision", "image": [2, 2], "words": 7}
+
+
 def audio(grid: dict[str, int]) -> dict[str, Any]:
     """Return the smallest audio encoder that `grid` can split."""
     return {
@@ -254,6 +265,7 @@ ENCODER_MODELS = {
     "dinov3": vit,
     "gemma4_vision": vit,
     "llama4_vision": vit,
+    "ovis2_vision": ovis2,
     "audio": audio,
     "aut": aut,
     "connector": connector,
@@ -361,8 +373,8 @@ def _layout_specs(
         modules[name]["model"]["deepstack"] = stacked
         if not stacked:
             del modules[name]["model"]["deepstack"]
-        if tiles := draw(_tiles(modules[name]["model"])):
-            modules[name]["model"] |= tiles
+        modules[name]["model"] |= draw(_tiles(modules[name]["model"]))
+        if "tiles" in modules[name]["model"]:
             # What language does not do with tiles.
             model = modules["language"]["model"]
             model |= {key: value for key, value in NO_TILES.items() if key in model}
@@ -587,6 +599,16 @@ def one_module(
                 "standardize": draw(st.booleans()),
                 "clipped_linears": draw(st.booleans()),
                 "projector": draw(st.sampled_from(["linear", "mlp", "swiglu"])),
+            }
+        elif draw(seldom):
+            side = model["shuffle"]
+            grids = draw(st.sampled_from([[[1, 1]], [[1, 1], [1, 2]], [[2, 2]], [[2, 1]]]))
+            model = {
+                **{key: model[key] for key in KEPT_BY_OVIS2 if key in model},
+                "kind": "ovis2_vision",
+                "image": [2 * side, side],
+                "words": draw(st.integers(2, 9)),
+                "tiles": {"grids": grids},
             }
     if name != "language":
         # Of three encoders each has its own.
@@ -867,7 +889,8 @@ def _deepstack(draw: st.DrawFn, model: dict[str, Any], language: dict[str, Any])
     Later layers of a decoder attend to them; those of a hybrid may not.
     """
     most = min(2, model["layers"], language["layers"] - 1)
-    if "pattern" in language or model.get("kind") in ("audio", "aut") or most < 1:
+    alone = ("audio", "aut", "ovis2_vision")
+    if "pattern" in language or model.get("kind") in alone or most < 1:
         return []
     return draw(st.sampled_from([[], list(range(most)), [model["layers"] - 1]]))
 

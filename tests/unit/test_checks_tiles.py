@@ -39,6 +39,25 @@ def test_what_does_not_fit_is_named(model: dict[str, Any], found: list[str]) -> 
     assert places(model) == found
 
 
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ({}, []),
+        ({"tiles": {}}, []),
+        ({"shuffle": 3}, ["image"]),
+        ({"image": None}, ["positions"]),
+        ({"windows": {"side": 2}}, ["windows"]),
+        ({"deepstack": [0]}, ["deepstack"]),
+    ],
+)
+def test_what_does_not_fit_tiles_of_an_ovis2_is_named(
+    model: dict[str, Any], found: list[str]
+) -> None:
+    assert places({"kind": "ovis2_vision", "words": 5, "shuffle": 2, "image": [4, 2]} | model) == (
+        found
+    )
+
+
 def test_language_has_no_places_for_images_in_tiles() -> None:
     assert places({}, {"head_dim": 8, "mrope": [1, 2, 1]}) == ["mrope"]
     assert places({}, {"bidirectional_images": True}) == ["bidirectional_images"]

@@ -8,6 +8,7 @@ import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import AutoModel
 from transformers.models.emu3.modeling_emu3 import Emu3TextModel
+from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionModel
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from mimo_launch.hugging_face.registry import FAMILIES, part_of
@@ -73,6 +74,7 @@ SIZES = {
             "input_features_mask": torch.ones(1, 100, dtype=torch.long),
         },
     ),
+    "ovis2_vision": ({**VISION, "vocab_size": 16}, PICTURE),
     "whisper": (AUDIO, CLIP),
     "qwen2_audio_encoder": (AUDIO, CLIP),
     "voxtral_encoder": (VOXTRAL, CLIP),
@@ -80,7 +82,9 @@ SIZES = {
 }  # fmt: skip
 
 # No `AutoModel` makes these.
-BUILT: dict[str, Any] = {"whisper": WhisperEncoder, "emu3_text_model": Emu3TextModel}
+BUILT: dict[str, Any] = {
+    "whisper": WhisperEncoder, "emu3_text_model": Emu3TextModel, "ovis2_vision": Ovis2VisionModel,
+}  # fmt: skip
 
 
 def changes(model_type: str, setting: str) -> bool:

@@ -314,6 +314,31 @@ def test_tiles_cost_what_torch_counts() -> None:
     assert (ahead["bmm"], back["bmm"]) == (forward.attention, backward.attention)
 
 
+def test_visual_words_cost_what_torch_counts() -> None:
+    """Each square of patches of each tile is mapped to all words, and these to language."""
+    model = {**VIT, "kind": "ovis2_vision", "image": [4, 2], "shuffle": 2, "words": 9,
+             "activation": "swiglu", "tiles": {"grids": [[1, 2]]}}  # fmt: skip
+    made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=1, seq=64)
+    module = build_layout(made)["vision"]
+    span = ImageSpan(0, 1, 2 * 3 + 4, shown=Tiling(1, 2, 2, 2))
+    sample = SampleData(0, 40, 1, {"vision": (span,)})
+    view = EncoderView(module, StepData(0, [sample]), 0, (0,))
+    work = encoder_workload(view, forwards=1)
+    assert (work.spans, work.rows, work.held) == ({8: 3}, span.rows, 24)
+    mask = image_context([8] * 3, range(24), CPU, alone=True)
+    places = torch.tensor([[y, x, 4, 2] for _ in range(3) for y in range(4) for x in range(2)])
+    given = ImagesInput(
+        mask=mask,
+        sizes=(span.rows,),
+        patches=patches(24, 12, places),
+        row_sources=row_sources(view, ParallelContext()),
+    )
+    ahead, back, forward, backward = costs(made, "vision", given, work)
+    assert ahead["addmm"] + ahead["mm"] == matmuls(forward)
+    assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
+    assert (ahead["bmm"], back["bmm"]) == (forward.attention, backward.attention)
+
+
 def test_learned_tokens_cost_what_torch_counts() -> None:
     """Two images of 60 patches in a DINOv3, each with a class token and three registers."""
     model = {**VIT, "kind": "dinov3", "registers": 3, "activation": "swiglu", "shuffle": 2}

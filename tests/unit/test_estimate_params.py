@@ -10,6 +10,7 @@ import torch
 from tests.support.planted_dinov3 import MODEL as DINOV3
 from tests.support.planted_gemma4_vision import MODEL as GEMMA4
 from tests.support.planted_llama4_vision import MODEL as LLAMA4
+from tests.support.planted_ovis2_vision import MODEL as OVIS2
 from tests.support.planted_registers import MODEL as REGISTERED
 from tests.support.planted_registers import SQUARED
 from tests.support.planted_scales import EACH, GATED, MERGED
@@ -249,6 +250,7 @@ def specs() -> dict[str, Spec]:
         "a DINOv3": one({}, DINOV3, 2),
         "a tower of Gemma 4": one({}, GEMMA4, 2),
         "a tower of Llama 4": one({}, LLAMA4, 2),
+        "a tower of Ovis2": one({}, OVIS2, 2, sequence_parallel=True),
         "a tower of Gemma 4 with clips": one({}, GEMMA4 | {"clipped_linears": True}, 2),
         "a tower of Gemma 4, not standardized": one({}, GEMMA4 | {"standardize": False}, 2),
         "as a Nemotron-H Omni": one({}, SQUARED, 2),

@@ -24,6 +24,7 @@ from mimo_launch.processors.files import ProcessorError, TokenizerError
 from mimo_launch.processors.image_texts import line_break
 from mimo_launch.processors.recipes import recipe_of, video_readers
 from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.ovis2_vision import IndicatedTiles
 from mimo_launch.spec.spec import (
     CaptionTemplate,
     ChatTemplate,
@@ -42,6 +43,7 @@ def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:
     """A tile is an image with the grid of learned positions; each of its patches may be a row."""
     if model.tiles is None:
         return
+    always = isinstance(model.tiles, IndicatedTiles)
     # All, or none if a part is missing.
     for path, why, remedy in list(_misfits(spec, name, model)):
         yield Diagnostic(
@@ -50,7 +52,7 @@ def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:
             f"`{'.'.join(map(str, path[-2:]))}`",
             path=path,
             why=why,
-            help=f"{remedy}, or delete `tiles` of `{name}`",
+            help=remedy if always else f"{remedy}, or delete `tiles` of `{name}`",
             related=(Related(("modules", name, "model", "tiles"), "tiles"),),
         )
 
@@ -66,8 +68,7 @@ def _misfits(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[YamlPath,
         if model.tiles.side < least:
             why = f"{max(model.image)} patches of {model.patch} pixels are {least} pixels"
             yield (*path, "tiles", "side"), why, f"write `side: {least}`"
-    if model.shuffle > 1:
-        yield (*path, "shuffle"), "every patch of a tile may become a row", "write `shuffle: 1`"
+    yield from _squares_beyond_tiles(path, model)
     if model.video is not None and model.temporal_patch > 1:
         why = "each frame of a video is a tile"
         yield (*path, "temporal_patch"), why, "write `temporal_patch: 1`, or delete `video`"
@@ -89,6 +90,18 @@ def _misfits(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[YamlPath,
     if language.attending.whole_images:
         why = "tiles are images of their own"
         yield (*path, "bidirectional_images"), why, "write `bidirectional_images: false`"
+
+
+def _squares_beyond_tiles(path: YamlPath, model: VitModel) -> Iterator[tuple[YamlPath, str, str]]:
+    """Yield the key by which the squares of patches that become rows do not fit tiles."""
+    side = model.shuffle
+    if not isinstance(model.tiles, IndicatedTiles):
+        if side > 1:
+            yield (*path, "shuffle"), "every patch of a tile may become a row", "write `shuffle: 1`"
+    elif model.image is not None and any(each % side for each in model.image):
+        sides = ", ".join(str(-(-each // side) * side) for each in model.image)
+        why = f"squares of {side} x {side} patches fill a tile"
+        yield (*path, "image"), why, f"write `image: [{sides}]`"
 
 
 def processors_cut_alike(spec: Spec, data: UserData) -> Findings:

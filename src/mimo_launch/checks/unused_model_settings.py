@@ -57,7 +57,11 @@ def vision_settings_used(spec: Spec, name: str, model: VitModel) -> Findings:
     if model.projector not in ("gated", "mlp", "swiglu") and model.projector_mlp is not None:
         why = f"`projector: {model.projector}` has no width of its own inside"
         yield idle_key(name, "projector_mlp", why)
-    idle = {"linear": "is one linear map", "swiglu": "has a gate instead"}.get(model.projector)
+    idle = {
+        "linear": "is one linear map",
+        "swiglu": "has a gate instead",
+        "vocabulary": "has a softmax instead",
+    }.get(model.projector)
     if idle is not None and model.projector_activation != "gelu":
         yield idle_key(name, "projector_activation", f"`projector: {model.projector}` {idle}")
 

@@ -19,7 +19,7 @@ from mimo_launch.data.shared_images import (
     upstream_video_reader,
 )
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.tiles import Tiling
+from mimo_launch.kinds.tiles import Shown
 from mimo_launch.kinds.vocabulary import DIGIT_SIDE
 from mimo_launch.processors.recipes import recipe_of, video_recipe_of
 from mimo_launch.spec.base import LANGUAGE, MissingPartError
@@ -108,14 +108,9 @@ def sizes_in_tiles(spec: Spec, encoder: str) -> list[ImageSize]:
     """
     if (rule := kind_of(spec.modules[encoder].model).tokens.tiles) is None:
         return []
-    found: list[Tiling | None] = [] if rule.each else [None]
-    for tall, wide in rule.grids:
-        height, width = tall * rule.height, wide * rule.width
-        found += [
-            Tiling(tall, wide, *each)
-            for each in ((height, width), (height - 2, width), (height, width - 2))
-            if min(each) > 0
-        ]
+    found: list[Shown] = [] if rule.each else [None]
+    for grid in rule.grids:
+        found += rule.shown_on(*grid)
     sizes = [ImageSize(1, rule.num_rows(each), shown=each) for each in found]
     return sorted(sizes, key=lambda size: size.rows)
 

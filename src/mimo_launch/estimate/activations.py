@@ -13,7 +13,7 @@ from functools import cached_property
 from math import ceil
 
 from mimo_launch.estimate.alike_stages import alike_layers
-from mimo_launch.estimate.workload import backward_path, gathered_patches, mask_of_sequences
+from mimo_launch.estimate.workload import backward_path, gathered_rows, mask_of_sequences
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.block_shapes import narrow_width
 from mimo_launch.kinds.language import CausalKind
@@ -268,13 +268,13 @@ class Activations:
         return self.logits * copies * self.bytes
 
     def tiles(self) -> int:
-        """Return the bytes of the patches that make the rows of images in tiles.
+        """Return the bytes of the projected patches that make the rows of images in tiles.
 
-        They exist next to the learned row and, where ranks share them, also in the gathered tensor.
+        They exist next to learned rows and, where ranks share them, also in the gathered tensor.
         """
-        patches = gathered_patches(self.module, self.stage, self.work)
+        rows = gathered_rows(self.module, self.stage, self.work)
         is_shared = self.module.sequence_parallel or self.module.grid.size(Axis.CP) > 1
-        return (1 + is_shared) * patches * self.ends.row_width * self.bytes
+        return (1 + is_shared) * rows * self.ends.row_width * self.bytes
 
     def _sum(self, tensors: Iterable[Saved], number: int) -> int:
         """Return the bytes of some tensors of one layer."""

@@ -133,11 +133,12 @@ def mask_of_sequences(
     return "masked" if sees_later or written.attention_dropout or is_wide else found
 
 
-def gathered_patches(module: ModuleLayout, stage: Stage, work: Workload) -> int:
-    """Return the patches that a cp group gathers to make rows of tiles, 0 in other stages."""
+def gathered_rows(module: ModuleLayout, stage: Stage, work: Workload) -> int:
+    """Return the rows of patches that a cp group gathers to make rows of tiles, 0 elsewhere."""
     if module.tiles is None or not stage.is_last:
         return 0
-    return (work.held - work.extra_tokens) * module.grid.size(Axis.CP)
+    held = (work.held - work.extra_tokens) // module.patches_per_row
+    return held * module.grid.size(Axis.CP)
 
 
 def rows_sent(views: StepViews, bridge: Bridge, replica: int, transfer: int) -> int:

@@ -3,7 +3,8 @@
 Decides: the rows of an image: first the rows of a tile that shows the whole image, then, line by
 line, the rows of the other tiles together, without padding; the most rows; that a learned row ends
 each line (LLaVA-OneVision, arXiv:2408.03326, section 3). A frame of a video is one tile, with half
-its lines and columns; a learned row ends the video.
+its lines and columns; a learned row ends the video. Of an Ovis2, the rows of each tile come
+together, with learned rows around and between tiles.
 Relies on: nothing.
 Leaves: cutting pixels to `data`, the patches of each row to `models.tiled_rows`.
 """
@@ -35,13 +36,13 @@ class Frame:
     is_last: bool
 
 
-# How an image is shown; None is one tile, followed by the learned row.
+# How an image is shown; None is one tile.
 Shown = Tiling | Frame | None
 
 
 @dataclass(frozen=True, slots=True)
 class TileRule:
-    """Height and width of a tile in patches, and how many tiles may keep all their rows.
+    """Height and width of a tile in rows, and how many tiles may keep all their rows.
 
     `each` of several images of a sample is cut, too. `side` is the side of a tile in pixels, which
     may exceed its patches; `grids` are the grids of tiles into which an image may be cut, by height
@@ -57,7 +58,7 @@ class TileRule:
 
     @property
     def patches(self) -> int:
-        """Number of patches of a tile."""
+        """Number of rows made of a tile, before any are averaged; here each is a patch."""
         return self.height * self.width
 
     @property
@@ -85,3 +86,44 @@ class TileRule:
             if over > _SLACK:
                 return int(tiling.height // over), int(tiling.width // over)
         return tiling.height, tiling.width
+
+    def shown_on(self, tall: int, wide: int) -> list[Shown]:
+        """Return how images fill a grid of tiles: one all of it, others with padding."""
+        height, width = tall * self.height, wide * self.width
+        sizes = ((height, width), (height - 2, width), (height, width - 2))
+        return [Tiling(tall, wide, *each) for each in sizes if min(each) > 0]
+
+
+# Learned rows of an Ovis2, in the order of its table: before an image, after the tile of the whole
+# image, between tiles of a line, between lines of tiles, after an image.
+INDICATORS = 5
+_START, _WHOLE, _COLUMN, _LINE, _END = range(-1, -1 - INDICATORS, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class IndicatorRule(TileRule):
+    """Rows of an Ovis2: all those of each tile together, and learned rows around and between them.
+
+    A grid of one tile is the whole image.
+    """
+
+    def num_rows(self, shown: Shown) -> int:
+        """Return the number of rows of an image, including learned rows."""
+        # One learned row follows each tile, and one comes before the first and after the last.
+        return self.num_tiles(shown) * (self.patches + 1) + 1 + (shown is None)
+
+    def order(self, shown: Shown) -> list[int]:
+        """Return the rows of an image, numbered through all tiles; -1 and below are learned."""
+        found = [_START, *range(self.patches), _WHOLE]
+        if isinstance(shown, Tiling):
+            for number in range(1, 1 + shown.tall * shown.wide):
+                found += range(number * self.patches, (number + 1) * self.patches)
+                found.append(_LINE if number % shown.wide == 0 else _COLUMN)
+            return [*found[:-1], _END]
+        return [*found, _END]
+
+    def shown_on(self, tall: int, wide: int) -> list[Shown]:
+        """Return how images fill a grid of tiles: all of it."""
+        if tall * wide == 1:
+            return [None]
+        return [Tiling(tall, wide, tall * self.height, wide * self.width)]

@@ -213,7 +213,8 @@ class TransformerEncoderKind(BlocksKind):
             of_weights = (model.row_width + inner // 2) * held.projector_trains
             total += rows * (of_weights + inner // 2 + out // held.tp)
             if self.has_final_norm and held.through_layers:
-                total += held.patches * model.hidden * held.passes.of_norm(self.norm().kind)
+                normed = held.patches // held.sequence_parts * model.hidden
+                total += normed * held.passes.of_norm(self.norm().kind)
             if model.projector == "swiglu":
                 # Up, and the gate's SiLU if it is not compiled.
                 total += rows * inner // 2 * (2 - held.passes.are_compiled)

@@ -213,6 +213,11 @@ class VisionKind(TransformerEncoderKind):
         return False
 
     @property
+    def learned_rows(self) -> str:
+        """The layer of the projector that makes the rows of tiles, and has learned ones."""
+        return "newline"
+
+    @property
     def activates_rows(self) -> bool:
         """Whether an activation precedes the map after the projector."""
         return False
@@ -314,8 +319,10 @@ class VisionKind(TransformerEncoderKind):
         return TransformerEncoderKind._embedded(self, work)
 
     def _projected(self, work: Workload) -> int:
-        """Return how often the projector runs: once per row, or per patch of a tile."""
-        return work.rows if self.model.tiles is None else self._embedded(work)
+        """Return how often the projector runs: once per row that patches of a tile make."""
+        if self.model.tiles is None:
+            return work.rows
+        return self._embedded(work) // self.model.patches_per_row
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of embedding and projectors."""

@@ -56,14 +56,17 @@ class EncoderView:
 
     @cached_property
     def num_units(self) -> int:
-        """Number of units in which patches are cut over ranks: rows, or patches of tiles."""
-        return self.num_rows if self.module.tiles is None else sum(self.lengths)
+        """Number of units in which patches are cut over ranks: rows, without learned ones."""
+        if self.module.tiles is None:
+            return self.num_rows
+        return sum(self.lengths) // self.module.patches_per_row
 
     @property
     def lengths(self) -> list[int]:
         """Patches of each image, or of each of its tiles."""
         if (tiles := self.module.tiles) is not None:
-            return [tiles.patches] * sum(tiles.num_tiles(image.shown) for image in self.images)
+            number = sum(tiles.num_tiles(image.shown) for image in self.images)
+            return [tiles.patches * self.module.patches_per_row] * number
         return [image.rows * self.module.patches_per_row for image in self.images]
 
     @property

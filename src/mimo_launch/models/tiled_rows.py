@@ -1,12 +1,12 @@
-"""Rows of tiled images: each is a projected patch, an average of up to four, or the learned row.
+"""Rows of tiled images: each is a projected row, an average of up to four, or a learned row.
 
 Decides: the order of rows; the patches that each is made from, at most four; that every rank makes
 its own rows from the projected patches of all ranks.
 Relies on: `kinds.tiles` for the number of rows.
 Leaves: the choice of a rank's rows to `layout.replica_views`.
 
-Legend: n patches of this rank, M patches of all ranks of a replica, r rows made here, L width of
-the language model.
+Legend: n projected rows of this rank (each of one patch, or of a square of patches), M those of all
+ranks of a replica, r rows made here, L width of the language model.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,13 @@ from torch import Tensor
 from mimo_launch.comm.async_copies import to_device
 from mimo_launch.comm.autograd_collectives import gather_tokens
 from mimo_launch.kinds.shapes import OneShape
-from mimo_launch.kinds.tiles import Frame, Shown, TileRule, Tiling
+from mimo_launch.kinds.tiles import Frame, IndicatorRule, Shown, TileRule, Tiling
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.models.patches import parts_held
 
-# Marks the learned row among the places of patches.
+# Marks the learned row among the places of patches; further learned rows count on below it.
 NEWLINE = -1
 
 
@@ -41,6 +41,8 @@ def row_patches(rule: TileRule, shown: Shown) -> tuple[Places, Shares]:
 
     Patches are numbered through all tiles. The learned row has `NEWLINE`.
     """
+    if isinstance(rule, IndicatorRule):
+        return _single(np.array(rule.order(shown)))
     whole = np.arange(rule.patches)
     if shown is None:
         return _single(np.append(whole, NEWLINE))
@@ -111,14 +113,14 @@ def _neighbours(size: int, number: int) -> list[tuple[Places, Shares]]:
 
 @dataclass(frozen=True, slots=True)
 class RowSources:
-    """The patches that make up rows, and their weights, [r, sources]; M is the learned row."""
+    """The patches that make up rows, and their weights, [r, sources]; from M on, learned rows."""
 
     places: Tensor
     weights: Tensor
 
 
 class TiledRows(ShapedLayer[OneShape]):
-    """Makes rows from patches; holds the learned row."""
+    """Makes rows from patches; holds the learned row, or several."""
 
     def forward(self, patches_nL: Tensor, sources: RowSources) -> Tensor:
         """Return the rows [r, L].
@@ -129,7 +131,8 @@ class TiledRows(ShapedLayer[OneShape]):
         if self.context.sequence_parallel:
             patches_nL = gather_tokens(patches_nL, self.context.tp)
         patches_ML = gather_tokens(patches_nL, self.context.cp)
-        all_ML = torch.cat([patches_ML, self.weight[None].to(patches_ML.dtype)])
+        learned_L = self.weight.view(-1, patches_ML.shape[1]).to(patches_ML.dtype)
+        all_ML = torch.cat([patches_ML, learned_L])
         if sources.places.shape[1] == 1:
             return all_ML[sources.places[:, 0]]
         rows = [
@@ -147,14 +150,16 @@ def row_sources(view: EncoderView, context: ParallelContext) -> RowSources | Non
     if (tiles := view.module.tiles) is None:
         return None
     tp = context.tp.index if context.sequence_parallel else 0
-    made, num_patches = view.made(context.cp.index, tp), len(view.held(0)) * context.cp.size
+    held = len(view.held(0)) // view.module.patches_per_row
+    made, num_patches = view.made(context.cp.index, tp), held * context.cp.size
     places = np.full((len(made), 4), num_patches, dtype=np.int64)
     weights = np.tile([1.0, 0, 0, 0], (len(made), 1))
     patches = (tiles.num_tiles(image.shown) * tiles.patches for image in view.images)
     first_patches = list(accumulate(patches, initial=0))
     for number, here, part in parts_held((image.rows for image in view.images), made):
         found, shares = (each[part] for each in row_patches(tiles, view.images[number].shown))
-        places[here] = np.where(found == NEWLINE, num_patches, first_patches[number] + found)
+        learned = num_patches + NEWLINE - found
+        places[here] = np.where(found <= NEWLINE, learned, first_patches[number] + found)
         weights[here] = shares
     used = 4 if weights[:, 1:].any() else 1
     shared = to_device(weights[:, :used].copy(), context.device).to(context.compute_dtype)

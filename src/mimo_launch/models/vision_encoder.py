@@ -149,7 +149,7 @@ class VisionStage(ModelStage):
             others = (layer(self._rows(each[patches])) for layer, each in pairs)
             rows = torch.cat([rows, *others], dim=1)
         if packed.row_sources is not None:
-            rows = self.projector.get_submodule("newline")(rows, packed.row_sources)
+            rows = self.projector.get_submodule(self.kind.learned_rows)(rows, packed.row_sources)
         return owned(rows, packed.sizes, self.context)
 
     def _side_by_side(self, x_nD: Tensor, kept: list[Tensor]) -> Tensor:

@@ -43,6 +43,7 @@ from mimo_launch.spec.llama4_vision import Llama4VisionModel
 from mimo_launch.spec.media import Clips, Images
 from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.optimizers import ModuleOptimizer
+from mimo_launch.spec.ovis2_vision import Ovis2VisionModel
 from mimo_launch.spec.quantized_base import QuantizedBase
 from mimo_launch.spec.sections import Fp8Spec, RowCacheSpec
 from mimo_launch.spec.values import SHARDINGS, Sharding, ShardingName
@@ -130,7 +131,7 @@ Recompute = Literal["none", "full"] | RecomputedParts
 Offloaded = Literal["activations", "optimizer"]
 
 # Every kind of encoder except users' own classes.
-VisionKinds = VitModel | Dinov3Model | Gemma4VisionModel | Llama4VisionModel
+VisionKinds = VitModel | Dinov3Model | Gemma4VisionModel | Llama4VisionModel | Ovis2VisionModel
 EncoderKinds = VisionKinds | AudioModel | AutModel | ConnectorModel
 Kinds = EncoderKinds | GeneratorKinds | DecoderModel | HybridModel
 Model = Annotated[Kinds, Field(discriminator="kind")] | CustomModel

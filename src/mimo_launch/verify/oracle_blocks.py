@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mimo_launch.spec.encoders import EncoderBlocks, ProjectorActivation, TransformerEncoder
 from mimo_launch.spec.layers import Moe
+from mimo_launch.spec.ovis2_vision import Ovis2VisionModel
 from mimo_launch.verify.oracle_dropout import Weights
 from mimo_launch.verify.oracle_layers import (
     attend,
@@ -333,12 +334,21 @@ def project(
         return linear(weights, x_ND, f"{encoder}.projector.linear")
     if model.projector == "gated":
         return _project_gated(weights, x_ND, f"{encoder}.projector", model.patch_width, activation)
+    if isinstance(model, Ovis2VisionModel):
+        return _project_by_words(weights, x_ND, f"{encoder}.projector")
     hidden = linear(weights, x_ND, f"{encoder}.projector.up")
     if model.projector == "swiglu":
         hidden = swiglu(linear(weights, x_ND, f"{encoder}.projector.gate"), hidden)
     else:
         hidden = activated(hidden, activation)
     return linear(weights, hidden, f"{encoder}.projector.down")
+
+
+def _project_by_words(weights: Weights, x_NW: Tensor, name: str) -> Tensor:
+    """Return rows as sums of the vectors of words, each times its share of a softmax."""
+    y = layer_norm(weights, linear(weights, x_NW, f"{name}.head"), f"{name}.head_norm", 1e-5)
+    shares = torch.exp(y - y.max(dim=1, keepdim=True).values)
+    return shares / shares.sum(dim=1, keepdim=True) @ weights[f"{name}.table.weight"]
 
 
 def _project_gated(

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.kinds.tiles import Frame, Shown
+from mimo_launch.kinds.tiles import Frame, Shown, Tiling
 from mimo_launch.spec.aut import AutModel
 from mimo_launch.spec.encoders import ConnectorModel
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
+from mimo_launch.spec.ovis2_vision import Ovis2VisionModel
 from mimo_launch.spec.spec import AudioModel, Model, VitModel
 from mimo_launch.verify.oracle_blocks import NORMS, activated, block, blocks, project
 from mimo_launch.verify.oracle_dropout import EXTRA, IMAGE, Weights
@@ -182,6 +183,9 @@ def _encode_tiles(
         _encode_image(weights, encoder, model, each, first + place)
         for place, each in enumerate(array)
     )
+    if isinstance(model, Ovis2VisionModel):
+        learned = weights[f"{encoder}.projector.indicators.weight"]
+        return _between_indicators(learned, whole, tiles, shown)
     end = weights[f"{encoder}.projector.newline.weight"][None]
     if shown is None:
         return torch.cat([whole, end])
@@ -200,6 +204,20 @@ def _encode_tiles(
     if over > 1.1:
         grid = _resized(grid, (int(grid.shape[0] // over), int(grid.shape[1] // over)))
     return torch.cat([whole, *(torch.cat([line, end]) for line in grid)])
+
+
+def _between_indicators(
+    learned: Tensor, whole: Tensor, tiles: list[Tensor], shown: Shown
+) -> Tensor:
+    """Return the rows of an Ovis2: of the whole image, then of its tiles, line by line."""
+    start, after_whole, column, line, end = torch.split(learned, 1)
+    found = [start, whole, after_whole]
+    wide = shown.wide if isinstance(shown, Tiling) else 1
+    for number, rows in enumerate(tiles):
+        if number:
+            found.append(column if number % wide else line)
+        found.append(rows)
+    return torch.cat([*found, end])
 
 
 def _resized(grid: Tensor, size: tuple[int, int]) -> Tensor:

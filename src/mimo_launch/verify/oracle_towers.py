@@ -203,6 +203,7 @@ class Tower:
 TOWERS: dict[str, Tower] = {
     "vit": Tower(),
     "dinov3": Tower(angles=_by_centre),
+    "ovis2_vision": Tower(),
     "gemma4_vision": Tower(
         block={
             "activation": "gelu_tanh", "value_norm": True, "divides": False, "pairs": "in_halves",

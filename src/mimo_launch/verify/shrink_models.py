@@ -19,6 +19,7 @@ from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.layers import QueryScaling, RopeScaling, SlidingWindow
 from mimo_launch.spec.media import Tiles, Windows
 from mimo_launch.spec.module import FrozenLayers
+from mimo_launch.spec.ovis2_vision import Ovis2VisionModel
 from mimo_launch.spec.spec import (
     AudioModel,
     DecoderModel,
@@ -381,6 +382,11 @@ def shrink_vit(model: VitModel, module: ModuleSpec, layers: int) -> VitModel:
         # If grids were averaged before, one grid is.
         most = None if model.tiles.most is None else 2
         update["tiles"] = Tiles(grids=((1, 2), (2, 2)), most=most, each=model.tiles.each)
+    if isinstance(model, Ovis2VisionModel):
+        # As few lines and columns of tiles as show whether there were several.
+        grids = {(min(2, tall), min(2, wide)) for tall, wide in model.tiles.grids}
+        update["tiles"] = model.tiles.replace(grids=tuple(sorted(grids)))
+        update |= {"image": (2 * model.shuffle, model.shuffle), "words": min(11, model.words)}
     if model.windows is not None:
         # A small image has several windows; a window of one patch has nothing to attend to.
         side = 2 if model.shuffle == 1 else min(2, model.windows.side)
