@@ -183,6 +183,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "projector_mlp": 96,
         "projector_out": 80,
     },
+    "visual words": {
+        **HALF,
+        "kind": "ovis2_vision",
+        "heads": 2,
+        "image": [4, 4],
+        "words": 90,
+    },
     "tiles": {**HALF, "kind": "vit", "heads": 2, "image": [4, 4], "tiles": TILES},
     "connector": {"kind": "connector", **HALF, "heads": 2, "queries": 9},
     "flow": {"kind": "flow", **HALF, "heads": 2},
