@@ -80,8 +80,8 @@ def rows_of_layers(spec: Spec, layout: Layout, step: StepWork) -> tuple[LayerRow
     """Return a row for each kind of layer of each module, in the order of their first layers."""
     rows = []
     for module in layout.modules:
-        largest = max(step.slowest(module), key=lambda work: work.held)
-        (total, replicas), dp = step.total(module), module.grid.size(Axis.DP)
+        work, dp = step.work(module), module.grid.size(Axis.DP)
+        largest = max(work.forwards, key=lambda each: each.held)
         kind, tp = kind_of(spec.modules[module.name].model), module.grid.size(Axis.TP) - 1
         layers: dict[str, list[Stage]] = {}
         for stage in module.stages:
@@ -94,8 +94,8 @@ def rows_of_layers(spec: Spec, layout: Layout, step: StepWork) -> tuple[LayerRow
         for name, alike in layers.items():
             flops = 0.0
             for each in alike:
-                forward = forward_flops(spec, each, total)
-                flops += (forward + backward_flops(spec, layout, module, each, total)).total
+                forward = forward_flops(spec, each, work.total)
+                flops += (forward + backward_flops(spec, layout, module, each, work.total)).total
             one = alike[0]
             rows.append(
                 LayerRow(
@@ -104,7 +104,7 @@ def rows_of_layers(spec: Spec, layout: Layout, step: StepWork) -> tuple[LayerRow
                     layers=len(alike),
                     has_experts=kind.has_experts(one.first_layer),
                     parameters=stage_weights(spec, one, tp).numel,
-                    tflop=flops / replicas * dp / 1e12,
+                    tflop=flops / work.replicas * dp / 1e12,
                     kept_bytes=Activations(
                         spec, layout, module, one, largest, tp
                     ).saved_by_layers(),

@@ -20,18 +20,16 @@ from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Model, Spec
 
 
-def key_of_module(spec: Spec, layout: Layout, module: ModuleLayout) -> Hashable:
-    """Return what the costs of all stages of a module depend on, in a given step.
+def key_of_module(spec: Spec, module: ModuleLayout) -> Hashable:
+    """Return what the costs of all stages of a module depend on besides its work.
 
-    Of its ranks only the place of the first on its host matters.
+    Of its ranks only the place of the first on its host matters, unless one host has all of them.
     """
-    own = spec.modules[module.name]
-    per_host = spec.nodes.gpus if spec.nodes else layout.world_size
-    return (
-        own.replace(ranks=str(own.rank_range.start % per_host)),
-        key_of_work(layout, module),
-        spec.train.precision,
-    )
+    own, nodes = spec.modules[module.name], spec.nodes
+    ranks, place = own.rank_range, 0
+    if nodes and ranks[0] // nodes.gpus != ranks[-1] // nodes.gpus:
+        place = ranks[0] % nodes.gpus
+    return module.name, own.replace(ranks=str(place)), spec.train.precision
 
 
 def key_of_work(layout: Layout, module: ModuleLayout) -> Hashable:

@@ -25,7 +25,7 @@ from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.estimate.kernel_times import Seconds, StageKernels
 from mimo_launch.estimate.memory import row_bytes
 from mimo_launch.estimate.parameters import stage_weights
-from mimo_launch.estimate.step_work import Forwards, StepWork
+from mimo_launch.estimate.step_work import Forwards, ModuleWork, StepWork
 from mimo_launch.estimate.workload import (
     backward_by_kind,
     backward_path,
@@ -108,8 +108,8 @@ class StageTimes:
 class CostModel:
     """The times of the work of a layout in one step; `known` are those of steps with equal work.
 
-    `kept` are the costs of stages in the same step, by what they depend on in any layout; `works`
-    the forwards of modules, and all work of their replicas as one forward.
+    `kept` are the costs of stages in the same step, and `works` the work of modules, by what they
+    depend on in any layout.
     """
 
     spec: Spec
@@ -118,7 +118,7 @@ class CostModel:
     constants: Calibration
     known: dict[Hashable, StageTimes] = field(default_factory=dict)
     kept: dict[Hashable, StageCost] = field(default_factory=dict)
-    works: dict[Hashable, tuple[Forwards, Workload, int]] = field(default_factory=dict)
+    works: dict[Hashable, ModuleWork] = field(default_factory=dict)
     _products: dict[tuple[str, int], dict[tuple[int, int], Seconds]] = field(
         default_factory=dict, init=False
     )
@@ -126,13 +126,12 @@ class CostModel:
     @cached_property
     def work(self) -> dict[str, Forwards]:
         """The forwards of each module for which its replicas wait, by name."""
-        return {each.name: self._works_of(each)[0] for each in self.layout.modules}
+        return {each.name: self._work_of(each).forwards for each in self.layout.modules}
 
-    def _works_of(self, module: ModuleLayout) -> tuple[Forwards, Workload, int]:
-        """Return the forwards of a module, all of its work, and of how many replicas that is."""
+    def _work_of(self, module: ModuleLayout) -> ModuleWork:
         key = key_of_work(self.layout, module)
         if key not in self.works:
-            self.works[key] = self.step.slowest(module), *self.step.total(module)
+            self.works[key] = self.step.work(module)
         return self.works[key]
 
     @property
@@ -162,7 +161,7 @@ class CostModel:
         """The seconds of every stage, by its module and index."""
         alone = {}
         for module in self.layout.modules:
-            of_module = key_of_module(self.spec, self.layout, module)
+            of_module = key_of_module(self.spec, module), self._work_of(module).key
             for stage in module.stages:
                 key = of_module, key_of_stage(self.spec, self.layout, module, stage)
                 if key not in self.kept:
@@ -286,10 +285,11 @@ class CostModel:
 
     def _flops(self, module: ModuleLayout, stage: Stage) -> tuple[float, bool]:
         """Return the model FLOPs of a replica's stage in the step, and whether it trains."""
-        _, total, replicas = self._works_of(module)
-        ahead, back = self._operations(module, stage, total)
+        work = self._work_of(module)
+        ahead, back = self._operations(module, stage, work.total)
         backward = sum(each.total for each in back.values())
-        return (sum(each.total for each in ahead.values()) + backward) / replicas, bool(backward)
+        flops = sum(each.total for each in ahead.values()) + backward
+        return flops / work.replicas, bool(backward)
 
     def _operations(
         self, module: ModuleLayout, stage: Stage, work: Workload

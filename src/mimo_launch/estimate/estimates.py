@@ -21,7 +21,7 @@ from mimo_launch.estimate.memory_of_run import MemoryOfRun, MemoryPeak
 from mimo_launch.estimate.rank_classes import RankClass, rank_classes
 from mimo_launch.estimate.rows import Estimates, MemoryRow
 from mimo_launch.estimate.simulated_step import SimulatedStep
-from mimo_launch.estimate.step_work import FOR_MEMORY, Forwards, StepWork
+from mimo_launch.estimate.step_work import FOR_MEMORY, ModuleWork, StepWork
 from mimo_launch.kinds.layer import Workload
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.bridge_routing import components
@@ -52,7 +52,7 @@ class Estimator:
     worst: bool = False
     only: tuple[tuple[StepData, ...], tuple[StepData, ...]] | None = None
     kept: dict[Hashable, StageCost] = field(default_factory=dict)
-    works: dict[Hashable, tuple[Forwards, Workload, int]] = field(default_factory=dict)
+    works: dict[Hashable, ModuleWork] = field(default_factory=dict)
 
     @classmethod
     def of(

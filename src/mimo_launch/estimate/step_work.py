@@ -38,6 +38,20 @@ FOR_TIME, FOR_MEMORY = 128, 1024
 Forwards = tuple[Workload, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleWork:
+    """The work of a module in a step.
+
+    `forwards` are those for which its replicas wait; `total` is all work of `replicas` replicas as
+    one forward. Equal work has the same `key`.
+    """
+
+    forwards: Forwards
+    total: Workload
+    replicas: int
+    key: Hashable
+
+
 @dataclass(frozen=True, eq=False)
 class StepWork:
     """The work of the modules of a layout in one step."""
@@ -94,10 +108,13 @@ class StepWork:
             return tuple(max(group, key=_size) for group in zip(*of_replicas, strict=True))
         return max(of_replicas, key=_size_of_all)
 
-    def total(self, module: ModuleLayout) -> tuple[Workload, int]:
-        """Return all work of the replicas that are looked at as one forward, and their number."""
-        replicas = self.replicas(module)
-        return merged([w for each in replicas for w in self.forwards(module, each)]), len(replicas)
+    def work(self, module: ModuleLayout) -> ModuleWork:
+        """Return the work of a module, all of it that of the replicas that are looked at."""
+        forwards, replicas = self.slowest(module), self.replicas(module)
+        total = merged([w for each in replicas for w in self.forwards(module, each)])
+        keys = {id(each): key_of(each) for each in forwards}
+        key = tuple(keys[id(each)] for each in forwards), key_of(total), len(replicas)
+        return ModuleWork(forwards, total, len(replicas), key)
 
     def forwards_on(self, module: ModuleLayout, rank: int) -> Forwards:
         """Return the forwards of the replica that a rank belongs to."""

@@ -18,6 +18,7 @@ from mimo_launch.estimate.cost_model import StageCost
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.memory import StageMemory, weight_memory, with_activations
 from mimo_launch.estimate.memory_peak import GB
+from mimo_launch.estimate.step_work import key_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
@@ -133,13 +134,12 @@ def least_bytes(estimator: Estimator, kept: dict[Hashable, StageMemory]) -> int:
     spec, layout = estimator.spec, estimator.layout
     held = {}
     for module in layout.modules:
-        of_module = key_of_module(spec, layout, module)
-        of_weights = None
+        work = min(estimator.model.work[module.name], key=lambda each: each.held)
+        of_module, of_weights = (key_of_module(spec, module), key_of(work)), None
         for stage in module.stages:
             of_stage = key_of_stage(spec, layout, module, stage)
             key = of_module, of_stage
             if key not in kept:
-                work = min(estimator.model.work[module.name], key=lambda each: each.held)
                 several = work.forwards > 1
                 of_weights = of_weights or key_of_weights(spec, module)
                 alone = of_weights, several, of_stage
