@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.docs.files_page import ROOT
-from tests.support.specs import box, spec
+from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
@@ -136,6 +136,19 @@ def test_a_forward_takes_the_host_longer_than_a_backward_and_is_run_again_as_one
     host = {"forward_share": 0.75, "exchange_starts": 0.0}
     assert passes(alone, **host) == pytest.approx((9.0, 3.0))
     assert passes(alone | {"recompute": "full"}, **host) == pytest.approx((9.0, 12.0))
+
+
+@pytest.mark.parametrize("recompute", ["full", ["attention"]])
+def test_a_delta_rule_that_its_backward_repeats_is_not_repeated_with_its_layer(
+    recompute: object,
+) -> None:
+    """Of a layer, only its norm and its products, a quarter of a block, start once more."""
+    layers = {"tp": 1, "model": hybrid({}, "GGGG")}
+    host = {"forward_share": 0.5, "deltanet_starts": 3.0, "norm_starts": 0.0}
+    assert passes(layers, **host) == pytest.approx((12.0, 12.0))
+    share = 1.0 if recompute == "full" else 0.5
+    again = passes(layers | {"recompute": recompute}, **host)
+    assert again == pytest.approx((12.0, 12.0 + 4 * share * 0.25))
 
 
 def test_exchanges_over_tp_take_the_host_time_in_both_directions() -> None:

@@ -154,6 +154,18 @@ def test_experts_have_the_rows_of_a_balanced_load() -> None:
     assert max(flops for _, flops in rows) == 2 * 1024 * 64 * 64
 
 
+@pytest.mark.parametrize("recompute", [["attention"], "full"])
+def test_a_recurrence_runs_again_once_however_its_layer_is_recomputed(recompute: object) -> None:
+    def backward(recompute: object) -> float:
+        mine = kernels_of(made(box(0, model=hybrid({}, "GG"), recompute=recompute)))
+        return mine.repeated() + mine.backward()
+
+    mine = kernels_of(made(box(0, model=hybrid({}, "GG"), recompute=recompute)))
+    recurrence = 2 * mine._between(0).forward
+    assert recurrence > 0
+    assert backward(recompute) - backward("none") == pytest.approx(mine.repeated() - recurrence)
+
+
 def test_a_convolution_comes_before_each_recurrence_of_a_gated_deltanet() -> None:
     of = made(box(0, model=hybrid({}, "GG")))
     sizes = of.language.model.deltanet

@@ -48,12 +48,14 @@ class HostStarts:
         backward. `units` counts the FSDP units of fully sharded weights.
         """
         rates = self.constants
-        layers, meetings = self._layers(), self._exchanges() * rates.exchange_starts
-        if changes:
-            layers *= rates.dynamic_starts
-        ahead = rates.forward_share * 2 * layers + meetings
-        back = (1 - rates.forward_share) * 2 * layers + meetings
-        again, gathers = self._share_again() * ahead, units * rates.gather_starts
+        meetings, gathers = self._exchanges() * rates.exchange_starts, units * rates.gather_starts
+        longer = rates.dynamic_starts if changes else 1.0
+        forward, backward = (
+            2 * longer * share for share in (rates.forward_share, 1 - rates.forward_share)
+        )
+        ahead = forward * self._layers() + meetings
+        back = backward * self._layers() + meetings
+        again = self._share_again() * (ahead - forward * self._remade())
         return ahead + gathers, (back + again + gathers if trains else 0.0)
 
     @property
@@ -81,6 +83,15 @@ class HostStarts:
         if own.backend == "torch":
             return found + rates.norm_starts * sum(self._norms())
         return found * rates.engine_starts * (rates.fp8_starts if self.module.fp8 else 1.0)
+
+    def _remade(self) -> float:
+        """Return what a backward does not repeat, because it runs again in any case."""
+        own = self.spec.modules[self.module.name]
+        if not own.recomputes_mixers:
+            return 0.0
+        kinds = [self._kind.layer_kind(each) for each in self._numbers()]
+        recurrence = self.constants.deltanet_starts - (1 - _MIXER)
+        return recurrence * kinds.count(LayerKind.DELTANET)
 
     def _norms(self) -> Iterator[int]:
         """Yield how many norms each layer has beyond the two of a plain block."""

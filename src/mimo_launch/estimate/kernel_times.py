@@ -288,8 +288,10 @@ class StageKernels:
                 seconds_of = self.constants.seconds_of
                 ahead = seconds_of("convolution forward", numbers, self._tokens)
                 back = seconds_of("convolution backward", 2 * numbers, self._tokens)
-                # Its backward runs both again. Rates of `mamba` are with their convolution.
-                total += Seconds(ahead, forward + ahead + back)
+                # Its backward runs both again, unless they run again with more of the layer. Rates
+                # of `mamba` are with their convolution.
+                again = 0.0 if self._written.recomputes_mixers else forward + ahead
+                total += Seconds(ahead, again + back)
         return total
 
     def _dropped(self, number: int, held: Iterable[Parameter]) -> Seconds:

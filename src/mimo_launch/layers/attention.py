@@ -203,7 +203,7 @@ class Attention(ShapedLayer[AttentionShape]):
                     held = draws.tokens.view(sequences.batch, -1).chunk(len(ends), dim=1)[number]
                     numbers_BS = held[:, first:last]
                 seen = place, block, k_all, v_all, sequences, rows, numbers_BS
-                outs.append(recomputed(self._up_to, *seen))
+                outs.append(recomputed(self._up_to, *seen, nested=True))
                 first = last
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
         return out.transpose(1, 2).reshape(tokens, -1)

@@ -1,7 +1,7 @@
 """The Gated DeltaNet mixer: decays, write strengths, the delta rule and a norm of heads.
 
 Decides: the formulas of decays and strengths; that the backward recomputes convolution and
-recurrence, because their activations are several times larger than their inputs.
+recurrence once, because their activations are several times larger than their inputs.
 Relies on: `recurrent` for heads on a grid, `delta_rule_kernels` for the maths over whole sequences.
 Leaves: the rest of a layer to `models`.
 

@@ -1,6 +1,7 @@
 """Recomputes activations in the backward that the forward did not keep.
 
-Decides: how layers recompute: a function from its arguments, or one input of a layer alone.
+Decides: how layers recompute: a function from its arguments, or one input of a layer alone; that a
+function inside a recomputed one does not run a third time.
 Relies on: `torch.utils.checkpoint`, and autograd's hooks on what it saves.
 Leaves: the choice of layers to `models` and to the layers themselves.
 """
@@ -8,6 +9,7 @@ Leaves: the choice of layers to `models` and to the layers themselves.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import local
 from typing import Any
 
 import torch
@@ -21,14 +23,34 @@ Remake = Callable[[], Tensor]
 _View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
-def recomputed(compute: Callable[..., Any], *args: Any) -> Any:
+class _Thread(local):
+    """Whether this thread computes a result that is recomputed; backwards run in their own."""
+
+    inside = False
+
+
+_thread = _Thread()
+
+
+def recomputed(compute: Callable[..., Any], *args: Any, nested: bool = False) -> Any:
     """Return a layer's result for `args`; it keeps only `args` and recomputes in the backward.
+
+    Inside another such result it would run a third time, to save memory while that one runs
+    backward; it does so only if `nested`.
 
     Call it inside the layer's forward, so that FSDP's hooks are outside and run once.
     """
-    if torch.is_grad_enabled():
-        return checkpoint(compute, *args, use_reentrant=False)
+    if torch.is_grad_enabled() and (nested or not _thread.inside):
+        return checkpoint(_run_inside, compute, *args, use_reentrant=False)
     return compute(*args)
+
+
+def _run_inside(compute: Callable[..., Any], *args: Any) -> Any:
+    before, _thread.inside = _thread.inside, True
+    try:
+        return compute(*args)
+    finally:
+        _thread.inside = before
 
 
 def remake(compute: Callable[[Tensor], Tensor], x: Tensor) -> Remake:

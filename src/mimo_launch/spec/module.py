@@ -378,6 +378,11 @@ class ModuleSpec(Strict):
         return frozenset() if isinstance(self.recompute, str) else frozenset(self.recompute)
 
     @property
+    def recomputes_mixers(self) -> bool:
+        """Whether attention, or a recurrence, is computed again with its layer or as a part."""
+        return self.recomputes or "attention" in self.recomputed_parts
+
+    @property
     def offloads(self) -> bool:
         """Whether the host holds what layers keep for their backward."""
         return "activations" in self.offload
