@@ -31,7 +31,12 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.processors.files import ProcessorError, UnknownProcessor
-from mimo_launch.processors.recipes import processor_folder, recipe_of, video_recipe_of
+from mimo_launch.processors.recipes import (
+    processor_folder,
+    recipe_of,
+    tiles_unlike,
+    video_recipe_of,
+)
 from mimo_launch.spec.spec import Images, Spec, UserData, WebdatasetData
 
 if TYPE_CHECKING:
@@ -165,7 +170,7 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
         if isinstance(error, UnknownProcessor) and _makes_one_size(folder):
             remedy = "write `processor: transformers` in `data`: its own class makes the images"
     else:
-        why = _unfit(name, images, recipe)
+        why = _unfit(name, images, recipe) or tiles_unlike(kind.tokens.tiles, recipe)
         if not why and videos is not None:
             why = _why_not(name, images, videos, kind.tokens.tiles)
     if why:

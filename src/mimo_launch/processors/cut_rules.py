@@ -141,7 +141,7 @@ class NearestAspect(Cut):
         """Return the size of the grid of an image, its only size."""
         aspect, area = width / height, height * width
         nearest, best = math.inf, (1, 1)
-        for tall, wide in _grids(*self.tiles):
+        for tall, wide in grids_between(*self.tiles):
             away = abs(aspect - wide / tall)
             more = area > 0.5 * math.prod(self.tile) * tall * wide
             if away < nearest or (away == nearest and more):
@@ -154,7 +154,7 @@ def _with_whole(tiles: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def _grids(least: int, most: int) -> list[tuple[int, int]]:
+def grids_between(least: int, most: int) -> list[tuple[int, int]]:
     """Return the grids of `least` to `most` tiles, by number of tiles, narrow before wide."""
     found = [
         (tall, wide)

@@ -32,6 +32,8 @@ _AROUND_IMAGES: dict[str, tuple[str, str]] = {
     "NemotronH_Omni_Reasoning_V3": (
         "image_token", "{image_start_token}{image_token}{image_end_token}",
     ),
+    # All that its processor writes are rows.
+    "Ovis2": (_PLAIN, "<IMG_ATOM>"),
     "Pixtral": ("image_token", "{image_token}{image_end_token}"),
     "QianfanOCR": (
         _PLAIN, "{start_image_token}{context_image_token}{end_image_token}",
@@ -60,6 +62,7 @@ _OWN_TOKENS = {
     "NemotronH_Omni_Reasoning_V3": {
         "image_token": "<image>", "image_start_token": "<img>", "image_end_token": "</img>",
     },
+    "Ovis2": {_PLAIN: "<image>"},
     "Pixtral": {
         "image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]",
     },

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mimo_launch.processors.covering_rules import covering_of
 from mimo_launch.processors.cut_rules import Cut, best_grid, enlarged_of, grids_of, nearest_of
 from mimo_launch.processors.files import (
     PREPROCESSOR,
@@ -54,7 +55,8 @@ class ImageRecipe:
     `resample` is the number of a Pillow filter; pixels are resized `as_floats`, or in 8 bits. If
     there are `grids`, given by height and width in pixels, the only image of a sample, or each, is
     cut into tiles on one of them. With `cut`, each image becomes several, and the other steps apply
-    to each. With a `canvas`, a resized image is centred on that height and width.
+    to each; if it is `tiled` by a cut, these are tiles of one image. With a `canvas`, a resized
+    image is centred on that height and width.
     If it is `made_by` the class of the processor in a folder, `resize` is the size that it makes.
     """
 
@@ -68,6 +70,7 @@ class ImageRecipe:
     std: tuple[float, ...] = HALF
     grids: tuple[tuple[int, int], ...] = ()
     cut: Cut | None = None
+    tiled: Cut | None = None
     as_floats: bool = False
     made_by: Path | None = None
 
@@ -203,7 +206,8 @@ def _nearest(config: Config) -> Cut | None:
 class _ImageProcessor:
     """An image processor of transformers: its defaults, and how its settings are read.
 
-    `cut` returns the rule by which one image becomes several, if there is one. `fixed` are settings
+    `cut` returns the rule by which one image becomes several, if there is one, and `tiled` that by
+    which it becomes tiles of one image. `fixed` are settings
     that hold whatever the file says. If it `pads`, an image becomes a square before or after it is
     resized; `as_floats` is as in `ImageRecipe`. The model itself `centres` pixels: it maps 0 .. 1
     to -1 .. 1.
@@ -212,6 +216,7 @@ class _ImageProcessor:
     defaults: Config
     resize: Callable[[Config], Resize] = _by_size
     cut: Callable[[Config], Cut | None] = lambda config: None
+    tiled: Callable[[Config], Cut | None] = lambda config: None
     fixed: Config = field(default_factory=dict)
     pads: Literal["before", "after"] | None = None
     has_tiles: bool = False
@@ -316,6 +321,7 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
         resize=_patch_count,
         as_floats=True,
     ),
+    "Ovis2": _ImageProcessor(_OF_384, tiled=covering_of),
     "PaddleOCRVL": _ImageProcessor(
         {
             "size": {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536}, "patch_size": 14,
@@ -396,6 +402,7 @@ def _recipe(processor: _ImageProcessor, config: Config) -> ImageRecipe:
         **(_centred(pixels_of(config)) if processor.centres else pixels_of(config)),
         grids=grids_of(config) if processor.has_tiles else (),
         cut=cut,
+        tiled=processor.tiled(config),
         as_floats=processor.as_floats,
     )
 

@@ -11,6 +11,7 @@ Leaves: the text around images to `media_text`, the places of rows in a sample t
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -33,12 +34,12 @@ from mimo_launch.data.samples.member_readers import (
 )
 from mimo_launch.data.shared_images import ImageSize, frame_size
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.tiles import TileRule
+from mimo_launch.kinds.tiles import IndicatorRule, TileRule
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.cut_rules import Cut, tiling
 from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.images import ImageRecipe
-from mimo_launch.processors.recipes import recipe_of, video_recipe_of
+from mimo_launch.processors.recipes import recipe_of, tiles_unlike, video_recipe_of
 from mimo_launch.processors.resize_rules import ImageTooThin
 from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe
 from mimo_launch.spec.base import LANGUAGE
@@ -58,6 +59,8 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
         elif (images := kind.images) is not None:
             recipe, videos, data = recipe_of(spec, name), video_recipe_of(spec, name), spec.data
             rate = data.video.rate if isinstance(data, UserData) else 1.0
+            if why := tiles_unlike(kind.tokens.tiles, recipe):
+                raise ProcessorError(why)
             if (rule := kind.tokens.tiles) is not None:
                 yield tile_reader(name, images, rule, recipe, videos, rate)
             elif (cut := recipe.cut) is not None:
@@ -180,6 +183,32 @@ class TileReader(ImageReader):
         return np.ascontiguousarray(tiles[..., :height, :width])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndicatedReader(TileReader):
+    """The images of one encoder of tiles with learned rows between them; `cut` makes the tiles."""
+
+    cut: Cut | None
+
+    @property
+    def sizing(self) -> list[object]:
+        """The settings that the number of rows depends on."""
+        return [self.module, repr(self.rule), repr(self.cut)]
+
+    def sized(self, size: MediumSize, *, alone: bool) -> ImageSize:
+        """Return the rows of an image, and its tiles if there are several. Raises: BadSample."""
+        del alone
+        grid = (1, 1) if self.cut is None else self.cut.grid(*size)
+        [shown] = self.rule.shown_on(*grid)
+        return ImageSize(1, self.rule.num_rows(shown), shown=shown)
+
+    def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
+        """Return the pixels of the tiles of an image, [tiles, channels, height, width]."""
+        image = decode_image(suffix, data, channels=self.images.channels)
+        if span.shown is None or self.cut is None:
+            return process(image, self.recipe)[None]
+        return np.stack(list(process_cut(image, self.recipe, self.cut)))
+
+
 def tile_reader(
     name: str,
     images: Images,
@@ -198,6 +227,10 @@ def tile_reader(
     ours = [(down * side, right * side) for down, right in rule.grids]
     if recipe.grids and sorted(ours) != sorted(recipe.grids):
         raise ProcessorError("its image_grid_pinpoints are not the `grids` of the model's `tiles`")
-    return TileReader(
-        module=name, makes=False, images=images, recipe=recipe, videos=videos, rate=rate, rule=rule
-    )
+    given: dict[str, Any] = {
+        "module": name, "makes": False, "images": images, "recipe": recipe, "videos": videos,
+        "rate": rate, "rule": rule,
+    }  # fmt: skip
+    if isinstance(rule, IndicatorRule):
+        return IndicatedReader(**given, cut=recipe.tiled)
+    return TileReader(**given)

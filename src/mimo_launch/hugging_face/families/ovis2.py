@@ -167,4 +167,8 @@ OVIS2 = _Ovis2(
     # The whole decides, whatever its text says.
     tied=lambda config, _text: bool(config.get("tie_word_embeddings", True)),
     token="image_token_id",
+    notes="The tower emits the learned rows with those of an image, so all tokens that the "
+    "processor of the model writes for an image are placeholders. Images are one tile; if the "
+    "processor says `crop_to_patches: true`, as published ones do, write its grids in `tiles` of "
+    "the module, which an error lists. Ids of learned rows in a text without an image are words.",
 )
