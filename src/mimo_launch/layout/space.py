@@ -6,7 +6,7 @@ Relies on: the spec. A legal point divides evenly; `checks` has the rules about 
 Leaves: which points are near or fast to `search`, `checks.proposals` and `verify`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import takewhile
@@ -143,28 +143,44 @@ def products(values: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, 
 
 
 @lru_cache(maxsize=256)
-def grids_on(num_ranks: int) -> tuple[Grid, ...]:
-    """Return every grid on this many ranks, in the order of tp, then cp, then pp."""
-    sizes = divisors(num_ranks)
+def _sizes_on(num_ranks: int) -> tuple[tuple[int, int, int, int], ...]:
+    """Return tp, cp, pp and dp of every grid on this many ranks, in the order of tp, cp and pp."""
     return tuple(
-        Grid(tp=tp, cp=cp, pp=pp, dp=num_ranks // (tp * cp * pp))
-        for tp, cp, pp in products([sizes] * 3, num_ranks)
-        if num_ranks % (tp * cp * pp) == 0
+        (tp, cp, pp, num_ranks // (tp * cp * pp))
+        for tp in divisors(num_ranks)
+        for cp in divisors(num_ranks // tp)
+        for pp in divisors(num_ranks // (tp * cp))
     )
 
 
-def legal_grids(spec: Spec, name: str, num_ranks: int) -> list[Grid]:
+@lru_cache(maxsize=4096)
+def _grid(tp: int, cp: int, pp: int, dp: int) -> Grid:
+    return Grid(tp=tp, cp=cp, pp=pp, dp=dp)
+
+
+def grids_on(num_ranks: int) -> tuple[Grid, ...]:
+    """Return every grid on this many ranks, in the order of tp, then cp, then pp."""
+    return tuple(_grid(*sizes) for sizes in _sizes_on(num_ranks))
+
+
+def legal_grids(
+    spec: Spec, name: str, num_ranks: int, *, heads: int = 0, cuts: Collection[int] = ()
+) -> list[Grid]:
     """Return the grids of a module on this many ranks that suit the batch, hosts and layers.
 
-    Replicas share the batch evenly, tp stays on a host, and every stage has a layer.
+    Replicas share the batch evenly, tp stays on a host, and every stage has a layer. With `heads`,
+    tp divides them; with `cuts`, cp is one of them.
     """
     per_host = spec.nodes.gpus if spec.nodes else num_ranks
+    batch, layers = spec.batch.global_, spec.modules[name].model.layers
     return [
-        grid
-        for grid in grids_on(num_ranks)
-        if spec.batch.global_ % grid.dp == 0
-        and per_host % grid.tp == 0
-        and grid.pp <= spec.modules[name].model.layers
+        _grid(tp, cp, pp, dp)
+        for tp, cp, pp, dp in _sizes_on(num_ranks)
+        if batch % dp == 0
+        and per_host % tp == 0
+        and pp <= layers
+        and heads % tp == 0
+        and (not cuts or cp in cuts)
     ]
 
 

@@ -119,8 +119,7 @@ def _beside(
     if not drains:
         return sum(once)
     turns = [cost.whole if cost.trains else one for cost, one in zip(costs, once, strict=True)]
-    first = layout.language.stage_ranks(0)
-    if not all(rank in first for rank in encoder.stage_ranks(0)):
+    if not {*encoder.stage_ranks(0)} <= {*layout.language.stage_ranks(0)}:
         return sum(turns)
     return max(sum(turns), sum(cost.forwards + cost.backward for cost in costs))
 

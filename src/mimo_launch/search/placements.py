@@ -151,10 +151,8 @@ def nearest_grids(spec: Spec, name: str, now: Grid, num_ranks: int) -> list[Grid
     heads = kind_of(spec.modules[name].model).cuts.heads or 0
     found = [
         grid
-        for grid in legal_grids(spec, name, num_ranks)
-        if grid.cp in cuts
-        and heads % grid.tp == 0
-        and (grid.tp, grid.pp, grid.cp) != (now.tp, now.pp, now.cp)
+        for grid in legal_grids(spec, name, num_ranks, heads=heads, cuts=cuts)
+        if (grid.tp, grid.pp, grid.cp) != (now.tp, now.pp, now.cp)
     ]
     found.sort(key=lambda grid: (_distance(grid, now), grid.pp, grid.cp))
     return found[:_MOST_GRIDS]
