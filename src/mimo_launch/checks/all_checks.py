@@ -38,7 +38,15 @@ from mimo_launch.checks import (
     widths,
 )
 from mimo_launch.checks.proposals import with_grids, with_hosts, with_shares
-from mimo_launch.checks.rule import DataRule, ModelRule, ModuleRule, Rule, SpecRule, run_rules
+from mimo_launch.checks.rule import (
+    DataRule,
+    ModelRule,
+    ModuleRule,
+    Rule,
+    SpecRule,
+    findings_of,
+    run_rules,
+)
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.base import Strict
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
@@ -359,7 +367,7 @@ def is_legal_layout(spec: Spec) -> bool:
 
 
 def _has_error(spec: Spec, rules: Sequence[Rule]) -> bool:
-    return any(found.is_error and not found.is_absence for found in run_rules(spec, rules))
+    return any(found.is_error and not found.is_absence for found in findings_of(spec, rules))
 
 
 def idle_settings(spec: Spec) -> frozenset[YamlPath]:

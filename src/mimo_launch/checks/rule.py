@@ -75,20 +75,26 @@ Rule = ModuleRule | ModelRule[Any] | SpecRule | DataRule[Any]
 
 def run_rules(spec: Spec, rules: Sequence[Rule]) -> list[Diagnostic]:
     """Return the findings of all rules, in table order."""
+    return [*findings_of(spec, rules)]
+
+
+def findings_of(spec: Spec, rules: Sequence[Rule]) -> Findings:
+    """Yield the findings of rules, in table order; no rule runs before its findings are wanted."""
     findings: list[Diagnostic] = []
     try:
         modules = tuple(spec.modules)
     except MissingPartError:
         modules = ()
     for rule in rules:
+        before = len(findings)
         if isinstance(rule, SpecRule | DataRule):
             if not _has_any(findings, rule.needs, modules):
                 _add(findings, rule.findings(spec))
-            continue
-        for name in modules:
-            if not _has_any(findings, rule.needs, (name, LANGUAGE)):
-                _add(findings, rule.findings(spec, name))
-    return findings
+        else:
+            for name in modules:
+                if not _has_any(findings, rule.needs, (name, LANGUAGE)):
+                    _add(findings, rule.findings(spec, name))
+        yield from findings[before:]
 
 
 def _add(findings: list[Diagnostic], found: Findings) -> None:

@@ -260,9 +260,7 @@ class ModelKind(ABC):
 
     def saved_activations(self, number: int, passes: Passes) -> tuple[Saved, ...]:
         """Return the tensors that a layer saves for its backward."""
-        saved = _layer(self, number).saved(passes, self.attention_pattern(number))
-        keeps = passes.weights_train or passes.adapts
-        return tuple(each for each in saved if keeps or not each.for_weights)
+        return _saved(self, number, passes)
 
     def attention_pattern(self, number: int) -> AttentionPattern:
         """Return how the tokens of a layer attend."""
@@ -291,6 +289,14 @@ def _alike(kind: ModelKind, numbers: tuple[int, ...]) -> tuple[tuple[int, int], 
 def _widths(kind: ModelKind, number: int) -> Widths:
     """Return the sizes of what a layer computes (cached: shapes take long to make)."""
     return widths_of(_layer(kind, number))
+
+
+@lru_cache(maxsize=4096)
+def _saved(kind: ModelKind, number: int, passes: Passes) -> tuple[Saved, ...]:
+    """Return the tensors that a layer saves (cached: the forwards of all layouts ask for them)."""
+    saved = _layer(kind, number).saved(passes, kind.attention_pattern(number))
+    keeps = passes.weights_train or passes.adapts
+    return tuple(each for each in saved if keeps or not each.for_weights)
 
 
 @lru_cache(maxsize=4096)
