@@ -184,13 +184,13 @@ def shared_out(
 ) -> tuple[Shares, ...]:
     """Return the samples of an island, by group and by replica inside the island."""
     inside = replicas_that_share(layout, module)
-    replicas = range(island * inside, (island + 1) * inside)
-    groups = range(layout.num_groups(module))
+    islands, groups = module.grid.size(Axis.DP) // inside, range(layout.num_groups(module))
+    # By the even cut, the samples of an island follow each other as those of one replica would.
+    lines = [layout.samples.encoder(island, islands, each, module.group_size) for each in groups]
+    members, share = [*chain.from_iterable(lines)], len(lines[0]) // inside
     evens = [
-        tuple(even_share(layout, module, replica, group) for replica in replicas)
-        for group in groups
+        tuple(line[first : first + share] for first in range(0, len(line), share)) for line in lines
     ]
-    members = [sample for even in evens for part in even for sample in part]
     costs = dict(zip(members, data.rows(module.name, members), strict=True))
     # Groups with a large sample first: the others compensate for it.
     largest = [max(map(costs.__getitem__, chain.from_iterable(even))) for even in evens]

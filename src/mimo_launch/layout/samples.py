@@ -52,10 +52,13 @@ class SampleMap:
         """Return the samples of one group that one encoder replica gets by the even cut."""
         size, share = self.microbatch_size, self.share(num_replicas, group_size)
         per_language, of_language = group_size * size, self.microbatches * size
-        samples = []
-        for position in range(replica * share, (replica + 1) * share):
+        samples, position, end = list[int](), replica * share, (replica + 1) * share
+        while position < end:
             language, inside = divmod(position, per_language)
-            samples.append(language * of_language + group * per_language + inside)
+            number = min(per_language - inside, end - position)
+            first = language * of_language + group * per_language + inside
+            samples += range(first, first + number)
+            position += number
         return tuple(samples)
 
     def of_group(self, group: int, group_size: int) -> "Int64s":
