@@ -9,6 +9,7 @@ within 1e-5, and for antialiased filters on 8 bits, as in the video processors o
 Leaves: decoding to its callers.
 """
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -123,6 +124,18 @@ def _filters(mels: int) -> Tensor:
 
 
 Frame = npt.NDArray[np.uint8]
+
+
+def in_bf16(
+    pixels: Frame, scale: float, mean: Sequence[float], std: Sequence[float]
+) -> npt.NDArray[np.float32]:
+    """Return pixels [channels, h, w] times `scale`, less mean, over deviation, each in bf16."""
+    middle, spread = (
+        torch.tensor(each, dtype=torch.bfloat16)[:, None, None] for each in (mean, std)
+    )
+    given = torch.from_numpy(np.require(pixels, requirements=("C", "W"))).to(torch.bfloat16)
+    found: npt.NDArray[np.float32] = (((given * scale) - middle) / spread).float().numpy()
+    return found
 
 
 def resize(frame: Frame, height: int, width: int, resample: int) -> Frame:

@@ -29,6 +29,7 @@ _AROUND_IMAGES: dict[str, tuple[str, str]] = {
         "context_image_token", "{start_image_token}{context_image_token}{end_image_token}",
     ),
     "Janus": ("image_token", "{boi_token}{image_token}{eoi_token}"),
+    "Llama4": (_PLAIN, "<|image_start|><|image|><|patch|><|image_end|>"),
     "NemotronH_Omni_Reasoning_V3": (
         "image_token", "{image_start_token}{image_token}{image_end_token}",
     ),
@@ -41,10 +42,19 @@ _AROUND_IMAGES: dict[str, tuple[str, str]] = {
     "ShieldGemma2": _GEMMA,
     "SmolVLM": _IDEFICS,
 }  # fmt: skip
-# The same for an image in tiles, if they write more than a token for each: the text of a tile, of
-# the end of a line of tiles, and before the text of the whole image, which is the last tile.
-_IDEFICS_TILES = "{fake_image_token}<row_{line}_col_{column}>{image_token}", "\n", "\n"
-_AROUND_TILES = {"Idefics3": _IDEFICS_TILES, "SmolVLM": _IDEFICS_TILES}
+# The same for an image in tiles, if they write more than a token for each: the text before all, of
+# a tile, between two tiles of a line, of the end of a line, and of the whole image, which is last.
+_IDEFICS_TILES = (
+    "", "{fake_image_token}<row_{line}_col_{column}>{image_token}", "", "\n", "\n" + _IDEFICS[1],
+)  # fmt: skip
+_AROUND_TILES = {
+    "Idefics3": _IDEFICS_TILES,
+    "Llama4": (
+        "<|image_start|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>",
+        "<|image|><|patch|><|image_end|>",
+    ),
+    "SmolVLM": _IDEFICS_TILES,
+}  # fmt: skip
 # Of those that write the whole image first: the text of it, before it the number of the image in
 # the conversation if `use_image_id` says so, and the text of a slice.
 _SLICES = (
@@ -59,6 +69,7 @@ _BETWEEN_LINES = {"Pixtral": "image_break_token"}
 _IDEFICS_TOKENS = {"image_token": "<image>", "fake_image_token": "<fake_token_around_image>"}
 _OWN_TOKENS = {
     "Idefics3": _IDEFICS_TOKENS,
+    "Llama4": {_PLAIN: "<|image|>"},
     "NemotronH_Omni_Reasoning_V3": {
         "image_token": "<image>", "image_start_token": "<img>", "image_end_token": "</img>",
     },
@@ -95,12 +106,12 @@ def line_break(folder: Path) -> str | None:
     return specials.get(_BETWEEN_LINES.get(name, ""))
 
 
-def tile_texts(folder: Path) -> tuple[str, str, str] | None:
+def tile_texts(folder: Path) -> tuple[str, ...] | None:
     """Return the model's texts for an image in tiles, if they are more than a token for each.
 
-    These are the text of a tile, with fields `line` and `column`; the end of a line of tiles; and
-    the text before the whole image, which is the last tile. The class of the folder's processor
-    decides them. Raises: TokenizerError.
+    These are the text before all; that of a tile, with fields `line` and `column`; between two
+    tiles of a line; the end of a line; and the text of the whole image, which is the last tile. The
+    class of the folder's processor decides them. Raises: TokenizerError.
     """
     name, specials = _of_processor(folder)
     if (found := _AROUND_TILES.get(name)) is None:
@@ -108,7 +119,9 @@ def tile_texts(folder: Path) -> tuple[str, str, str] | None:
     # Braces of a special token do not mark a field.
     safe = {key: text.replace("{", "{{").replace("}", "}}") for key, text in specials.items()}
     try:
-        return found[0].format(**{**safe, "line": "{line}", "column": "{column}"}), *found[1:]
+        begins, _, *others = (each.format(**specials) for each in (found[0], "", *found[2:]))
+        tile = found[1].format(**{**safe, "line": "{line}", "column": "{column}"})
+        return begins, tile, *others
     except KeyError:
         return None  # A tokenizer of another model.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mimo_launch.processors.canvas_rules import canvas_of
 from mimo_launch.processors.covering_rules import covering_of
 from mimo_launch.processors.cut_rules import Cut, best_grid, enlarged_of, grids_of, nearest_of
 from mimo_launch.processors.files import (
@@ -290,6 +291,13 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
     "Glmga": _GLM,
     "GotOcr2": _ImageProcessor(_OF_384, cut=_nearest),
     "Idefics3": _IDEFICS,
+    "Llama4": _ImageProcessor(
+        {
+            "size": {"height": 336, "width": 336}, "resample": BILINEAR, "max_patches": 16,
+            "resize_to_max_canvas": False, **_HALF_NORM,
+        },
+        cut=canvas_of,
+    ),
     "LlavaNext": _ImageProcessor(
         {
             **_CLIP,

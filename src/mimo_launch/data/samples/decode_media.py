@@ -29,6 +29,7 @@ from mimo_launch.data.sources.media_suffixes import (
     TARGET,
     VIDEO_SUFFIXES,
 )
+from mimo_launch.processors.canvas_rules import Canvas
 from mimo_launch.processors.cut_rules import Cut, fitted
 from mimo_launch.processors.images import ImageRecipe
 
@@ -259,6 +260,9 @@ def process_cut(image: Image.Image, recipe: ImageRecipe, cut: Cut) -> Iterator[P
     These are its tiles, line by line and from left to right; then or before, if there are several
     tiles, the whole image.
     """
+    if isinstance(cut, Canvas):
+        yield from _process_canvas(image, recipe, cut)
+        return
     resample = Image.Resampling(recipe.resample)
     grid = image
     for height, width in cut.steps(image.height, image.width):
@@ -276,6 +280,27 @@ def process_cut(image: Image.Image, recipe: ImageRecipe, cut: Cut) -> Iterator[P
             yield process(grid.crop((x, y, x + wide, y + tall)), plain)
     if not cut.whole_first:
         yield from whole
+
+
+def _process_canvas(image: Image.Image, recipe: ImageRecipe, cut: Canvas) -> Iterator[Pixels]:
+    """Yield the tiles of a canvas, and the whole image if there are several, resized by torch."""
+    from mimo_launch.data.torch_media import in_bf16, resize
+
+    pixels = np.asarray(image)
+    pixels = pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    [(height, width)] = cut.steps(image.height, image.width)
+    shown = resize(pixels, *cut.fitted(image.height, image.width), recipe.resample)
+    canvas = np.zeros((len(pixels), height, width), dtype=np.uint8)
+    canvas[:, : shown.shape[1], : shown.shape[2]] = shown
+    tall, wide = cut.tile
+    tiles = [
+        canvas[:, y : y + tall, x : x + wide]
+        for y in range(0, height, tall)
+        for x in range(0, width, wide)
+    ]
+    if len(tiles) > 1:
+        tiles.append(resize(pixels, tall, wide, recipe.resample))
+    yield from (in_bf16(each, recipe.scale, recipe.mean, recipe.std) for each in tiles)
 
 
 def _centred(image: Image.Image, size: tuple[int, int], recipe: ImageRecipe) -> Image.Image:

@@ -112,11 +112,13 @@ class TileText:
     """The text of an image: `whole` for an image that is not cut, the rest for an image in tiles.
 
     Each tile has the token that its rows replace; `tile` is a format with its line and column.
+    `between` is the text between two tiles of a line.
     """
 
     whole: str
     begins: str
     tile: str
+    between: str
     line_end: str
     last: str
 
@@ -132,7 +134,7 @@ class TileText:
         found = [self.begins]
         for line, column in product(range((len(told) - 1) // wide), range(wide)):
             found.append(self.tile.format(line=line + 1, column=column + 1))
-            found += [self.line_end] * (column + 1 == wide)
+            found.append(self.line_end if column + 1 == wide else self.between)
         return "".join([*found, self.last])
 
 
@@ -164,12 +166,11 @@ def tile_text(folder: Path, marker: str) -> TileText | SliceText:
     around, texts = image_text(folder), tile_texts(folder)
     whole = marker if around is None else around[1]
     if texts is not None:
-        tile, line_end, before = texts
-        return TileText(whole, "", tile, line_end, before + whole)
+        return TileText(whole, *texts)
     # The text around an image also surrounds its tiles.
     begins, _, ends = whole.partition(marker)
     escaped = marker.replace("{", "{{").replace("}", "}}")
-    return TileText(whole, begins, escaped, "", marker + ends)
+    return TileText(whole, begins, escaped, "", "", marker + ends)
 
 
 def with_parts(

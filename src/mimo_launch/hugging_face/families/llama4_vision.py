@@ -165,6 +165,6 @@ LLAMA4 = TowerAndDecoder(
     # The class of language decides, whatever the whole says.
     tied=lambda _config, text: bool(text.get("tie_word_embeddings", False)),
     token="image_token_index",
-    notes="Images have one size, the one of the tower. The processor of the model cuts large "
-    "images into tiles with separators between them, which ours do not make.",
+    notes="Images have one size, the one of the tower. With the processor of the model, large "
+    "ones are cut into tiles, each an image by itself, with its separators between them in text.",
 )
