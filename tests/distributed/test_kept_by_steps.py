@@ -51,6 +51,10 @@ TILES = {
     "positions": "learned", "image": [4, 4], "shuffle": 1,
     "tiles": {"grids": [[1, 2], [2, 2]], "most": 2},
 }  # fmt: skip
+LAST = {
+    "positions": "learned", "image": [8, 8], "shuffle": 2, "pooling": "mean",
+    "tiles": {"grids": [[1, 2], [2, 2]], "each": True, "whole": "last"},
+}  # fmt: skip
 BESIDE = {
     "post_norms": True, "activation": "gelu_tanh",
     "moe": {
@@ -118,6 +122,9 @@ STEPS = {
     "chats of mixed length": step(data={"min_text": 2, "max_documents": 3}),
     "windows": step(vision(**QWEN2_5)),
     "tiles": step(vision(**TILES), data={"max_patches": 256}),
+    "the whole image last": step(vision(**LAST)),
+    "the whole image last, compiled": step(vision(**LAST), compiled=True),
+    "the whole image last, frozen": step(vision(**LAST), vision={"frozen": "except_projector"}),
     "learned positions": step(vision(positions="learned", image=[8, 8]), data=SMALL),
     "keys of earlier layers": step(language(**SHARED)),
     "keys of earlier layers, compiled": step(language(**SHARED), compiled=True),

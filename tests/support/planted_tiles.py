@@ -18,9 +18,16 @@ TILES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tiled(**vision: Any) -> Spec:
+# The whole image last, with learned rows before the projector; four patches are a row.
+LAST: dict[str, Any] = {
+    "layers": 2, "positions": "learned", "image": [4, 6], "shuffle": 2, "pooling": "mean",
+    "tiles": {"grids": [[1, 2], [2, 2]], "each": True, "whole": "last"},
+}  # fmt: skip
+
+
+def tiled(model: dict[str, Any] = TILES, **vision: Any) -> Spec:
     """A tower in front of a decoder on the ranks behind it, up to four tiles an image."""
-    module = box(0, model=TILES, **vision)
+    module = box(0, model=model, **vision)
     first = 1 + int(module["ranks"].rpartition("-")[2])
     modules = {"vision": module, "language": box(first)}
     return spec(modules, microbatches=2, mbs=2, max_images=2, text_only=0.2)
@@ -65,7 +72,40 @@ def own_patches_only() -> None:
     TiledRows.forward = own
 
 
+def whole_first() -> None:
+    """The whole image comes before its tiles, all with their learned rows."""
+    correct = tiled_rows.row_patches
+
+    def turned(rule: Any, shown: Any) -> Any:
+        found = correct(rule, shown)
+        first = rule.num_rows(shown) - rule.height * (rule.width + 1)
+        return tuple(np.concatenate([each[first:], each[:first]]) for each in found)
+
+    tiled_rows.row_patches = turned
+
+
+def one_learned_row() -> None:
+    """The row before the whole image is that of a line."""
+    tiled_rows.SEPARATOR = tiled_rows.NEWLINE
+
+
+def whole_without_learned_rows() -> None:
+    """A projected patch is taken where lines of the whole image end."""
+    correct = tiled_rows.row_patches
+
+    def without(rule: Any, shown: Any) -> Any:
+        found, shares = correct(rule, shown)
+        lines = found[-rule.height * (rule.width + 1) :].reshape(rule.height, rule.width + 1, 4)
+        lines[:, -1] = lines[:, -2]
+        return found, shares
+
+    tiled_rows.row_patches = without
+
+
 TILE_BUGS = {
+    "whole image first": (whole_first, tiled(LAST)),
+    "one learned row for both": (one_learned_row, tiled(LAST)),
+    "no learned rows of the whole image": (whole_without_learned_rows, tiled(LAST, cp=2)),
     "padding of tiles kept": (padding_kept, tiled()),
     "rows averaged between corners": (corners_averaged, tiled()),
     "learned row of one tp rank": (

@@ -903,6 +903,11 @@ def _tiles(draw: st.DrawFn, model: dict[str, Any]) -> dict[str, Any]:
     grids = draw(st.sampled_from([[[1, 2]], None, [[1, 2], [2, 2]], [[3, 1], [1, 2]]]))
     if grids is None:
         return {}
+    if draw(st.booleans()):
+        # An image of whole squares.
+        side = model.get("shuffle", 1)
+        last = {"grids": grids, "each": True, "whole": "last"}
+        return {"tiles": last, "image": [2 * side, 3 * side], "windows": None}
     tiles = {"grids": grids, "most": draw(st.sampled_from([None, 1, 2]))}
     return {"tiles": tiles, "shuffle": 1, "windows": None}
 

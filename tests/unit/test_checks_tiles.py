@@ -12,6 +12,9 @@ TILES: dict[str, Any] = {
 }  # fmt: skip
 
 
+LAST: dict[str, Any] = {"tiles": {"grids": [[1, 2]], "each": True, "whole": "last"}}
+
+
 def places(model: dict[str, Any], language: dict[str, Any] | None = None) -> list[str]:
     modules = {"vision": box(0, model=TILES | model), "language": box(0, model=language or {})}
     made = spec(modules, seq=256)
@@ -33,6 +36,12 @@ def places(model: dict[str, Any], language: dict[str, Any] | None = None) -> lis
         ({"temporal_patch": 2}, []),
         ({"video": {"time": "none"}, "temporal_patch": 2}, ["temporal_patch"]),
         ({"video": {"time": "patches"}}, ["time"]),
+        (LAST, []),
+        (LAST | {"shuffle": 3}, []),
+        (LAST | {"shuffle": 2}, ["image"]),
+        (LAST | {"tiles": {"grids": [[1, 2]], "whole": "last"}}, ["each"]),
+        (LAST | {"tiles": {**LAST["tiles"], "most": 2}}, ["most"]),
+        (LAST | {"video": {"time": "none"}}, ["video"]),
     ],
 )
 def test_what_does_not_fit_is_named(model: dict[str, Any], found: list[str]) -> None:

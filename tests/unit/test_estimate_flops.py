@@ -339,6 +339,33 @@ def test_visual_words_cost_what_torch_counts() -> None:
     assert (ahead["bmm"], back["bmm"]) == (forward.attention, backward.attention)
 
 
+def test_the_whole_image_last_costs_what_torch_counts() -> None:
+    """Learned rows go through the projector, too."""
+    tiles = {"grids": [[1, 2]], "each": True, "whole": "last"}
+    model = {**VIT, "positions": "learned", "image": [4, 6], "shuffle": 2, "pooling": "mean",
+             "tiles": tiles}  # fmt: skip
+    made = spec({"vision": box(0, model=model), "language": box(1)}, mbs=1, seq=64)
+    module = build_layout(made)["vision"]
+    # Of three tiles of 2 x 3 rows.
+    span = ImageSpan(0, 1, 2 * 7 + 1 + 2 * 4, shown=Tiling(1, 2, 2, 6))
+    view = EncoderView(module, StepData(0, [SampleData(0, 40, 1, {"vision": (span,)})]), 0, (0,))
+    work = encoder_workload(view, forwards=1)
+    assert (work.spans, work.rows, work.held) == ({24: 3}, span.rows, 72)
+    assert module.tiles is not None
+    assert module.tiles.num_rows(span.shown) == span.rows
+    places = torch.tensor([[y, x, 4, 6] for _ in range(3) for y in range(4) for x in range(6)])
+    given = ImagesInput(
+        mask=image_context([24] * 3, range(72), CPU, alone=True),
+        sizes=(span.rows,),
+        patches=patches(72, 12, places),
+        row_sources=row_sources(view, ParallelContext()),
+    )
+    ahead, back, forward, backward = costs(made, "vision", given, work)
+    assert ahead["addmm"] == matmuls(forward)
+    assert back["mm"] == backward.linear + backward.patch / 2 + backward.projector
+    assert (ahead["bmm"], back["bmm"]) == (forward.attention, backward.attention)
+
+
 def test_learned_tokens_cost_what_torch_counts() -> None:
     """Two images of 60 patches in a DINOv3, each with a class token and three registers."""
     model = {**VIT, "kind": "dinov3", "registers": 3, "activation": "swiglu", "shuffle": 2}

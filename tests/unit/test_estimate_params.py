@@ -14,7 +14,7 @@ from tests.support.planted_ovis2_vision import MODEL as OVIS2
 from tests.support.planted_registers import MODEL as REGISTERED
 from tests.support.planted_registers import SQUARED
 from tests.support.planted_scales import EACH, GATED, MERGED
-from tests.support.planted_tiles import TILES
+from tests.support.planted_tiles import LAST, TILES
 from tests.support.specs import box, hybrid, spec
 
 from mimo_launch.comm.process_groups import Group
@@ -259,6 +259,7 @@ def specs() -> dict[str, Spec]:
         ),
         "audio, gated": hearing({"projector": "gated", "stack": 2}, tp=2),
         "as a LLaVA-OneVision": one({}, TILES, 2, sequence_parallel=True),
+        "as a Phi-4 multimodal": one({}, LAST, 2, sequence_parallel=True),
         "projector of two maps without biases": one({}, {"projector_bias": False}, 2),
         "audio, stacked": hearing({"stack": 2, "mels": 5}, tp=2, pp=2),
         "audio, projector without biases": hearing({"projector_bias": False}, tp=2),

@@ -69,6 +69,7 @@ def _misfits(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[YamlPath,
             why = f"{max(model.image)} patches of {model.patch} pixels are {least} pixels"
             yield (*path, "tiles", "side"), why, f"write `side: {least}`"
     yield from _squares_beyond_tiles(path, model)
+    yield from _misfits_of_last(path, model)
     if model.video is not None and model.temporal_patch > 1:
         why = "each frame of a video is a tile"
         yield (*path, "temporal_patch"), why, "write `temporal_patch: 1`, or delete `video`"
@@ -95,13 +96,28 @@ def _misfits(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[YamlPath,
 def _squares_beyond_tiles(path: YamlPath, model: VitModel) -> Iterator[tuple[YamlPath, str, str]]:
     """Yield the key by which the squares of patches that become rows do not fit tiles."""
     side = model.shuffle
-    if not isinstance(model.tiles, IndicatedTiles):
+    if not isinstance(model.tiles, IndicatedTiles) and not model.tiles_before_projector:
         if side > 1:
             yield (*path, "shuffle"), "every patch of a tile may become a row", "write `shuffle: 1`"
     elif model.image is not None and any(each % side for each in model.image):
         sides = ", ".join(str(-(-each // side) * side) for each in model.image)
         why = f"squares of {side} x {side} patches fill a tile"
         yield (*path, "image"), why, f"write `image: [{sides}]`"
+
+
+def _misfits_of_last(path: YamlPath, model: VitModel) -> Iterator[tuple[YamlPath, str, str]]:
+    """Yield the same of other keys where the whole image comes last."""
+    if model.tiles is None or not model.tiles_before_projector:
+        return
+    if not model.tiles.each:
+        why = "with `whole: last` every image is cut, if only into one tile beside the whole"
+        yield (*path, "tiles", "each"), why, "write `each: true` in `tiles`"
+    if model.tiles.most is not None:
+        why = "with `whole: last` all tiles keep all their rows"
+        yield (*path, "tiles", "most"), why, "delete `most`"
+    if model.video is not None:
+        why = "with `whole: last` no rows of frames are known"
+        yield (*path, "video"), why, "delete `video`"
 
 
 def processors_cut_alike(spec: Spec, data: UserData) -> Findings:

@@ -103,8 +103,8 @@ def sizes_in_tiles(spec: Spec, encoder: str) -> list[ImageSize]:
     """Return the sizes of images in tiles that synthetic data draw, by increasing rows.
 
     The smallest image is one tile, unless each image is cut. For each grid of tiles there is an
-    image that fills it, and images with padding beside or above them. Empty for encoders without
-    tiles.
+    image that fills it, and images with padding beside or above them, unless all fill theirs. Empty
+    for encoders without tiles.
     """
     if (rule := kind_of(spec.modules[encoder].model).tokens.tiles) is None:
         return []
@@ -186,7 +186,8 @@ def usual_sizes(spec: Spec) -> Iterator[dict[str, ImageSize]]:
                 heard = clips.frames if clips.has_one_length else min(frames, clips.frames)
                 found[name] = ImageSize(1, max(1, clips.rows_of(heard)))
             elif rule := kind.tokens.tiles:
-                found[name] = ImageSize(1, rule.num_rows(None))
+                shown = rule.filled(1, 1) if rule.whole_last else None
+                found[name] = ImageSize(1, rule.num_rows(shown))
             elif images := kind.images:
                 with suppress(ImageTooThin):
                     tall, wide = recipe_of(spec, name).size(height, width)

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import ceil
 
 from mimo_launch.estimate.alike_stages import alike_layers
-from mimo_launch.estimate.workload import backward_path, gathered_rows, mask_of_sequences
+from mimo_launch.estimate.workload import backward_path, gathered_numbers, mask_of_sequences
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.block_shapes import narrow_width
 from mimo_launch.kinds.language import CausalKind
@@ -272,9 +272,9 @@ class Activations:
 
         They exist next to learned rows and, where ranks share them, also in the gathered tensor.
         """
-        rows = gathered_rows(self.module, self.stage, self.work)
+        gathered = gathered_numbers(self.place[0], self.module, self.stage, self.work)
         is_shared = self.module.sequence_parallel or self.module.grid.size(Axis.CP) > 1
-        return (1 + is_shared) * rows * self.ends.row_width * self.bytes
+        return (1 + is_shared) * gathered * self.bytes
 
     def _sum(self, tensors: Iterable[Saved], number: int) -> int:
         """Return the bytes of some tensors of one layer."""
@@ -319,6 +319,7 @@ class Activations:
             words=self.words,
             through_layers=self.path.after,
             through_embedding=self.path.before,
+            rows=-(-self.work.rows // cp),
             projector_trains=self.projector_trains,
             reads=tuple(-(-rows // cp) for rows in self.work.reads),
             gathered=self.tp > 1 and not self.module.sequence_parallel,

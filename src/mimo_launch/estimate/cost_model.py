@@ -31,7 +31,7 @@ from mimo_launch.estimate.workload import (
     backward_path,
     flops_of_layers,
     forward_by_kind,
-    gathered_rows,
+    gathered_numbers,
 )
 from mimo_launch.kinds.block_shapes import parts_of
 from mimo_launch.kinds.layer import Flops, LayerKind, Widths, Workload
@@ -373,9 +373,9 @@ class CostModel:
         ends = Widths(regions=(stage.is_first + stage.is_last) / 2)
         layers = [*(kind.layer_widths(number) for number in numbers), ends]
         seconds = self._exchanged(module, work, layers)
-        if rows := gathered_rows(module, stage, work):
+        if gathered := gathered_numbers(self.spec, module, stage, work):
             grid = module.grid
-            size, rank = rows * self.spec.row_width(module.name) * number, grid.ranks.start
+            size, rank = gathered * number, grid.ranks.start
             seconds += self.links.collective(grid.group_of(rank, Axis.CP), size)
             if module.sequence_parallel:
                 own = size / grid.size(Axis.CP)

@@ -30,7 +30,7 @@ from mimo_launch.layout.step_data import SampleData, StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.schedule.data_flow import needs_backward, trains_before
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.spec import ModuleSpec, Spec
+from mimo_launch.spec.spec import ModuleSpec, Spec, VitModel
 from mimo_launch.spec.values import BF16_PEAKS, Precision
 
 
@@ -133,12 +133,15 @@ def mask_of_sequences(
     return "masked" if sees_later or written.attention_dropout or is_wide else found
 
 
-def gathered_rows(module: ModuleLayout, stage: Stage, work: Workload) -> int:
-    """Return the rows of patches that a cp group gathers to make rows of tiles, 0 elsewhere."""
+def gathered_numbers(spec: Spec, module: ModuleLayout, stage: Stage, work: Workload) -> int:
+    """Return the numbers of patches that a cp group gathers to make rows of tiles, 0 elsewhere."""
     if module.tiles is None or not stage.is_last:
         return 0
-    held = (work.held - work.extra_tokens) // module.patches_per_row
-    return held * module.grid.size(Axis.CP)
+    model, width = spec.modules[module.name].model, spec.row_width(module.name)
+    if isinstance(model, VitModel) and model.tiles_before_projector:
+        width = model.row_width
+    patches = (work.held - work.extra_tokens) // module.patches_per_row
+    return patches * module.grid.size(Axis.CP) * width
 
 
 def rows_sent(views: StepViews, bridge: Bridge, replica: int, transfer: int) -> int:

@@ -30,7 +30,7 @@ _ENDS = (
 )
 _PROJECTOR = (
     *("up", "down", "linear", "norm", "merge", "middle", "middle_norm", "convolution", "newline"),
-    *("head", "head_norm"),
+    *("head", "head_norm", "separator"),
     *(f"mlp.{x}" for x in _MLP),
 )
 _DEEP = ("norm", "mlp.up", "mlp.down")

@@ -167,10 +167,11 @@ class HeldAtEnds:
 
     `patches` is the number of `tokens` without class tokens; `words` is the rank's part of the
     vocabulary. Under sequence parallelism `sequence_parts` tp ranks share the tokens between
-    layers, and each has `stream_tokens`. `reads` counts the rows of each module that is read, which
-    are a copy if they are `gathered` from several tp ranks. A backward goes through these `layers`;
-    it goes `through_layers` to their end unless only the projector trains, and through what is
-    before them if `through_embedding`. The tokens have `positions`, which sequences may share.
+    layers, and each has `stream_tokens`. An encoder makes `rows` of them. `reads` counts the rows
+    of each module that is read, which are a copy if they are `gathered` from several tp ranks. A
+    backward goes through these `layers`; it goes `through_layers` to their end unless only the
+    projector trains, and through what is before them if `through_embedding`. The tokens have
+    `positions`, which sequences may share.
     """
 
     passes: Passes
@@ -185,6 +186,7 @@ class HeldAtEnds:
     words: int
     through_layers: bool
     through_embedding: bool
+    rows: int = 0
     reads: tuple[int, ...] = ()
     projector_trains: bool = True
     gathered: bool = False

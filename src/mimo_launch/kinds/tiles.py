@@ -3,8 +3,9 @@
 Decides: the rows of an image: first the rows of a tile that shows the whole image, then, line by
 line, the rows of the other tiles together, without padding; the most rows; that a learned row ends
 each line (LLaVA-OneVision, arXiv:2408.03326, section 3). A frame of a video is one tile, with half
-its lines and columns; a learned row ends the video. Of an Ovis2, the rows of each tile come
-together, with learned rows around and between tiles.
+its lines and columns; a learned row ends the video. If the whole image comes last, a learned row
+ends its lines, too, and another one precedes it (Phi-4 multimodal, arXiv:2503.01743, section 2.1).
+Of an Ovis2, the rows of each tile come together, with learned rows around and between tiles.
 Relies on: nothing.
 Leaves: cutting pixels to `data`, the patches of each row to `models.tiled_rows`.
 """
@@ -18,9 +19,9 @@ _SLACK = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The tiles after the one that shows the whole image: `tall x wide` of them.
+    """The tiles beside the one that shows the whole image: `tall x wide` of them.
 
-    Of all their patches together, the `height x width` in the middle show the image.
+    Of all their rows together, the `height x width` in the middle show the image.
     """
 
     tall: int
@@ -46,7 +47,9 @@ class TileRule:
 
     `each` of several images of a sample is cut, too. `side` is the side of a tile in pixels, which
     may exceed its patches; `grids` are the grids of tiles into which an image may be cut, by height
-    and width. Neither of these two affects the number of rows.
+    and width. Neither of these two affects the number of rows. If the whole image is last
+    (`whole_last`), each of its lines ends with the learned row, too, after another learned row, and
+    images fill their grid.
     """
 
     height: int
@@ -55,11 +58,16 @@ class TileRule:
     each: bool
     side: int = field(repr=False)
     grids: tuple[tuple[int, int], ...] = field(repr=False)
+    whole_last: bool = False
 
     @property
     def patches(self) -> int:
         """Number of rows made of a tile, before any are averaged; here each is a patch."""
         return self.height * self.width
+
+    def filled(self, tall: int, wide: int) -> Tiling:
+        """Return the tiles of an image that fills a grid of `tall x wide`."""
+        return Tiling(tall, wide, tall * self.height, wide * self.width)
 
     @property
     def pooled(self) -> tuple[int, int]:
@@ -77,10 +85,13 @@ class TileRule:
         if isinstance(shown, Frame):
             return math.prod(self.pooled) + shown.is_last
         lines, columns = self.shrunk(shown)
-        return self.patches + lines * (columns + 1)
+        whole = self.patches
+        if self.whole_last:
+            whole += 1 + self.height
+        return whole + lines * (columns + 1)
 
     def shrunk(self, tiling: Tiling) -> tuple[int, int]:
-        """Return the lines and columns of rows made from the patches of the tiles."""
+        """Return the lines and columns of the rows of the tiles that are not the whole image."""
         if self.most is not None:
             over = math.sqrt(tiling.height * tiling.width / (self.most * self.patches))
             if over > _SLACK:
@@ -89,6 +100,8 @@ class TileRule:
 
     def shown_on(self, tall: int, wide: int) -> list[Shown]:
         """Return how images fill a grid of tiles: one all of it, others with padding."""
+        if self.whole_last:
+            return [self.filled(tall, wide)]
         height, width = tall * self.height, wide * self.width
         sizes = ((height, width), (height - 2, width), (height, width - 2))
         return [Tiling(tall, wide, *each) for each in sizes if min(each) > 0]
@@ -126,4 +139,4 @@ class IndicatorRule(TileRule):
         """Return how images fill a grid of tiles: all of it."""
         if tall * wide == 1:
             return [None]
-        return [Tiling(tall, wide, tall * self.height, wide * self.width)]
+        return [self.filled(tall, wide)]

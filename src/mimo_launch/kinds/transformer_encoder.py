@@ -208,7 +208,7 @@ class TransformerEncoderKind(BlocksKind):
         if ends.is_last:
             out = ends.row_width
             inner = 2 * model.projector_width(out) // held.tp
-            rows = held.patches // model.patches_per_row
+            rows = self._rows_projected(held)
             # The inputs of both maps are for the gradients of their weights.
             of_weights = (model.row_width + inner // 2) * held.projector_trains
             total += rows * (of_weights + inner // 2 + out // held.tp)
@@ -223,6 +223,10 @@ class TransformerEncoderKind(BlocksKind):
                 # product.
                 total += rows * (4 * out + inner + out * held.passes.of_norm("layer"))
         return total
+
+    def _rows_projected(self, held: HeldAtEnds) -> int:
+        """Return the rows that the projector of a rank makes."""
+        return held.patches // self.model.patches_per_row
 
     def _saved_after_embedding(self, held: HeldAtEnds) -> int:
         """Return the numbers saved between embedding and first block."""

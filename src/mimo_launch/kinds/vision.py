@@ -83,12 +83,13 @@ class DeepShape(LayerShape):
 class BesideShape(LayerShape):
     """The layers that train or are frozen with the projector of a ViT.
 
-    A norm before it, the learned row that ends a line of tiles, the map that merges patches, the
-    projectors of layers before the last, and a linear map after it.
+    A norm before it, the learned rows that end a line of tiles and come before a last whole image,
+    the map that merges patches, the projectors of layers before the last, and a linear map after.
     """
 
     norm: LayerShape | None
     newline: OneShape | None
+    separator: OneShape | None
     merge: WholeShape | None
     deepstack: ListShape | None
     after: WholeShape | None
@@ -153,8 +154,11 @@ class ImageTokens(TokenFacts):
         model = self.model
         if model.tiles is None or model.image is None:
             return None
-        tiles = model.tiles
-        return TileRule(*model.image, tiles.most, tiles.each, model.image_side, tiles.grids)
+        tiles, (height, width) = model.tiles, (side // model.shuffle for side in model.image)
+        return TileRule(
+            height, width, tiles.most, tiles.each, model.image_side, tiles.grids,
+            whole_last=tiles.whole == "last",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +301,10 @@ class VisionKind(TransformerEncoderKind):
             offset = float(model.projector_norm_offset)
             width = model.patch_width if model.norms_each_patch else row
             norm = NormShape(width, model.projector_norm, eps, offset=offset)
-        newline = table(out, layer="mimo_launch.models.tiled_rows:TiledRows", embeds=False)
+        learned = "mimo_launch.models.tiled_rows"
+        size = row if model.tiles_before_projector else out
+        newline = table(size, layer=f"{learned}:TiledRows", embeds=False)
+        separator = table(size, layer=f"{learned}:Separator", embeds=False)
         deep = DeepShape(
             norm=NormShape(row, "layer", model.norm_eps),
             mlp=MlpShape(width=row, inner=row, out=out, bias=True),
@@ -306,6 +313,7 @@ class VisionKind(TransformerEncoderKind):
         beside = BesideShape(
             norm=norm,
             newline=newline if model.tiles is not None else None,
+            separator=separator if model.tiles_before_projector else None,
             merge=WholeShape(model.merge_width, row, bias=False) if model.merge_width else None,
             deepstack=ListShape((deep,) * model.deep_rows) if model.deep_rows else None,
             after=last if model.projector_out else None,
@@ -319,8 +327,8 @@ class VisionKind(TransformerEncoderKind):
         return TransformerEncoderKind._embedded(self, work)
 
     def _projected(self, work: Workload) -> int:
-        """Return how often the projector runs: once per row that patches of a tile make."""
-        if self.model.tiles is None:
+        """Return how often the projector runs: once per row, or row that patches of a tile make."""
+        if self.model.tiles is None or self.model.tiles_before_projector:
             return work.rows
         return self._embedded(work) // self.model.patches_per_row
 
@@ -347,7 +355,7 @@ class VisionKind(TransformerEncoderKind):
             total += held.tokens * angles * held.passes.wide
         if ends.is_last:
             if (between := self.model.projector_out) is not None:
-                rows = held.patches // self.model.patches_per_row
+                rows = self._rows_projected(held)
                 kept = between * held.projector_trains - between // held.tp
                 total += rows * (kept + ends.row_width // held.tp + between * self.activates_rows)
             # The norm of a layer's output, which the next layer keeps, and both sides of the MLP.
@@ -369,6 +377,12 @@ class VisionKind(TransformerEncoderKind):
             if self.model.pooling == "linear":
                 total += held.patches * row
         return total
+
+    def _rows_projected(self, held: HeldAtEnds) -> int:
+        """Return the rows that the projector of a rank makes, learned ones of tiles included."""
+        if self.model.tiles_before_projector:
+            return held.rows
+        return TransformerEncoderKind._rows_projected(self, held)
 
     def attention_pattern(self, number: int) -> AttentionPattern:
         """Return how the tokens of a layer attend."""

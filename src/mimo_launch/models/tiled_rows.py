@@ -5,8 +5,8 @@ its own rows from the projected patches of all ranks.
 Relies on: `kinds.tiles` for the number of rows.
 Leaves: the choice of a rank's rows to `layout.replica_views`.
 
-Legend: n projected rows of this rank (each of one patch, or of a square of patches), M those of all
-ranks of a replica, r rows made here, L width of the language model.
+Legend: n rows of patches of this rank (each of one patch, or of a square of patches), M those of
+all ranks of a replica, r rows made here, L width of a row before or after the projector.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,9 @@ from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layout.replica_views import EncoderView
 from mimo_launch.models.patches import parts_held
 
-# Marks the learned row among the places of patches; further learned rows count on below it.
-NEWLINE = -1
+# Mark learned rows among the places of patches: of a line, and before a last whole image. Further
+# ones of other rules count on below the first.
+NEWLINE, SEPARATOR = -1, -2
 
 
 Places = npt.NDArray[np.int64]
@@ -39,7 +40,7 @@ Shares = npt.NDArray[np.float64]
 def row_patches(rule: TileRule, shown: Shown) -> tuple[Places, Shares]:
     """Return the patches that each row of an image is made from, and their weights, [rows, 4].
 
-    Patches are numbered through all tiles. The learned row has `NEWLINE`.
+    Patches are numbered through all tiles. Learned rows have `NEWLINE` and `SEPARATOR`.
     """
     if isinstance(rule, IndicatorRule):
         return _single(np.array(rule.order(shown)))
@@ -61,6 +62,13 @@ def row_patches(rule: TileRule, shown: Shown) -> tuple[Places, Shares]:
     found = np.pad(found, ends, constant_values=NEWLINE)
     shares = np.pad(shares, ends)
     shares[:, -1, 0] = 1
+    if rule.whole_last:
+        lines = np.pad(whole.reshape(rule.height, -1), ends[:2], constant_values=NEWLINE)
+        last, one = _single(np.append(SEPARATOR, lines))
+        return (
+            np.concatenate([found.reshape(-1, 4), last]),
+            np.concatenate([shares.reshape(-1, 4), one]),
+        )
     first, one = _single(whole)
     return (
         np.concatenate([first, found.reshape(-1, 4)]),
@@ -119,11 +127,21 @@ class RowSources:
     weights: Tensor
 
 
-class TiledRows(ShapedLayer[OneShape]):
-    """Makes rows from patches; holds the learned row, or several."""
+class Separator(ShapedLayer[OneShape]):
+    """The learned row before a whole image that comes last."""
 
-    def forward(self, patches_nL: Tensor, sources: RowSources) -> Tensor:
-        """Return the rows [r, L].
+    def forward(self) -> Tensor:
+        """Return the row, [L]."""
+        return self.weight
+
+
+class TiledRows(ShapedLayer[OneShape]):
+    """Makes rows from patches; holds the learned row of a line, or several learned rows."""
+
+    def forward(
+        self, patches_nL: Tensor, sources: RowSources, separator_L: Tensor | None = None
+    ) -> Tensor:
+        """Return the rows [r, L], of patches before or after the projector.
 
         Ranks: collective over cp, and with sequence parallelism also over tp. Gradient: a patch
         gets the sum over all ranks that made rows from it.
@@ -131,8 +149,10 @@ class TiledRows(ShapedLayer[OneShape]):
         if self.context.sequence_parallel:
             patches_nL = gather_tokens(patches_nL, self.context.tp)
         patches_ML = gather_tokens(patches_nL, self.context.cp)
-        learned_L = self.weight.view(-1, patches_ML.shape[1]).to(patches_ML.dtype)
-        all_ML = torch.cat([patches_ML, learned_L])
+        learned_L = self.weight.view(-1, patches_ML.shape[1])
+        if separator_L is not None:
+            learned_L = torch.cat([learned_L, separator_L[None]])
+        all_ML = torch.cat([patches_ML, learned_L.to(patches_ML.dtype)])
         if sources.places.shape[1] == 1:
             return all_ML[sources.places[:, 0]]
         rows = [

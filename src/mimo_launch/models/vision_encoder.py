@@ -138,7 +138,10 @@ class VisionStage(ModelStage):
             x_nD = self.norm(x_nD)
         if self.model.features:
             x_nD = self._side_by_side(x_nD, [each[patches] for each in kept])
-        rows: Tensor = self.projector(self._normed_rows(x_nD))
+        read = self._normed_rows(x_nD)
+        if self.model.tiles_before_projector:
+            read = self._in_tiles(read, packed)
+        rows: Tensor = self.projector(read)
         if self.model.projector_out is not None:
             if self.kind.activates_rows:
                 rows = self.context.fused(ACTIVATIONS[self.model.projector_activation], rows)
@@ -148,9 +151,18 @@ class VisionStage(ModelStage):
             pairs = zip(layers, kept, strict=True)
             others = (layer(self._rows(each[patches])) for layer, each in pairs)
             rows = torch.cat([rows, *others], dim=1)
-        if packed.row_sources is not None:
-            rows = self.projector.get_submodule(self.kind.learned_rows)(rows, packed.row_sources)
+        if self.model.tiles is not None and not self.model.tiles_before_projector:
+            rows = self._in_tiles(rows, packed)
         return owned(rows, packed.sizes, self.context)
+
+    def _in_tiles(self, x_nL: Tensor, packed: ImagesInput) -> Tensor:
+        """Return the rows of images in tiles, [r, L], of patches before or after the projector."""
+        separator: nn.Module | None = getattr(self.projector, "separator", None)
+        learned = None if separator is None else separator()
+        rows: Tensor = self.projector.get_submodule(self.kind.learned_rows)(
+            x_nL, packed.row_sources, learned
+        )
+        return rows
 
     def _side_by_side(self, x_nD: Tensor, kept: list[Tensor]) -> Tensor:
         """Return the states of all `features`, [n, W]; `x_nD` are the states of the last layer."""

@@ -228,6 +228,8 @@ def fitted(height: int, width: int, grid: Size) -> Size:
 def tiling(height: int, width: int, grid: Size, side: int, rule: TileRule) -> Tiling:
     """Return the tiles of an image on a grid in pixels, and which of their patches show it."""
     tall, wide = grid[0] // side, grid[1] // side
+    if rule.whole_last:
+        return rule.filled(tall, wide)
     lines, columns = tall * rule.height, wide * rule.width
     # Rounded before it is truncated, so that no division error costs a line.
     if width / height > columns / lines:

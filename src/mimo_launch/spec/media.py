@@ -168,9 +168,18 @@ class Videos(Strict):
 class Tiles(Strict):
     """Images of any size as tiles of one size, and a learned row at the end of each line."""
 
+    whole: Literal["first", "last"] = Field(
+        "first",
+        description="Where the tile that shows all of an image comes, and which lines end with the "
+        "learned row. `first`: those of the other tiles together, after the projector, as in "
+        "LLaVA-OneVision; `last`: the lines of all tiles, before the projector, and a second "
+        "learned row comes before the whole image, as in Phi-4 multimodal. There an image fills "
+        "its grid, and squares of `shuffle` x `shuffle` patches may be a row.",
+    )
+
     grids: tuple[Annotated[tuple[Count, Count], Field(strict=False)], ...] = Field(
         description="Grids of tiles, each by height and width, into which an image may be cut; "
-        "a tile that shows all of it comes first.",
+        "a tile that shows all of it is added.",
         examples=["[[1, 2], [2, 1], [2, 2]]"],
         strict=False,
     )

@@ -25,6 +25,7 @@ class IndicatedTiles(Tiles):
         examples=["[[1, 1], [1, 2], [2, 1]]"],
         strict=False,
     )
+    whole: Literal["first"] = Field("first", description="The whole image comes first.")
     most: None = Field(None, description="Tiles keep all their rows.")
     each: Literal[True] = Field(True, description="Every image of a sample is cut.")
     side: None = Field(None, description="A tile has whole patches.")

@@ -206,6 +206,11 @@ class VitModel(Images, TransformerEncoder):
         return (channels, self.frames, *sides) if has_frames else (channels, *sides)
 
     @property
+    def tiles_before_projector(self) -> bool:
+        """Whether learned rows come between those of tiles before the projector, not after it."""
+        return self.tiles is not None and self.tiles.whole == "last"
+
+    @property
     def patch_width(self) -> int:
         """Width of a patch after the last layer, with the states of all `features`."""
         return self.hidden * max(1, len(self.features))

@@ -148,11 +148,7 @@ def _encode_image(
     else:
         joined = _joined(weights, x_ND, encoder, model, width)
         last = tower.normed(weights, joined, encoder, model)
-    rows = [project(weights, last, encoder, model, model.projector_activation)]
-    if model.projector_out is not None:
-        if tower.activates_rows:
-            rows = [activated(rows[0], model.projector_activation)]
-        rows = [linear(weights, rows[0], f"{encoder}.projector.after")]
+    rows = [_projected(weights, last, encoder, model)]
     for place, each in enumerate(deep):
         layer = f"{encoder}.projector.deepstack.{place}"
         y = _joined(weights, each, encoder, model, width)
@@ -160,6 +156,16 @@ def _encode_image(
         y = activated(linear(weights, y, f"{layer}.mlp.up"), "gelu")
         rows.append(linear(weights, y, f"{layer}.mlp.down"))
     return torch.cat(rows, dim=1)
+
+
+def _projected(weights: Weights, x_RW: Tensor, encoder: str, model: VitModel) -> Tensor:
+    """Return rows [R, W] after the projector, and after the map behind it if there is one."""
+    rows = project(weights, x_RW, encoder, model, model.projector_activation)
+    if model.projector_out is None:
+        return rows
+    if TOWERS[model.kind].activates_rows:
+        rows = activated(rows, model.projector_activation)
+    return linear(weights, rows, f"{encoder}.projector.after")
 
 
 def _in_squares(height: int, width: int, side: int) -> list[int]:
@@ -178,7 +184,7 @@ def _encode_tiles(
     """Return the rows of an image in tiles: [tiles, channels, height, width] -> [r, L]."""
     if model.image is None or model.tiles is None:
         raise TypeError(f"no tiles for encoder {encoder}")
-    (tall, wide), most = model.image, model.tiles.most
+    (tall, wide), most = (side // model.shuffle for side in model.image), model.tiles.most
     whole, *tiles = (
         _encode_image(weights, encoder, model, each, first + place)
         for place, each in enumerate(array)
@@ -187,6 +193,18 @@ def _encode_tiles(
         learned = weights[f"{encoder}.projector.indicators.weight"]
         return _between_indicators(learned, whole, tiles, shown)
     end = weights[f"{encoder}.projector.newline.weight"][None]
+    if model.tiles_before_projector:
+        between = weights[f"{encoder}.projector.separator.weight"][None]
+        end, between = (_projected(weights, each, encoder, model) for each in (end, between))
+        found = []
+        for line in range(0, len(tiles), _columns(shown)):
+            beside = tiles[line : line + _columns(shown)]
+            for y in range(tall):
+                found += [*(each[y * wide : (y + 1) * wide] for each in beside), end]
+        found.append(between)
+        for y in range(tall):
+            found += [whole[y * wide : (y + 1) * wide], end]
+        return torch.cat(found)
     if shown is None:
         return torch.cat([whole, end])
     if isinstance(shown, Frame):
@@ -218,6 +236,13 @@ def _between_indicators(
             found.append(column if number % wide else line)
         found.append(rows)
     return torch.cat([*found, end])
+
+
+def _columns(shown: Shown) -> int:
+    """Return how many tiles are beside each other. Raises: TypeError."""
+    if not isinstance(shown, Tiling):
+        raise TypeError("the whole image is last, but there are no tiles")
+    return shown.wide
 
 
 def _resized(grid: Tensor, size: tuple[int, int]) -> Tensor:

@@ -381,7 +381,13 @@ def shrink_vit(model: VitModel, module: ModuleSpec, layers: int) -> VitModel:
     if model.tiles is not None:
         # If grids were averaged before, one grid is.
         most = None if model.tiles.most is None else 2
-        update["tiles"] = Tiles(grids=((1, 2), (2, 2)), most=most, each=model.tiles.each)
+        tiles = model.tiles
+        update["tiles"] = Tiles(
+            grids=((1, 2), (2, 2)), most=most, each=tiles.each, whole=tiles.whole
+        )
+        if model.tiles_before_projector:
+            # A tile of several rows each way.
+            update["image"] = 2 * model.shuffle, 3 * model.shuffle
     if isinstance(model, Ovis2VisionModel):
         # As few lines and columns of tiles as show whether there were several.
         grids = {(min(2, tall), min(2, wide)) for tall, wide in model.tiles.grids}

@@ -233,13 +233,16 @@ def process(image: Image.Image, recipe: ImageRecipe) -> Pixels:
     return found
 
 
-def process_tiles(image: Image.Image, recipe: ImageRecipe, side: int) -> Pixels:
+def process_tiles(
+    image: Image.Image, recipe: ImageRecipe, side: int, *, fills: bool = False
+) -> Pixels:
     """Return an image as one tile, then the tiles of its grid, [tiles, channels, h, w].
 
-    The image is centred in the grid, with black around it. Raises: ImageTooThin.
+    The image is centred in the grid, with black around it, or is stretched so that it `fills` the
+    grid. Raises: ImageTooThin.
     """
     grid = recipe.grid(image.height, image.width)
-    down, right = fitted(image.height, image.width, grid)
+    down, right = grid if fills else fitted(image.height, image.width, grid)
     resample = Image.Resampling(recipe.resample)
     whole = Image.new(image.mode, (grid[1], grid[0]))
     place = (grid[1] - right) // 2, (grid[0] - down) // 2

@@ -9,7 +9,7 @@ Leaves: the text around images to `media_text`, the places of rows in a sample t
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -165,7 +165,8 @@ class TileReader(ImageReader):
         image = decode_image(suffix, data, channels=self.images.channels)
         if span.shown is None:
             return self._seen(process(image, self.recipe)[None])
-        return self._seen(process_tiles(image, self.recipe, self.rule.side))
+        fills = self.rule.whole_last
+        return self._seen(process_tiles(image, self.recipe, self.rule.side, fills=fills))
 
     def _group_sizes(self, taken: TakenVideo) -> tuple[ImageSize, ...]:
         """Return the rows of each frame of a video."""
@@ -227,6 +228,9 @@ def tile_reader(
     ours = [(down * side, right * side) for down, right in rule.grids]
     if recipe.grids and sorted(ours) != sorted(recipe.grids):
         raise ProcessorError("its image_grid_pinpoints are not the `grids` of the model's `tiles`")
+    if rule.whole_last:
+        # Each image is cut, whatever makes its pixels.
+        recipe = replace(recipe, grids=tuple(ours))
     given: dict[str, Any] = {
         "module": name, "makes": False, "images": images, "recipe": recipe, "videos": videos,
         "rate": rate, "rule": rule,

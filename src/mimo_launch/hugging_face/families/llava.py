@@ -137,7 +137,8 @@ def tiles_of(config: Config, usual: Pins, **more: Any) -> dict[str, Any]:
     inner = config["vision_config"]
     side = number(inner, "image_size", siglip_clip.IMAGE)
     patch = siglip_clip.TOWERS[inner["model_type"]].keys(inner)["patch"]
-    found = {"grids": grids_of(config, usual) or ((1, 1),), "most": None, "each": False}
+    grids = grids_of(config, usual) or ((1, 1),)
+    found = {"whole": "first", "grids": grids, "most": None, "each": False}
     return {**found, "side": side if side % patch else None, **more}
 
 
