@@ -23,6 +23,7 @@ from tests.support import (
     nemotron_h,
     nemotron_omni,
     omni,
+    phi4,
     qwen3_next,
     qwen_vl,
     seeing,
@@ -557,6 +558,20 @@ _NEXT = {
     )
 }
 
+_PHI4 = TinyModel(
+    tiny=phi4.tiny,
+    made=phi4.made,
+    logits_of=phi4.logits_of,
+    widen=exact_text,
+    layouts=plain(llava.LAYOUTS),
+    often={"cp2", "apart"},
+    steps=_ALL_STEPS,
+    # The last layer of the tower is not used, and nothing is heard.
+    stays=r"audio_embed|post_layernorm|img_processor\.(encoder\.layers\.2\.|head\.)",
+    undecided=r"img_processor.*k_proj\.bias$",
+    sections=("vision_config", "audio_config"),
+)
+
 # Its images are words.
 _EMU3 = TinyModel(
     tiny=emu3.tiny,
@@ -646,7 +661,7 @@ _HYBRIDS = {
 }
 FAMILIES: Mapping[str, TinyModel] = {
     **_DECODERS, **_EXPERTS, "kimi_k2": _KIMI, **_LLAVAS, **_SEEING, **_QWENS,
-    **_HEARING, "emu3": _EMU3,
+    **_HEARING, "emu3": _EMU3, "phi4_multimodal": _PHI4,
     "llava_onevision": _ONEVISION, **_NEXT, **_OMNIS, **_HYBRIDS,
 }  # fmt: skip
 # Settings that are wrong in our module, or in the model of transformers: each moves the logits.
@@ -741,6 +756,8 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("audioflamingo3", "audio", {"heads": 2}, True),
         ("qwen3_asr", "audio", {"window": 1}, True),
         ("emu3", "language", {"rope_theta": 400.0}, True),
+        ("phi4_multimodal", "vision", {"norm_eps": 1e-2}, False),
+        ("phi4_multimodal", "vision", {"projector_activation": "gelu_tanh"}, True),
         ("qwen3_5", "language", {"rotary_factor": 1.0, "mrope": [2, 2, 2]}, False),
         ("nemotron_h", "language", {"mamba": {"min_step": 0.0}}, True),
         ("nemotron_h with experts", "theirs", {"norm_topk_prob": False}, True),
@@ -755,6 +772,9 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
 ROWS: dict[str, Any] = {
     "voxtral": lambda model: model.model.multi_modal_projector.linear_2.weight[3],
     "qwen2_audio": lambda model: model.model.multi_modal_projector.linear.weight[3],
+    "phi4_multimodal": lambda model: (
+        model.model.embed_tokens_extend.image_embed.global_img_feature_extensor[..., 3:4]
+    ),
     "emu3": lambda model: model.model.text_model.layers[1].mlp.up_proj.weight[3],
     "qwen3_asr": lambda model: model.model.multi_modal_projector.linear_2.weight[3],
     "audioflamingo3": lambda model: model.model.multi_modal_projector.linear_1.weight[3],

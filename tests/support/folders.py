@@ -276,6 +276,15 @@ FORMS: dict[str, Config] = {
     },
     "Audio Flamingo 3, bare": {"model_type": "audioflamingo3", **_BARE},
     "Emu3": {"model_type": "emu3", "text_config": {"attention_dropout": 0.0}},
+    "Phi-4 multimodal": {
+        "model_type": "phi4_multimodal", "audio_config": {}, "num_attention_heads": 24,
+        "vision_config": {"model_type": "phi4_multimodal_vision"},
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0] * 48, "long_factor": [1.5] * 48,
+        },
+    },
+    "Phi-4 multimodal, bare": {"model_type": "phi4_multimodal"},
     "Qwen3-ASR": {"model_type": "qwen3_asr", "audio_config": {"output_dim": 2048}},
     "Voxtral, bare": {
         "model_type": "voxtral", "audio_token_id": 24, "audio_config": {},
@@ -829,6 +838,17 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "vocab": 184622, "rope_theta": 1e6, "norm_eps": 1e-5, "tied": False,
         },
     },
+    "Phi-4 multimodal": {
+        "vit": {
+            "layers": 26, "hidden": 1152, "heads": 16, "mlp": 4304, "patch": 14, "image": (32, 32),
+            "shuffle": 2, "pooling": "mean", "final_norm": False, "tiles.whole": "last",
+        },
+        "decoder": {
+            "layers": 32, "hidden": 3072, "heads": 24, "kv_heads": 8, "mlp": 8192, "vocab": 200064,
+            "rotary_factor": 0.75, "sliding_window": None, "tied": False,
+            "rope_scaling": {"rope_type": "longrope", "factor": 32.0},
+        },
+    },
     "Qwen3-ASR": {
         "aut": {
             "layers": 24, "hidden": 1024, "heads": 16, "mlp": 4096, "mels": 128, "channels": 480,
@@ -1010,6 +1030,13 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("LFM2-VL-450M", "vit", ""): [
         {"projector_hidden_act": "relu"}, {"projector_bias": False},
     ],
+    ("Phi-4 multimodal", "vit", "vision_config"): [
+        {"feature_layer": 0}, {"image_size": 462, "crop_size": 462}, {"crop_size": 336},
+        {"hidden_act": "relu"},
+        {"attention_dropout": 0.1},
+    ],
+    ("Phi-4 multimodal", "vit", ""): [{"embd_pdrop": 0.1}],
+    ("Phi-4 multimodal", "decoder", ""): [{"resid_pdrop": 0.1}, {"hidden_act": "gelu"}],
     ("Nemotron-H", "hybrid", ""): [
         ({"hybrid_override_pattern": "MEM*", "n_group": 4, "topk_group": 1}, "n_group: 4"),
         ({"hybrid_override_pattern": "MEM*", "topk_group": 2}, "topk_group: 2"),

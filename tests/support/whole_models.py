@@ -94,8 +94,12 @@ def moved_by_torch(model: Any, optimizer: str) -> None:
 
 
 def decays_in(name: str, weight: Tensor) -> bool:
-    """Return whether a tensor decays; biases of all experts together are a matrix."""
-    return (weight.dim() > 1 and not name.endswith("bias")) or name.endswith(DECAYED)
+    """Return whether a tensor decays; biases of all experts together are a matrix.
+
+    A learned row does not, even if its file has it in several dimensions.
+    """
+    is_matrix = weight.dim() > 1 and not name.endswith(("bias", "feature_extensor"))
+    return is_matrix or name.endswith(DECAYED)
 
 
 @dataclass(frozen=True, kw_only=True)

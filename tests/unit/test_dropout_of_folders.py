@@ -9,6 +9,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import AutoModel
 from transformers.models.emu3.modeling_emu3 import Emu3TextModel
 from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionModel
+from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
+    Phi4MultimodalVisionModel,
+)
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from mimo_launch.hugging_face.registry import FAMILIES, part_of
@@ -62,6 +65,7 @@ SIZES = {
     "qianfan_ocr_vision": (
         {**VISION, "image_size": [8, 8], "patch_size": [4, 4], "drop_path_rate": 0.0}, PICTURE,
     ),
+    "phi4_multimodal_vision": ({**VISION, "image_size": 8, "crop_size": 8}, PICTURE),
     "radio": (
         {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
          "max_img_size": 8},
@@ -84,6 +88,7 @@ SIZES = {
 # No `AutoModel` makes these.
 BUILT: dict[str, Any] = {
     "whisper": WhisperEncoder, "emu3_text_model": Emu3TextModel, "ovis2_vision": Ovis2VisionModel,
+    "phi4_multimodal_vision": Phi4MultimodalVisionModel,
 }  # fmt: skip
 
 

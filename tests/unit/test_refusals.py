@@ -15,6 +15,9 @@ STRANGE = {"rope_type": "strange"}
 # By a part of the words: a configuration that asks for what they refuse.
 ASKING: dict[str, dict[str, Any]] = {
     "`layer_types`": {"layer_types": ["strange"] * 2},
+    "of an odd number of patches": {"image_size": 9, "patch_size": 3},
+    "`crop_size`": {"crop_size": 1},
+    "`feature_layer`": {"feature_layer": 0},
     "`rope_type`": {"rope_parameters": {"rope_type": "strange", "full_attention": STRANGE}},
     "`mlp_layer_types`": {"mlp_layer_types": ["sparse", "dense"]},
     "other than `qk_rope_head_dim`": {"rope_parameters": {"partial_rotary_factor": 0.3}},

@@ -38,7 +38,7 @@ from mimo_launch.hugging_face.rotary import (
     rope_settings,
     type_of,
 )
-from mimo_launch.hugging_face.settings import value_of
+from mimo_launch.hugging_face.settings import agree, value_of
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import num_last_placeholders, vocab_size
@@ -160,7 +160,7 @@ class _Start:
         of_text = key == "vocab" and kind_of(module.model).reads_tokens
         at_most = key == "layers" and self.part.may_end_early
         here = vocab_size(self.spec) if of_text else value_of(module.model, key)
-        if here == there or (of_text and here > there) or (at_most and here < there):
+        if agree(key, here, there) or (of_text and here > there) or (at_most and here < there):
             return
         bound = "at most " if at_most else "at least " if of_text else ""
         room = num_last_placeholders(self.spec) if of_text else 0

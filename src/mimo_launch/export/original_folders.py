@@ -171,6 +171,9 @@ def whole_config(
             defaults = {"max_position_embeddings": seq, **_NO_TOKENS}
         ours = reduce(getitem, path, config)
         base = None if source is None else source.part.config
+        if source is not None and found.where and not path:
+            # Settings of the text are those of the whole.
+            base = source.config
         if base is not None and base.get("model_type") == ours["model_type"]:
             # Its dropouts are those of the folder, which may leave them to its class.
             theirs = part.family.random_by_default

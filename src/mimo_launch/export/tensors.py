@@ -38,6 +38,7 @@ VOCABULARY = ("embedding.weight", "head.weight", "per_layer.table.weight")
 _IN_TOWER = (
     "vision_use_head", "num_hidden_layers", "use_mean_pooling", "use_mask_token", "mlp_ratio",
     "num_cls_tokens", "num_registers", "summary_idxs", "video_temporal_patch_size",
+    "feature_layer",
 )  # fmt: skip
 _AROUND = {
     "vision_feature_layer", "vision_feature_select_strategy", "video_temporal_patch_size",

@@ -14,7 +14,8 @@ from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.nested import NestedWhole
 from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.registry import FAMILIES, WHOLES, part_of
-from mimo_launch.hugging_face.settings import value_of
+from mimo_launch.hugging_face.settings import agree, value_of
+from mimo_launch.hugging_face.wholes import TowerAndDecoder
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import Model
 from mimo_launch.spec.wording import text_of
@@ -85,7 +86,7 @@ def together(modules: Modules) -> Architecture | None:
             continue
         if (made := whole.made_of(models, tokens)) is None:
             continue
-        copies = isinstance(whole, NestedWhole) and whole.lacks(models)
+        copies = isinstance(whole, NestedWhole | TowerAndDecoder) and whole.lacks(models)
         if copies and whole.model_type != modules.of_language:
             continue
         config, where = made
@@ -100,7 +101,7 @@ def says(part: Part, model: Model) -> bool:
     """Return whether a part of a configuration and our model have equal values for every key."""
     if part.not_computed():
         return False
-    return all(value_of(model, key) == there for key, there in part.keys().items())
+    return all(agree(key, value_of(model, key), there) for key, there in part.keys().items())
 
 
 def obstacles(model: Model) -> list[str]:

@@ -30,6 +30,7 @@ _OWN_CODE = {
     "llava_llama": "llava",
     "llava_qwen": "llava_onevision",
     "kimi_vl": "deepseek_v3",
+    "phi4mm": "phi4_multimodal",
 }
 _LIKE = 3
 _ALL = "`mimo-launch inspect --families` lists all types"

@@ -14,7 +14,7 @@ from mimo_launch.hugging_face.family import OURS_OF_MTP, Family, Prefixes
 from mimo_launch.hugging_face.folder import Config, ConfigError, reading_config
 from mimo_launch.hugging_face.refusals import Refusals
 from mimo_launch.hugging_face.rotary import longest_of
-from mimo_launch.hugging_face.tensors import Place, Rows, placed
+from mimo_launch.hugging_face.tensors import Place, Reshaped, Rows, placed
 from mimo_launch.spec.spec import Model
 
 PROJECTOR = "projector."
@@ -47,7 +47,7 @@ class Part:
     config: Config
     prefixes: tuple[tuple[str, str], ...] = (("", ""),)
     elsewhere: tuple[str, ...] = ()
-    projector: Mapping[str, Place | Rows] = field(default_factory=dict)
+    projector: Mapping[str, Place | Rows | Reshaped] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
     may_end_early: bool = False

@@ -45,6 +45,16 @@ _DERIVED = {
 }
 
 
+def agree(key: str, here: Any, there: Any) -> bool:
+    """Return whether a model's value of a key is that of a folder.
+
+    Grids of tiles that are alike are a choice of who makes the images, not of the model.
+    """
+    if key == "tiles" and here and there and there["whole"] == "last":
+        return bool(here == {**there, "grids": here["grids"]})
+    return bool(here == there)
+
+
 def value_of(model: Model, key: str) -> Any:
     """Return a model's value for one of its keys, with defaults applied.
 

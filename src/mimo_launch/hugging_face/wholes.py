@@ -15,7 +15,7 @@ from mimo_launch.hugging_face.folder import Config, ConfigError, number, section
 from mimo_launch.hugging_face.part import NoSuchPart, Part
 from mimo_launch.hugging_face.refusals import NOTHING, Refusal, Refusals, refusals, where
 from mimo_launch.hugging_face.settings import applied, value_of
-from mimo_launch.hugging_face.tensors import Place, Rows
+from mimo_launch.hugging_face.tensors import Place, Reshaped, Rows
 from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.spec import DecoderModel, HybridModel, LanguageModel, Model, VitModel
 
@@ -51,7 +51,8 @@ class TowerAndDecoder:
     `model` that the whole decides, whatever the tower alone has. `text_beside`: the settings of the
     text may also be beside those of the tower. `text_ignores`: settings of the text that mean
     nothing inside of the whole. `row_width`: its setting for the width of rows. `videos`: how it
-    reads videos, as `video` of our model.
+    reads videos, as `video` of our model. `copies`: a folder is only written if what is left out
+    can be copied from one of this type.
     """
 
     model_type: str
@@ -60,7 +61,7 @@ class TowerAndDecoder:
     text: tuple[Family, ...]
     tower_names: Prefixes
     text_names: Prefixes
-    projector: Mapping[str, Place | Rows]
+    projector: Mapping[str, Place | Rows | Reshaped]
     fixed: Mapping[str, Any]
     refusals: Refusals
     tied: Callable[[Config, Config], bool]
@@ -78,9 +79,14 @@ class TowerAndDecoder:
     row_width: str | None = None
     section: str = "vision_config"
     videos: Mapping[str, Any] | None = None
+    copies: bool = False
     rank: int = 0
     published: tuple[str, ...] = ()
     notes: str = ""
+
+    def lacks(self, _models: Models) -> bool:
+        """Return whether a folder of our modules alone is not complete."""
+        return self.copies
 
     @property
     def families(self) -> tuple[Family, ...]:

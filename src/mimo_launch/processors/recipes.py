@@ -64,7 +64,9 @@ def _by_class(spec: Spec, encoder: str, folder: Path) -> "ImageRecipe":
 
     recipe, rule = recipe_of_class(folder), kind_of(spec.modules[encoder].model).tokens.tiles
     if rule is not None or _conditioner_of(spec, encoder) is not None:
-        what = "`tiles`" if rule is not None else "an input conditioner"
+        what = "an input conditioner"
+        if rule is not None:
+            what = f"`tiles`, which need squares of {rule.side} pixels, such as a SigLIP's"
         raise ProcessorError(f"its class makes whole images, but `{encoder}` has {what}")
     return recipe
 

@@ -4,6 +4,7 @@ Sources: arXiv:2303.15343, arXiv:2502.14786, arXiv:2103.00020; `transformers` 5.
 models/siglip and models/clip; 5.24, models/siglip2.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,8 +51,8 @@ TENSORS = Tensors(
 )
 
 
-def settings(*, is_clip: bool, patch: int, activation: str, norm_eps: float) -> Settings:
-    """Return the settings of a tower, with the defaults of its class."""
+def table_of(patch: int) -> Callable[[Config], tuple[int, int]]:
+    """Return what reads the sides of the table of positions; `patch` is the usual patch."""
 
     def image(config: Config) -> tuple[int, int]:
         side = int(
@@ -59,6 +60,11 @@ def settings(*, is_clip: bool, patch: int, activation: str, norm_eps: float) -> 
         )
         return (side, side)
 
+    return image
+
+
+def settings(*, is_clip: bool, patch: int, activation: str, norm_eps: float) -> Settings:
+    """Return the settings of a tower, with the defaults of its class."""
     return Settings(
         {
             "layers": ("num_hidden_layers", 12),
@@ -69,7 +75,7 @@ def settings(*, is_clip: bool, patch: int, activation: str, norm_eps: float) -> 
             "channels": ("num_channels", 3),
             "positions": Fixed("learned"),
             "image": Computed(
-                image,
+                table_of(patch),
                 lambda model: {"image_size": model.image_side},
                 f"`image_size` / `patch_size`, rounded down, twice; {IMAGE} pixels",
             ),
