@@ -51,8 +51,8 @@ def whole_image_last() -> None:
     """The tile of the whole image comes after the other tiles."""
     correct = TiledRows.forward
 
-    def turned(self: Any, rows: Any, sources: Any) -> Any:
-        return correct(self, rows.roll(2, dims=0), sources)
+    def turned(self: Any, rows: Any, *given: Any) -> Any:
+        return correct(self, rows.roll(2, dims=0), *given)
 
     TiledRows.forward = turned  # type: ignore[method-assign]
 

@@ -66,8 +66,8 @@ def own_patches_only() -> None:
     """A cp rank makes its rows of its own patches, as if they were the first ones."""
     correct = TiledRows.forward
 
-    def own(self: Any, patches: Any, sources: Any) -> Any:
-        return correct(self, patches.roll(self.context.cp.index, dims=0), sources)
+    def own(self: Any, patches: Any, *given: Any) -> Any:
+        return correct(self, patches.roll(self.context.cp.index, dims=0), *given)
 
     TiledRows.forward = own
 
