@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mimo_launch.diag import installed
 from mimo_launch.layers import delta_rule_kernels as kernels
 
 BEFORE, BROKEN, REPAIRED = "3.3.1", "3.6.0", "3.7.1"
@@ -27,8 +28,8 @@ def test_kernels_that_would_be_wrong_are_not_used(
     usable: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kernels, "is_installed", lambda name: name in packages)
-    monkeypatch.setattr(kernels, "version", lambda name: triton)
+    monkeypatch.setattr(installed, "is_installed", lambda name: name in packages)
+    monkeypatch.setattr(installed, "version", lambda name: triton)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     kernels.are_usable.cache_clear()
     assert kernels.are_usable(torch.device("cuda", 0)) is usable

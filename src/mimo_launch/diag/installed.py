@@ -1,11 +1,14 @@
 """Optional packages: what to install, and whether a package is here.
 
-Decides: the versions that findings and `doctor` propose; when a package counts as installed.
-Relies on: Python's finders, which find a package without importing it.
+Decides: the versions that findings and `doctor` propose; when a package counts as installed; which
+packages kernels of recurrent layers need.
+Relies on: Python's finders, which find a package without importing it, and the metadata of Triton.
 Leaves: which setting needs which package to `checks.packages`; what to do without one to callers.
 """
 
 import importlib.util
+import re
+from importlib.metadata import version
 
 ENGINE = "transformer_engine"
 # The bounds of the extras in pyproject.toml, which a test compares.
@@ -31,6 +34,12 @@ REMOTE_PACKAGES = {
     "https": {"fsspec": FSSPEC, "aiohttp": AIOHTTP},
 }
 TRANSFORMERS = "transformers>=5.0"
+MAMBA_PACKAGES = {"mamba_ssm": "mamba-ssm>=2.3", "causal_conv1d": "causal-conv1d>=1.5"}
+FLA, TILELANG = "fla-core>=0.6", "tilelang>=0.1.15"
+# From WRONG_FROM to before RIGHT_FROM, Triton miscompiles a gradient of the kernels of fla-core for
+# Hopper (fla-org/flash-linear-attention#640); the package then takes that kernel from tilelang, or
+# raises.
+HOPPER, WRONG_FROM, RIGHT_FROM = 9, (3, 4), (3, 7, 1)
 TRANSFORMER_ENGINE = "transformer-engine[pytorch]>=2.20"
 
 
@@ -38,3 +47,17 @@ def is_installed(package: str) -> bool:
     """Return whether a package can be imported; a bare folder of its name is not a package."""
     found = importlib.util.find_spec(package)
     return found is not None and found.origin is not None
+
+
+def missing_for_mamba() -> list[str]:
+    """Return what to install so that Mamba-2 layers have kernels on GPUs."""
+    return [needed for name, needed in MAMBA_PACKAGES.items() if not is_installed(name)]
+
+
+def missing_for_delta_rule(capability: tuple[int, int]) -> list[str]:
+    """Return what to install so that Gated DeltaNet layers have kernels on such GPUs."""
+    missing = [] if is_installed("fla") else [FLA]
+    if capability[0] == HOPPER and not is_installed("tilelang"):
+        triton = tuple(int(number) for number in re.findall(r"\d+", version("triton"))[:3])
+        missing += [TILELANG] * (WRONG_FROM <= triton < RIGHT_FROM)
+    return missing

@@ -1,6 +1,7 @@
 """The GPUs of this host: how many there are, and the environment of workers on them.
 
-Decides: the device of a job; settings of CUDA, the allocator and NCCL that the user left unset.
+Decides: the device of a job; settings of CUDA, the allocator and NCCL that the user left unset;
+when to say that layers lack their kernels.
 Relies on: a forked child that counts GPUs, so that this process never touches the driver.
 Leaves: using a GPU to `worker`; usage errors to `cli`.
 
@@ -11,14 +12,16 @@ PYTORCH_NVML_BASED_CUDA_CHECK is set and NVML answers.
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mimo_launch.checks.packages import torchs_layers
-from mimo_launch.diag.installed import ENGINE
+from mimo_launch.diag.installed import ENGINE, missing_for_delta_rule, missing_for_mamba
 from mimo_launch.launcher.forking import ChildDied, ChildSilent, ask_child
+from mimo_launch.spec.hybrid import DELTANET, MAMBA, HybridModel
 
 if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind
@@ -169,3 +172,25 @@ def gpu_settings(recorder: Path) -> dict[str, str]:
         for name, value in wanted.items()
         if name not in os.environ and _OTHER_NAMES.get(name, name) not in os.environ
     }
+
+
+def missing_kernels(spec: "Spec", device: Literal["cpu", "cuda"]) -> Iterator[str]:
+    """Yield a note for each kind of recurrent layer that torch computes here for want of a package.
+
+    In fp32 torch computes Gated DeltaNet in any case.
+    """
+    models = [(name, module.model) for name, module in spec.modules.items()]
+    patterns = {name: each.pattern for name, each in models if isinstance(each, HybridModel)}
+    if device == "cpu" or not patterns or spec.train.precision == "fp64":
+        return
+    half = spec.train.precision != "fp32"
+    for letter, layers, missing in (
+        (MAMBA, "Mamba-2", missing_for_mamba()),
+        (DELTANET, "Gated DeltaNet", missing_for_delta_rule(gpus_here().capability) * half),
+    ):
+        names = " and ".join(f"`{name}`" for name, pattern in patterns.items() if letter in pattern)
+        if names and missing:
+            yield (
+                f"note: torch computes the {layers} layers of {names}, which is slower than kernels"
+                " and needs more memory; pip install " + " ".join(f"'{each}'" for each in missing)
+            )

@@ -51,6 +51,7 @@ _GPU_PACKAGES = {
     TRANSFORMER_ENGINE: "`backend: transformer_engine`",
     "mamba-ssm": "fast Mamba layers",
     "fla-core": "fast Gated DeltaNet layers",
+    "tilelang": "the same on Hopper, with Triton from 3.4 to before 3.7.1",
 }
 
 

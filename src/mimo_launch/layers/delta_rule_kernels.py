@@ -9,15 +9,13 @@ reference in tests.
 Legend: as in `delta_rule`.
 """
 
-import re
 from functools import cache, lru_cache
-from importlib.metadata import version
 
 import torch
 from torch import Tensor
 
 from mimo_launch.comm.async_copies import to_device
-from mimo_launch.diag.installed import is_installed
+from mimo_launch.diag.installed import missing_for_delta_rule
 from mimo_launch.layers import delta_rule as plain
 from mimo_launch.layers.delta_rule import DeltaInputs
 from mimo_launch.layers.pointwise import Fused, called
@@ -28,20 +26,10 @@ from mimo_launch.layers.varlen_attention import packed
 LARGEST_KEY, CHUNK = 256, 64
 
 
-# From WRONG_FROM to before RIGHT_FROM, Triton miscompiles a gradient of these kernels for Hopper
-# (fla-org/flash-linear-attention#640); the package then takes that kernel from tilelang, or raises.
-HOPPER, WRONG_FROM, RIGHT_FROM = 9, (3, 4), (3, 7, 1)
-
-
 @cache
 def are_usable(device: torch.device) -> bool:
     """Return whether the package and all that its kernels need on this GPU are installed."""
-    if not is_installed("fla"):
-        return False
-    if torch.cuda.get_device_capability(device)[0] != HOPPER:
-        return True
-    triton = tuple(int(number) for number in re.findall(r"\d+", version("triton"))[:3])
-    return not WRONG_FROM <= triton < RIGHT_FROM or is_installed("tilelang")
+    return not missing_for_delta_rule(torch.cuda.get_device_capability(device))
 
 
 def _can(v: Tensor, key_size: int) -> bool:

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mimo_launch.diag.installed import is_installed
+from mimo_launch.diag.installed import missing_for_mamba
 from mimo_launch.layers import ssd as plain
 from mimo_launch.layers.pointwise import Fused, called
 from mimo_launch.layers.ssd import SsdInputs
@@ -25,7 +25,7 @@ CHANNEL_STEP, WIDTHS = 8, range(2, 5)
 
 @cache
 def _are_installed() -> bool:
-    return all(is_installed(name) for name in ("mamba_ssm", "causal_conv1d"))
+    return not missing_for_mamba()
 
 
 def _can(x: Tensor) -> bool:

@@ -77,11 +77,15 @@ class Start:
 
         Raises: typer.BadParameter if the host lacks what they need.
         """
+        from mimo_launch.launcher.gpus import missing_kernels
+
         if self.device != "cpu":
             from mimo_launch.launcher.forking import import_for_workers
 
             import_for_workers()  # Before the child that counts GPUs, so that it inherits torch.
         device = device_here(self.spec, self.device, num_workers)
+        for note in missing_kernels(self.spec, device):
+            self.say(note)
         return replace(self, device=device, num_workers=num_workers)
 
 
