@@ -58,12 +58,12 @@ def test_memory_is_as_near_as_this_and_hardly_ever_too_small() -> None:
     memory = [error for row in judged() for error in row.memory]
     assert mean(map(abs, memory)) < 0.035
     assert max(memory) < 0.12
-    # The aim is -0.02; only the two specs with language over cp are below, by 3.9 %.
-    short = {
-        row.data["command"].split()[2] for row in judged() if min(row.memory, default=0) < -0.02
-    }
-    assert all(path.endswith("_cp4.yaml") for path in short)
-    assert min(memory) > -0.04
+    # The aim is -0.02. One of three steps with adapters and a frozen tower allocated 0.6 GB more
+    # than the others, for no known reason.
+    short = [row.data["note"] for row in judged() if min(row.memory, default=0) < -0.02]
+    assert len(short) <= 1
+    assert all("which is not explained" in note for note in short)
+    assert min(memory) > -0.025
 
 
 def test_leaving_a_model_out_does_not_judge_it_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
