@@ -448,6 +448,7 @@ PROSE = {
     "placeholder-not-in-tokenizer": "the tokenizer lacks a token",
     "processor-not-supported": "only the user knows the folder",
     "ranks-beyond-world": "the number of processes is wrong, not a line",
+    "rope-factors-unlike-pairs": "only the user knows the factors",
     "several-documents": "only the user knows which one is the spec",
     "shards-compressed": "files are to be unpacked",
     "shards-not-found": "only the user knows the files",

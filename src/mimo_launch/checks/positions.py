@@ -196,15 +196,13 @@ def scaling_of_each_pair(spec: Spec, name: str, model: DecoderBlocks) -> Finding
     if size is None:
         return
     pairs = size // 2
-    numbers = f"{', '.join(['1.0'] * min(pairs, 3))}{', ...' * (pairs > 3)}"
     yield Diagnostic(
         code="rope-factors-unlike-pairs",
         headline=f"`{name}`: `short_factor` has {given} numbers for {pairs} pairs",
         path=(*path, "short_factor") if scaling.short_factor else path,
         why=f"{size} numbers of a head rotate, in {pairs} pairs, and `longrope` has a factor for "
         "each pair",
-        help=f"write {pairs} numbers, such as those of `short_factor` in `config.json`, or "
-        f"`short_factor: [{numbers}]`",
+        help=f"write {pairs} numbers: those of `short_factor` in the `config.json` of the model",
     )
 
 
