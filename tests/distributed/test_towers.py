@@ -1,4 +1,4 @@
-"""A tower alone is a RADIO or a DINOv3 of `transformers`, number by number, on any layout."""
+"""A tower alone is that of `transformers`, number by number, on any layout."""
 
 import re
 from functools import partial
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tests.support import dinov3, radio
+from tests.support import aimv2, dinov2, dinov3, radio
 from tests.support.exports import (
     bits,
     exported,
@@ -29,7 +29,7 @@ from tests.support.whole_models import OPTIMIZERS
 from mimo_launch.data.build import build_dataset
 from mimo_launch.layout.layout import world_size
 
-TOWERS: Any = {"radio": radio, "dinov3": dinov3}
+TOWERS: Any = {"radio": radio, "dinov3": dinov3, "dinov2": dinov2, "aimv2": aimv2}
 OFTEN = {"apart", "cp2"}
 SWEEP = pytest.mark.sweep
 TOWERS_AND_MLPS = [
@@ -146,6 +146,9 @@ def test_a_step_is_that_of_plain_torch(name: str, optimizer: str, tmp_path: Path
         assert found.keys() == wanted.keys()
         for each, tensor in wanted.items():
             assert (found[each] - tensor).abs().max() < 1e-9, each
+            # Biases of keys change no score against another, and have gradients of rounding alone.
+            if re.search(r"key\.bias|k_proj\.bias", each):
+                continue
             is_constant = re.search(of.CONSTANT, each) is not None
             assert torch.equal(tensor, start[each]) == is_constant, each
     found = load_file(tmp_path / "out" / "vision" / "projector.safetensors")

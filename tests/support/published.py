@@ -765,6 +765,14 @@ ENCODERS: dict[str, tuple[str, Config]] = {
             "query_bias": False, "value_bias": False, "pos_embed_rescale": 2.0,
         },
     ),
+    "dinov2-giant": (
+        "vision",
+        {
+            "model_type": "dinov2", "hidden_size": 1536, "num_hidden_layers": 40,
+            "num_attention_heads": 24, "mlp_ratio": 4, "patch_size": 14, "image_size": 518,
+            "use_swiglu_ffn": True, "layerscale_value": 1.0, "qkv_bias": True,
+        },
+    ),
     "whisper-large-v3": (
         "audio",
         {

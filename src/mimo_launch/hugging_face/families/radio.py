@@ -42,13 +42,15 @@ def _mlp_layer(part: str, model: Any, _layer: int) -> Place:
     return Place(f"mlp.{part}_proj" if model.activation == "swiglu" else f"mlp.{_UNGATED[part]}")
 
 
-def _width(config: Config) -> int:
-    inner = int(number(config, *_HIDDEN) * number(config, *_RATIO))
+def mlp_width(config: Config, hidden: int = _HIDDEN[1]) -> int:
+    """Return the width of the MLPs that `mlp_ratio` says. Raises: ConfigError."""
+    inner = int(number(config, _HIDDEN[0], hidden) * number(config, *_RATIO))
     # Gated MLPs have two thirds of the width, rounded up to a multiple of 8.
     return (int(inner * 2 / 3) + 7) // 8 * 8 if config.get(_GATED, False) else inner
 
 
-def _ratio(model: Any) -> Config:
+def mlp_ratio(model: Any) -> Config:
+    """Return `mlp_ratio` for MLPs of the width of ours."""
     is_gated, hidden = model.activation == "swiglu", model.hidden
     inner = (3 * model.mlp_width + 1) // 2 if is_gated else model.mlp_width
     ratio = inner / hidden
@@ -61,12 +63,14 @@ def _image(config: Config) -> tuple[int, int]:
     return (side, side)
 
 
-def _activation(config: Config) -> str:
+def activation(config: Config) -> str:
+    """Return our activation."""
     said = str(config.get("hidden_act", "gelu"))
     return "swiglu" if config.get(_GATED, False) else ACTIVATIONS.get(said, "gelu")
 
 
-def _activation_as_written(model: Any) -> Config:
+def activation_as_written(model: Any) -> Config:
+    """Return both settings of the activation."""
     words = (word for word, ours in ACTIVATIONS.items() if ours == model.activation)
     return {_GATED: model.activation == "swiglu", "hidden_act": next(words, "gelu")}
 
@@ -91,7 +95,7 @@ RADIO = Family(
             "hidden": _HIDDEN,
             "heads": ("num_attention_heads", 16),
             "mlp": Computed(
-                _width, _ratio,
+                mlp_width, mlp_ratio,
                 "`hidden_size` x `mlp_ratio` (4); gated two thirds of that, in steps of 8",
             ),
             "patch": _PATCH,
@@ -112,7 +116,7 @@ RADIO = Family(
             ),
             "norm_eps": ("layer_norm_eps", 1e-6),
             "activation": Computed(
-                _activation, _activation_as_written, f"`hidden_act`; `swiglu` with `{_GATED}`"
+                activation, activation_as_written, f"`hidden_act`; `swiglu` with `{_GATED}`"
             ),
         },
         rest={

@@ -1,0 +1,86 @@
+"""The vision towers of AIMv2, with learned positions.
+
+Sources: arXiv:2411.14402; `transformers` 5.24, models/aimv2.
+"""
+
+from mimo_launch.hugging_face.family import Family
+from mimo_launch.hugging_face.folder import Config, number
+from mimo_launch.hugging_face.refusals import only, refusals, where
+from mimo_launch.hugging_face.settings import Computed, Settings
+from mimo_launch.hugging_face.tensors import MLP, Beyond, Dropped, Tensors, in_layers, patches
+from mimo_launch.hugging_face.towers import REST
+
+_IMAGE, _PATCH = ("image_size", 224), ("patch_size", 14)
+_QKV_BIAS, _MLP_BIAS = "qkv_bias", "mlp_bias"
+
+
+def _image(config: Config) -> tuple[int, int]:
+    side = int(number(config, *_IMAGE) // max(1, number(config, *_PATCH)))
+    return side, side
+
+
+AIMV2 = Family(
+    model_type="aimv2_vision_model",
+    kind="vit",
+    architecture="Aimv2VisionModel",
+    published=("apple/aimv2-large-patch14-224",),
+    settings=Settings(
+        {
+            "layers": ("num_hidden_layers", 24),
+            "hidden": ("hidden_size", 1024),
+            "heads": ("num_attention_heads", 8),
+            "mlp": ("intermediate_size", 2816),
+            "patch": _PATCH,
+            "channels": ("num_channels", 3),
+            "image": Computed(
+                _image,
+                lambda model: {_IMAGE[0]: model.image_side},
+                f"`{_IMAGE[0]}` / `{_PATCH[0]}`, rounded down, twice; 224 pixels",
+            ),
+            "qkv_bias": (_QKV_BIAS, False),
+            "block_bias": (_MLP_BIAS, False),
+            "norm_eps": ("rms_norm_eps", 1e-5),
+        },
+        {"hidden_act": "silu", "is_native": False},
+        {**REST, "positions": "learned", "norm": "rms", "patch_norm": True, "activation": "swiglu"},
+    ),
+    tensors=Tensors(
+        {
+            "patch.weight": patches("embeddings.patch_embed.weight"),
+            "patch.bias": "embeddings.patch_embed.bias",
+            "patch_norm": "embeddings.rms_norm",
+            "positions.weight": "embeddings.position_embedding.weight",
+            "norm": "rms_norm",
+            **in_layers(
+                "encoder.layers.*.",
+                {
+                    "attention_norm": "rms_norm1",
+                    "mlp_norm": "rms_norm2",
+                    **{f"attention.{x}": f"attention.{x}_proj" for x in "qkv"},
+                    "attention.o": "attention.out_proj",
+                    **{f"mlp.{x}": f"ffn.{x}_proj" for x in MLP},
+                },
+            ),
+        },
+        (
+            Beyond("encoder.layers."),
+            Dropped("rms_norm.*", lambda model: not model.final_norm),
+            # The pooling of an image to one row.
+            Dropped("head.*"),
+        ),
+    ),
+    refused=refusals(
+        only("hidden_act", "silu"),
+        only("is_native", False),
+        where(
+            _MLP_BIAS,
+            f"other than `{_QKV_BIAS}`",
+            lambda config: config.get(_MLP_BIAS, False) != config.get(_QKV_BIAS, False),
+            False,
+        ),
+    ),
+    may_end_early=True,
+    notes="A folder has no projector, so ours keeps its initial values. A module may take only the "
+    "first layers, and `final_norm` is free. `transformers` takes images of `image_size` alone; "
+    "here the table of positions is resized for other ones.",
+)
