@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.specs import box, layout_specs, spec
 
+from mimo_launch.checks.all_checks import is_legal
 from mimo_launch.layout import step_views
 from mimo_launch.layout.balance import (
     balanced,
@@ -299,16 +300,17 @@ def test_sources_are_links_read_backwards(made):
 
 def test_layouts_share_how_a_step_is_shared_out_only_where_it_is_the_same():
     """A search looks at hundreds of layouts, and most of them deal samples out alike."""
-    rows, made = skewed(24, 3), []
+    rows, made = skewed(48, 3), []
     grids = [
         (dp, language, tp) for dp, language in ((4, 1), (4, 2), (2, 1), (3, 2)) for tp in (1, 2)
     ]
-    for (dp, language, tp), microbatches, first in product(grids, (2, 4), (0, 4)):
-        boxes = {"vision": box(0, dp=dp), "language": box(first, dp=language, tp=tp)}
-        size = 24 // (language * microbatches)
+    for (dp, language, tp), microbatches, apart in product(grids, (2, 4), (False, True)):
+        boxes = {"vision": box(0, dp=dp), "language": box(apart * dp, dp=language, tp=tp)}
+        size = 48 // (language * microbatches)
         for at_once in (1, 2):
             steps = {"microbatches": microbatches, "encoder_microbatches": at_once}
             made.append(spec(boxes, mbs=size, **steps))
+    assert all(is_legal(each, files=False) for each in made)
     layouts = list(map(build_layout, made))
     once = step_of(rows)
     for layout in layouts:
