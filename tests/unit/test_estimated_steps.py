@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from tests.support.specs import box, spec
@@ -82,3 +83,22 @@ def test_the_time_of_a_step_is_the_mean_over_steps_and_waits_for_the_slowest_rep
     work = found.simulated[0][0].model.step
     each = [work.forwards(found.layout["vision"], replica)[0].held for replica in range(2)]
     assert work.slowest(found.layout["vision"])[0].held == max(each)
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+def test_work_that_is_kept_for_a_layout_is_not_that_of_one_with_longer_lists(cp: int) -> None:
+    """Under sequence parallelism the lists of patches and of class tokens are padded for tp."""
+
+    def plan(**grid: Any) -> Plan:
+        vit = {"hidden": 64, "heads": 8, "class_token": True}
+        vision = box(0, model=vit, cp=cp, **grid)
+        language = box(0, model={"hidden": 64, "heads": 8}, cp=cp, tp=grid.get("tp", 1))
+        data = {"kind": "synthetic", "max_images": 1, "max_patches": 5, "text_only": 0.3}
+        return Plan.of(spec({"vision": vision, "language": language}, seq=96, data=data))
+
+    alone, split = plan(), plan(tp=8 // cp, sequence_parallel=True)
+    shared = Estimator.of(alone).brief
+    assert shared.model.work["vision"]
+    found = shared.on(split).model.work["vision"]
+    assert found == Estimator.of(split).model.work["vision"]
+    assert found[0].held > shared.model.work["vision"][0].held

@@ -14,6 +14,7 @@ from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.registry import kind_of, layer_of
 from mimo_launch.layout.balance import replicas_that_share
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.row_owners import shards_of_cp_rank
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
@@ -36,7 +37,8 @@ def key_of_work(layout: Layout, module: ModuleLayout) -> Hashable:
     """Return what the forwards of a module depend on, in a given step."""
     return (
         module.name,
-        tuple(module.grid.size(axis) for axis in (Axis.DP, Axis.CP)),
+        # Under sequence parallelism lists are padded to whole tokens of each tp rank.
+        (module.grid.size(Axis.DP), module.grid.size(Axis.CP), shards_of_cp_rank(module)),
         (layout.samples, module.group_size, module.in_phases, replicas_that_share(layout, module)),
     )
 
