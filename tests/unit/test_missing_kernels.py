@@ -1,5 +1,6 @@
 """Which layers a run says that torch computes, and what it says to install."""
 
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import pytest
@@ -51,3 +52,15 @@ def test_nothing_is_said_where_kernels_would_not_be_used() -> None:
     # In fp32 only Mamba-2 has kernels.
     (only,) = notes(made("MG", "fp32"))
     assert "Mamba-2" in only
+
+
+def test_a_triton_of_unknown_version_needs_tilelang(
+    here: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(installed, "version", unknown)
+    here.add("fla")
+    (only,) = notes(made("G*-"))
+    assert only.endswith("pip install 'tilelang>=0.1.15'")
