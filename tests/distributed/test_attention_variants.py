@@ -333,6 +333,8 @@ SHARED: Layouts = {
         "model": {
             "wide_qk_norm": True, "clip_qkv": 0.5, "gated_attention": True, "sliding_window": None,
             "qkv_bias": True, "value_norm": False,
+            # Without effect beside the other norm.
+            "l2_qk_norm": True,
         },
     },
     "no norms, images seen whole, cp 2": {

@@ -201,8 +201,9 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         )
 
     def _normed_by_l2(self, number: int) -> bool:
-        """Return whether queries and keys of a layer have a norm without weights."""
-        return self.model.l2_qk_norm and self.sight(number).rotary is not None
+        """Return whether queries and keys of a layer have a norm without weights, and no other."""
+        model = self.model
+        return model.l2_qk_norm and not model.qk_norm and self.sight(number).rotary is not None
 
     @property
     def gate(self) -> GateActivation | None:
