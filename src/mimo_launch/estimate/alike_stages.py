@@ -37,8 +37,9 @@ def key_of_work(layout: Layout, module: ModuleLayout) -> Hashable:
     """Return what the forwards of a module depend on, in a given step."""
     return (
         module.name,
-        # Under sequence parallelism lists are padded to whole tokens of each tp rank.
-        (module.grid.size(Axis.DP), module.grid.size(Axis.CP), shards_of_cp_rank(module)),
+        # Lists are padded to whole tokens of each tp rank under sequence parallelism, and for FP8.
+        (module.grid.size(Axis.DP), module.grid.size(Axis.CP)),
+        (shards_of_cp_rank(module), module.fp8),
         (layout.samples, module.group_size, module.in_phases, replicas_that_share(layout, module)),
     )
 
