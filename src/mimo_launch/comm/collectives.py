@@ -75,6 +75,32 @@ def all_to_all(x: Tensor, group: Group) -> Tensor:
     return out
 
 
+def start_gather(x: Tensor, group: Group) -> tuple[Tensor, Work]:
+    """Start an `all_gather` over several ranks; its result is there after the wait."""
+    out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
+    return out, _all_gather(out, x.contiguous(), group=group.handle, async_op=True)
+
+
+def start_scatter(x: Tensor, group: Group) -> tuple[Tensor, Work]:
+    """Start a `reduce_scatter` over several ranks; its result is there after the wait."""
+    out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
+    return out, _reduce_scatter(out, x.contiguous(), group=group.handle, async_op=True)
+
+
+def start_exchange(x: Tensor, group: Group) -> tuple[Tensor, Work]:
+    """Start to send equal parts of x, along dim 0, to the other ranks, and to receive theirs.
+
+    Parts are in the order of ranks, without this one. The result is there after the wait.
+    """
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    sizes = [x.shape[0] // (group.size - 1)] * group.size
+    sizes[group.index] = 0
+    work = dist.all_to_all_single(
+        out, x.contiguous(), sizes, sizes, group=group.handle, async_op=True
+    )
+    return out, require_work(work)
+
+
 def reduce_scatter_into(
     out: Tensor, x: Tensor, group: ProcessGroup, op: ReduceOp.RedOpType, *, async_op: bool
 ) -> Work | None:

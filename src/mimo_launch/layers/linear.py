@@ -27,6 +27,7 @@ from mimo_launch.layers.adapters import LowRank
 from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.packed import packed_linear
 from mimo_launch.layers.recompute import Remake, remade
+from mimo_launch.layers.region_products import gathered_product, scattered_product
 from mimo_launch.layers.shaped_layer import S, ShapedLayer
 
 
@@ -110,6 +111,14 @@ def mapped(
     return packed_linear(x_ND, weight, bias, packed)
 
 
+def _overlaps(layer: ShapedLayer[Any]) -> bool:
+    """Return whether a layer has one plain product, and tokens to exchange beside it."""
+    context, weights = layer.context, layer.segments.get("weight")
+    if not context.sequence_parallel or context.tp.size == 1 or weights is None:
+        return False
+    return not isinstance(layer.adapter, LowRank) and weights[0].packed is None
+
+
 def accumulate_in_products(unit: FSDPModule) -> None:
     """Make the matmuls of an FSDP unit accumulate the gradients of their weights.
 
@@ -146,6 +155,15 @@ class ColumnLinear(RegionInputs[ColumnShape]):
     shared_bias: Tensor | None
     adapter: LowRank | None
     weight_gradients: GradAccumulator | None = None
+
+    def of_tokens(
+        self, x_nD: Tensor, draws: Draws | None = None, again: Remake | None = None
+    ) -> Tensor:
+        """Return the same for tokens before the region; see `RegionInputs.of_tokens`."""
+        if self.shared_weight is not None or not _overlaps(self):
+            return super().of_tokens(x_nD, draws, again)
+        given = x_nD, self.weight, self._whole_bias(), self.weight_gradients
+        return gathered_product(*given, self.context.tp, again)
 
     def forward(self, x_ND: Tensor, draws: Draws | None = None) -> Tensor:
         """Return this rank's features of all outputs, concatenated."""
@@ -188,13 +206,13 @@ class RowLinear(ShapedLayer[RowShape]):
 
     def forward(self, x_Nf: Tensor, draws: Draws | None = None) -> Tensor:
         """Return the summed output; the bias is added once, after the sum."""
-        alone = self.context.tp.size == 1
-        bias, tokens = self.bias if alone else None, None if draws is None else draws.tokens
-        out = mapped(self, "weight", x_Nf, bias, tokens)
-        if alone:
-            return out
-        out = self.context.leave(out)
-        return out if self.bias is None else out + self.bias
+        tp = self.context.tp
+        bias, tokens = self.bias if tp.size == 1 else None, None if draws is None else draws.tokens
+        if _overlaps(self):
+            out = scattered_product(x_Nf, self.weight, self.weight_gradients, tp)
+        else:
+            out = self.context.leave(mapped(self, "weight", x_Nf, bias, tokens))
+        return out if self.bias is None or bias is not None else out + self.bias
 
 
 class WholeTable(ShapedLayer[OneShape]):

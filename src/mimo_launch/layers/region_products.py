@@ -1,0 +1,153 @@
+"""Products at the ends of a region of sequence parallelism, while its tokens are exchanged.
+
+Decides: which rows of a product are computed while others travel, and what waits for what.
+Relies on: collectives that run beside the kernels of a rank; `linear` for weight gradients.
+Leaves: everything between the two ends of a region to the layers.
+
+A rank has 1/tp of the tokens outside a region, and all of them inside it. At the start it
+multiplies its own tokens while it gathers those of other ranks. At the end it multiplies the tokens
+of others first, and its own while the products travel. Backward, it computes the gradient of the
+weight while the gradient of the tokens is summed. Source: Megatron-LM overlaps the last of these
+(arXiv:2205.05198); for the others, Wang et al., "Overlap Communication with Dependent Computation
+via Decomposition in Large Deep Learning Models" (ASPLOS 2023).
+
+Legend: N tokens of a microbatch, n of this rank, D width, F features of this rank's part.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mimo_launch.comm.collectives import start_exchange, start_gather, start_scatter
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.layers.recompute import Remake
+
+
+class Gradients(Protocol):
+    """Takes the gradient of a weight."""
+
+    def add(self, grad_NF: Tensor, x_ND: Tensor) -> Tensor | None:
+        """Add the gradient of a weight that mapped x to [N, F], or return it to autograd."""
+
+
+def gathered_product(
+    x_nD: Tensor,
+    weight_FD: Tensor,
+    bias_F: Tensor | None,
+    gradients: Gradients | None,
+    tp: Group,
+    again: Remake | None = None,
+) -> Tensor:
+    """Return the product of all tokens of a region, [n, D] -> [N, F].
+
+    The tokens of the region are kept for the backward, unless `again` makes this rank's anew.
+    """
+    out: Tensor = _Gathered.apply(x_nD, weight_FD, bias_F, gradients, tp, again)  # type: ignore[no-untyped-call]
+    return out
+
+
+def scattered_product(
+    x_NF: Tensor, weight_DF: Tensor, gradients: Gradients | None, tp: Group
+) -> Tensor:
+    """Return the sum over `tp` of the products of each rank's features, [N, F] -> [n, D]."""
+    out: Tensor = _Scattered.apply(x_NF, weight_DF, gradients, tp)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_nD: Tensor,
+        weight_FD: Tensor,
+        bias_F: Tensor | None,
+        gradients: Gradients | None,
+        tp: Group,
+        again: Remake | None,
+    ) -> Tensor:
+        x_ND, gathering = start_gather(x_nD, tp)
+        out_NF = x_nD.new_empty(len(x_ND), len(weight_FD))
+        own, others = _rows(len(x_nD), tp)
+        _multiply(x_nD, weight_FD.t(), out_NF[own], bias_F)
+        gathering.wait()
+        for rows in others:
+            _multiply(x_ND[rows], weight_FD.t(), out_NF[rows], bias_F)
+        keeps = ctx.needs_input_grad[1] and again is None
+        ctx.save_for_backward(weight_FD, x_ND if keeps else None)
+        ctx.gradients, ctx.tp, ctx.again = gradients, tp, again
+        return out_NF
+
+    @staticmethod
+    def backward(ctx: Any, grad_NF: Tensor) -> tuple[Tensor | None, ...]:
+        weight_FD, x_ND = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+        by_x = by_weight = gathering = scattering = None
+        if of_weight and x_ND is None:
+            x_ND, gathering = start_gather(ctx.again(), ctx.tp)
+        # It holds the graph before this product.
+        ctx.again = None
+        if of_x:
+            by_x, scattering = start_scatter(grad_NF @ weight_FD, ctx.tp)
+        if of_weight:
+            if gathering is not None:
+                gathering.wait()
+            by_weight = _of_weight(ctx.gradients, grad_NF, x_ND)
+        by_bias = grad_NF.sum(dim=0) if of_bias else None
+        if scattering is not None:
+            scattering.wait()
+        return by_x, by_weight, by_bias, None, None, None
+
+
+class _Scattered(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_NF: Tensor, weight_DF: Tensor, gradients: Gradients | None, tp: Group
+    ) -> Tensor:
+        own, others = _rows(len(x_NF) // tp.size, tp)
+        theirs = torch.cat([x_NF[rows] @ weight_DF.t() for rows in others])
+        parts, exchanging = start_exchange(theirs, tp)
+        out_nD = x_NF[own] @ weight_DF.t()
+        exchanging.wait()
+        for part in parts.chunk(tp.size - 1):
+            out_nD += part
+        ctx.save_for_backward(weight_DF, x_NF if ctx.needs_input_grad[1] else None)
+        ctx.gradients, ctx.tp = gradients, tp
+        return out_nD
+
+    @staticmethod
+    def backward(ctx: Any, grad_nD: Tensor) -> tuple[Tensor | None, ...]:
+        weight_DF, x_NF = ctx.saved_tensors
+        grad_ND, gathering = start_gather(grad_nD, ctx.tp)
+        by_x = by_weight = None
+        if ctx.needs_input_grad[0]:
+            own, others = _rows(len(grad_nD), ctx.tp)
+            by_x = grad_nD.new_empty(len(grad_ND), weight_DF.shape[1])
+            _multiply(grad_nD, weight_DF, by_x[own])
+            gathering.wait()
+            for rows in others:
+                _multiply(grad_ND[rows], weight_DF, by_x[rows])
+        else:
+            gathering.wait()
+        if ctx.needs_input_grad[1]:
+            by_weight = _of_weight(ctx.gradients, grad_ND, x_NF)
+        return by_x, by_weight, None, None
+
+
+def _rows(count: int, tp: Group) -> tuple[slice, tuple[slice, ...]]:
+    """Return the rows of this rank's tokens in those of the region, and the runs of the others'."""
+    first, last = tp.index * count, (tp.index + 1) * count
+    before, after = slice(0, first), slice(last, tp.size * count)
+    return slice(first, last), tuple(each for each in (before, after) if each.start < each.stop)
+
+
+def _multiply(x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
+    """Write a product into some rows of another tensor."""
+    if bias is None:
+        torch.mm(x, matrix, out=out)
+    else:
+        torch.addmm(bias, x, matrix, out=out)
+
+
+def _of_weight(gradients: Gradients | None, grad_NF: Tensor, x_ND: Tensor) -> Tensor | None:
+    return grad_NF.t() @ x_ND if gradients is None else gradients.add(grad_NF, x_ND)

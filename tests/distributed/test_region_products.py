@@ -1,0 +1,103 @@
+"""Products beside the exchange of a region's tokens are those of all tokens on one rank."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.support.running_ranks import run_on_running_ranks
+from torch import Tensor
+
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.layers.recompute import remake
+from mimo_launch.layers.region_products import gathered_product, scattered_product
+
+TOKENS, WIDTH, FEATURES = 5, 6, 7  # Of a rank.
+
+
+def values(seed: int, *shape: int) -> Tensor:
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return made.requires_grad_()
+
+
+class Sums:
+    """Adds gradients of weights, as the last of several microbatches does."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+
+    def add(self, grad_NF: Tensor, x_ND: Tensor) -> None:
+        """Keep the gradient, and give none to autograd."""
+        self.total = grad_NF.t() @ x_ND
+
+
+def region(how: str, frozen: tuple[str, ...]) -> dict[str, Tensor]:
+    """Return the outputs and gradients of a region, x -> tanh -> back, on this rank."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    tp = Group(tuple(range(size)), rank, dist.group.WORLD)
+    leaves = {
+        "x": values(rank, TOKENS, WIDTH),
+        "into": values(100 + rank, FEATURES, WIDTH),
+        "bias": values(200 + rank, FEATURES),
+        "back": values(300 + rank, WIDTH, FEATURES),
+    }
+    for name in frozen:
+        leaves[name].requires_grad_(False)
+    sums = {name: Sums() for name in ("into", "back")} if how == "summed" else {}
+    x_nD = leaves["x"]
+    # What is kept is not what is multiplied: only what is made again has its scale.
+    make = remake(lambda x: 3 * x, x_nD) if how == "made again" else None
+    inside = gathered_product(
+        3 * x_nD, leaves["into"], leaves["bias"], sums.get("into"), tp, make
+    ).tanh()
+    out = scattered_product(inside, leaves["back"], sums.get("back"), tp)
+    out.backward(values(400 + rank, *out.shape).detach())
+    found = {name: each.grad for name, each in leaves.items() if each.grad is not None}
+    for name, each in sums.items():
+        if each.total is not None:
+            found[name] = each.total
+    return {"out": out.detach(), **found}
+
+
+def on_one_rank(size: int, frozen: tuple[str, ...]) -> list[dict[str, Tensor]]:
+    """Return the same for each rank, from whole matrices."""
+    x, into, bias, back = (
+        [values(first + rank, *shape) for rank in range(size)]
+        for first, shape in (
+            (0, (TOKENS, WIDTH)),
+            (100, (FEATURES, WIDTH)),
+            (200, (FEATURES,)),
+            (300, (WIDTH, FEATURES)),
+        )
+    )
+    inside = 3 * torch.cat(x) @ torch.cat(into).t() + torch.cat(bias)
+    out = inside.tanh() @ torch.cat(back, dim=1).t()
+    out.backward(torch.cat([values(400 + r, TOKENS, WIDTH).detach() for r in range(size)]))
+    wholes: dict[str, list[Any]] = {"x": x, "into": into, "bias": bias, "back": back}
+    return [
+        {
+            "out": out.detach().chunk(size)[rank],
+            **{n: parts[rank].grad for n, parts in wholes.items() if n not in frozen},
+        }
+        for rank in range(size)
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("how", "frozen"),
+    [
+        ("kept", ()),
+        ("made again", ()),
+        ("summed", ()),
+        ("kept", ("x",)),
+        ("made again", ("into", "bias")),
+        ("summed", ("into", "back")),
+    ],
+)
+def test_a_region_computes_what_one_rank_does(size: int, how: str, frozen: tuple[str, ...]) -> None:
+    found = run_on_running_ranks(region, how, frozen, world_size=size)
+    for mine, theirs in zip(found, on_one_rank(size, frozen), strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, each in mine.items():
+            torch.testing.assert_close(each, theirs[name], rtol=1e-12, atol=1e-12, msg=name)
