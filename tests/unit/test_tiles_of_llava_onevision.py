@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from tests.support.shards import image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box
+from tests.support.unlike_tiles import OTHER, assert_refused
 from tests.support.videos import frames, zipped
 from tests.unit.test_record_facts import assert_one_by_one
 from tests.unit.test_shard_samples import opened, shard_spec
@@ -27,7 +28,6 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 )
 
 from mimo_launch.data.torch_media import resize
-from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.images import BICUBIC
 
 SIDE, PATCH = 29, 7
@@ -149,20 +149,22 @@ def test_pixels_and_tokens_are_those_of_the_processor(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "why", "help_"),
     [
-        ({"image_grid_pinpoints": [[29, 58]]}, "its image_grid_pinpoints are not the `grids`"),
-        ({"size": {"height": 31, "width": 31}}, "it does not make images of 29 x 29 pixels"),
+        (
+            {"image_grid_pinpoints": [[29, 58]]}, "on other grids",
+            "write `grids: [[1, 2]]` in `tiles` of `eye`",
+        ),
+        ({"image_grid_pinpoints": [[29, 56]]}, "not tiles of 29 pixels", OTHER),
+        ({"size": {"height": 31, "width": 31}}, "not make images of 29 x 29 pixels", OTHER),
     ],
-)
+)  # fmt: skip
 def test_a_processor_of_other_tiles_is_refused(
-    wrong: dict[str, Any], said: str, tmp_path: Path
+    wrong: dict[str, Any], why: str, help_: str, tmp_path: Path
 ) -> None:
     folder = tokenizer_folder(tmp_path / "words", TEMPLATE, specials=("<image>",))
     (folder / "preprocessor_config.json").write_text(json.dumps(settings() | wrong))
-    given = {"tokenizer": str(folder), "processors": {"eye": str(folder)}}
-    with pytest.raises(ProcessorError, match=said):
-        opened(shard_spec(tmp_path, {"eye": box(model=MODEL)}, template="chat", **given))
+    assert_refused(folder, MODEL, why, help_)
 
 
 def test_tokens_of_a_video_are_those_of_the_processor(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import io
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from PIL import Image
 from tests.support.shards import image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box
+from tests.support.unlike_tiles import OTHER, assert_refused
 from tests.unit.test_record_facts import assert_one_by_one
 from tests.unit.test_shard_samples import opened, shard_spec
 from transformers import AutoTokenizer
@@ -23,7 +23,6 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import IndicatorRule
 from mimo_launch.processors.covering_rules import Covering
 from mimo_launch.processors.cut_rules import grids_between
-from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.images import read_recipe
 
 SIDE, PATCH, SHUFFLE, MOST = 16, 4, 2, 6
@@ -151,31 +150,43 @@ def test_grids_are_those_of_transformers(tmp_path: Path) -> None:
         assert cut.grid(height, width) == (rows, columns), (height, width)
 
 
+VIT = {"kind": "vit", "patch": PATCH, "channels": 3}
+SQUARES = VIT | {"positions": "learned", "image": [4, 4], "tiles": {"grids": [[1, 2]]}}
+
+
 @pytest.mark.parametrize(
-    ("model", "said", "why"),
+    ("model", "said", "why", "help_"),
     [
-        (model_of(), CROPPED | {"max_patches": 2}, r"write `tiles: \{grids: \[\[1, 1\], \[1, 2\]"),
-        (model_of(tiles={"grids": [[1, 2]]}), {}, r"one tile .* `tiles: \{grids: \[\[1, 1\]\]\}`"),
         (
-            {"kind": "vit", "patch": PATCH, "channels": 3, "shuffle": SHUFFLE}, CROPPED,
-            "write `crop_to_patches: false`",
+            model_of(), CROPPED | {"max_patches": 2}, "on other grids",
+            "write `grids: [[1, 1], [1, 2], [2, 1]]` in `tiles` of `eye`",
+        ),
+        (
+            model_of(tiles={"grids": [[1, 2]]}), {}, "on other grids",
+            "write `grids: [[1, 1]]` in `tiles` of `eye`",
+        ),
+        (
+            VIT | {"shuffle": SHUFFLE}, CROPPED,
+            "learned rows between them, which only `kind: ovis2_vision` has", OTHER,
         ),
         (
             model_of(),
             {"image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": SIDE},
              "crop_size": SIDE, "image_grid_pinpoints": [[SIDE, 2 * SIDE]]},
-            "one large image",
+            "one large image", OTHER,
+        ),
+        *(
+            (model, said, "several images of one", OTHER)
+            for model in (model_of(), SQUARES)
+            for said in (
+                CROPPED | {"image_processor_type": "GotOcr2ImageProcessor"},
+                {"image_processor_type": "Llama4ImageProcessor"},
+            )
         ),
     ],
 )  # fmt: skip
 def test_tiles_of_other_models_are_refused(
-    model: dict[str, Any], said: dict[str, Any], why: str, tmp_path: Path
+    model: dict[str, Any], said: dict[str, Any], why: str, help_: str, tmp_path: Path
 ) -> None:
     folder = folder_of(tmp_path / "words", **said)
-    given = {"tokenizer": str(folder), "processors": {"eye": str(folder)}}
-    write_shard(tmp_path / "a.tar", [("0", {"png": image_bytes(8, 8), "txt": b"A dog."})])
-    made = shard_spec(tmp_path, {"eye": box(model=model)}, template="chat", **given)
-    [found] = [each for each in check(made) if each.code == "processor-not-supported"]
-    assert re.search(why, found.why or "")
-    with pytest.raises(ProcessorError, match=why):
-        opened(made)
+    assert_refused(folder, model, why, help_)

@@ -34,9 +34,9 @@ from mimo_launch.processors.files import ProcessorError, UnknownProcessor
 from mimo_launch.processors.recipes import (
     processor_folder,
     recipe_of,
-    tiles_unlike,
     video_recipe_of,
 )
+from mimo_launch.processors.unlike_tiles import tiles_unlike
 from mimo_launch.spec.spec import Images, Spec, UserData, WebdatasetData
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
             help="name the folder that the encoder's weights come from in `data.processors`",
         )
         return
-    folder, why = processor_folder(spec, name), ""
+    folder, why, grids = processor_folder(spec, name), "", ""
     remedy = "name the folder that the encoder's weights come from in `data.processors`"
     try:
         recipe, videos = recipe_of(spec, name), video_recipe_of(spec, name)
@@ -170,11 +170,14 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
         if isinstance(error, UnknownProcessor) and _makes_one_size(folder):
             remedy = "write `processor: transformers` in `data`: its own class makes the images"
     else:
-        why = _unfit(name, images, recipe) or tiles_unlike(kind.tokens.tiles, recipe)
+        why = _unfit(name, images, recipe)
+        if not why:
+            why, grids = tiles_unlike(images, kind.tokens.tiles, recipe)
+            remedy = f"write `{grids}` in `tiles` of `{name}`" if grids else remedy
         if not why and videos is not None:
             why = _why_not(name, images, videos, kind.tokens.tiles)
     if why:
-        given = name in data.processors
+        given = name in data.processors and not grids
         yield Diagnostic(
             code="processor-not-supported",
             headline=f"the image processor of `{name}`{f' in {folder}' if folder else ''} "

@@ -23,6 +23,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.processors.files import ProcessorError, TokenizerError
 from mimo_launch.processors.image_texts import line_break
 from mimo_launch.processors.recipes import recipe_of, video_readers
+from mimo_launch.processors.unlike_tiles import tiles_unlike
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.ovis2_vision import IndicatedTiles
 from mimo_launch.spec.spec import (
@@ -124,18 +125,20 @@ def processors_cut_alike(spec: Spec, data: UserData) -> Findings:
     """If an image becomes several, each encoder sees the same number; a generator makes one."""
     cuts: dict[str, Cut | None] = {}
     for name, module in spec.modules.items():
-        if kind_of(module.model).images is not None:
+        kind = kind_of(module.model)
+        if kind.images is not None:
             try:
-                cuts[name] = recipe_of(spec, name).cut
+                recipe = recipe_of(spec, name)
             except ProcessorError:  # Another check reports it for this module.
                 return
+            if any(tiles_unlike(kind.images, kind.tokens.tiles, recipe)):  # And this.
+                return
+            cuts[name] = recipe.cut
     first = next((name for name in spec.encoders if cuts.get(name) is not None), None)
     for name, cut in cuts.items():
-        alone = f"name the folder of a processor that makes one in `data.processors` for `{name}`"
         if cut is not None and name in spec.generators:
-            why, remedy = "a generator learns to make one image", alone
-        elif cut is not None and kind_of(spec.modules[name].model).tokens.tiles is not None:
-            why, remedy = f"the `tiles` of `{name}` are rows of one image", alone
+            why = "a generator learns to make one image"
+            remedy = f"name the folder of a processor of one in `data.processors` for `{name}`"
         elif name in spec.encoders and first is not None and cut != cuts[first]:
             why = f"each of them is an image in the text, of which `{first}` makes rows, too"
             remedy = f"name one folder for `{first}` and `{name}` in `data.processors`"

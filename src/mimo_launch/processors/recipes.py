@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.kinds.registry import kind_of
-from mimo_launch.kinds.tiles import IndicatorRule, TileRule
 from mimo_launch.processors.files import PREPROCESSOR, PROCESSOR, ProcessorError, UnknownProcessor
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.load import earlier_specs
@@ -69,25 +68,6 @@ def _by_class(spec: Spec, encoder: str, folder: Path) -> "ImageRecipe":
             what = f"`tiles`, which need squares of {rule.side} pixels, such as a SigLIP's"
         raise ProcessorError(f"its class makes whole images, but `{encoder}` has {what}")
     return recipe
-
-
-def tiles_unlike(rule: TileRule | None, recipe: "ImageRecipe") -> str:
-    """Return why the tiles of a recipe do not fit the learned rows of a model, "" if they do."""
-    from mimo_launch.processors.cut_rules import grids_between
-
-    cut = recipe.tiled
-    if not isinstance(rule, IndicatorRule):
-        between = "it cuts images into tiles with learned rows between them, which a "
-        no_rows = "`kind: ovis2_vision` has; write `crop_to_patches: false` in its file"
-        return "" if cut is None else between + no_rows
-    if recipe.grids:
-        return "the rows of its tiles are those of one large image, not tile after tile"
-    grids = [(1, 1)] if cut is None else sorted(grids_between(*cut.tiles))
-    if sorted(rule.grids) == grids:
-        return ""
-    most = "one tile" if cut is None else f"up to {cut.tiles[1]} tiles"
-    listed = ", ".join(f"[{tall}, {wide}]" for tall, wide in grids)
-    return f"it makes {most} of an image; write `tiles: {{grids: [{listed}]}}` in the model"
 
 
 # The values of CLIP, which `config.json` of a RADIO may leave out.

@@ -39,8 +39,9 @@ from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.cut_rules import Cut, tiling
 from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.images import ImageRecipe
-from mimo_launch.processors.recipes import recipe_of, tiles_unlike, video_recipe_of
+from mimo_launch.processors.recipes import recipe_of, video_recipe_of
 from mimo_launch.processors.resize_rules import ImageTooThin
+from mimo_launch.processors.unlike_tiles import tiles_unlike
 from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Images, Spec, UserData
@@ -59,8 +60,8 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
         elif (images := kind.images) is not None:
             recipe, videos, data = recipe_of(spec, name), video_recipe_of(spec, name), spec.data
             rate = data.video.rate if isinstance(data, UserData) else 1.0
-            if why := tiles_unlike(kind.tokens.tiles, recipe):
-                raise ProcessorError(why)
+            if any(unlike := tiles_unlike(images, kind.tokens.tiles, recipe)):
+                raise ProcessorError(unlike[0])
             if (rule := kind.tokens.tiles) is not None:
                 yield tile_reader(name, images, rule, recipe, videos, rate)
             elif (cut := recipe.cut) is not None:
@@ -218,18 +219,10 @@ def tile_reader(
     videos: VideoRecipe | None,
     rate: float,
 ) -> TileReader:
-    """Return the reader of an encoder of tiles.
-
-    Raises: ProcessorError if its processor makes tiles of another size, or other grids.
-    """
-    side = rule.side
-    if recipe.only_size not in ((side, side), images.input_shape(rule.height, rule.width)[-2:]):
-        raise ProcessorError(f"it does not make images of {side} x {side} pixels, as are the tiles")
-    ours = [(down * side, right * side) for down, right in rule.grids]
-    if recipe.grids and sorted(ours) != sorted(recipe.grids):
-        raise ProcessorError("its image_grid_pinpoints are not the `grids` of the model's `tiles`")
+    """Return the reader of an encoder of tiles, like which its processor cuts images."""
     if rule.whole_last:
         # Each image is cut, whatever makes its pixels.
+        ours = [(down * rule.side, right * rule.side) for down, right in rule.grids]
         recipe = replace(recipe, grids=tuple(ours))
     given: dict[str, Any] = {
         "module": name, "makes": False, "images": images, "recipe": recipe, "videos": videos,
