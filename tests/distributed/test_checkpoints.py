@@ -37,6 +37,9 @@ from mimo_launch.checkpoint.loading import start_run
 from mimo_launch.checkpoint.saver import CheckpointSaver
 from mimo_launch.checkpoint.storage import CheckpointError, read_boxes, write_boxes
 from mimo_launch.checks.all_checks import check
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.order import sample_order
+from mimo_launch.data.order.sample_order import GlobalOrder
 from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layout.layout import world_size
@@ -379,6 +382,28 @@ def test_a_resumed_run_goes_on_counting_steps_and_samples_that_were_skipped(
     state = RunState(step=3, samples=24, skipped=2, bad_samples=5, order=1)
     spec = make_spec("one rank", 6)
     assert run_on_running_ranks(state_again, spec, tmp_path, state, world_size=1) == [state]
+
+
+def ids_of_the_next_step(spec: Spec, state: RunState) -> list[int]:
+    found: list[int] = []
+    with RankSession(Plan.of(spec)) as session:
+        after_backwards(session, lambda step: found.extend(each.id for each in step.data.samples))
+        train(session, lambda event: None, state=state)
+    return found
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_run_takes_its_next_samples_in_the_order_in_which_it_began(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two versions of the order differ for large sets only."""
+    monkeypatch.setattr(sample_order, "LARGE", 10)
+    spec, state = make_spec("one rank", 4), RunState(step=3, samples=24, order=version)
+    number, seed = build_dataset(spec).num_samples("train"), spec.train.seed
+    old, new = (GlobalOrder(number, 8, seed, version=each).take(24) for each in (1, 2))
+    assert old != new
+    [found] = run_ranks(ids_of_the_next_step, spec, state, world_size=1)
+    assert (*found,) == (old, new)[version - 1]
 
 
 def test_a_save_before_the_first_update_counts_none(tmp_path: Path) -> None:
