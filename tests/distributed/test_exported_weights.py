@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.support.exports import (
     bits,
+    digits_run,
     exported,
     load,
     save_on_rank,
@@ -105,3 +106,15 @@ def test_types_and_tokens_are_known_through_runs_that_started_from_runs(tmp_path
     found = exported(tmp_path / "stage2", tmp_path / "late")
     assert {each.dtype for each in found.values()} == {torch.float32}
     assert not (tmp_path / "late" / "tokenizer.json").exists()
+
+
+def test_weights_with_an_update_are_rounded_once(tmp_path: Path) -> None:
+    """To the type of the file, after the sum: a weight rounded before it has another last bit."""
+    run = digits_run(tmp_path, adapter={"rank": 2, "targets": ["q", "o", "up"], "alpha": 64})
+    for dtype in ("fp32", "bf16"):
+        exported(run, tmp_path / dtype, ["language"], dtype=dtype)
+    wide, narrow = (tensors(tmp_path / dtype / "language") for dtype in ("fp32", "bf16"))
+    assert "model.layers.1.mlp.up_proj.weight" in wide
+    assert {name: bits(each) for name, each in narrow.items()} == {
+        name: bits(each.to(torch.bfloat16)) for name, each in wide.items()
+    }
