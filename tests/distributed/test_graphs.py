@@ -82,6 +82,14 @@ ENCODERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         IMAGES,
     ),
+    "unlike groups, evenly cut": (
+        {
+            "vision": box(0, dp=2, balance="none"),
+            "merger": box(2, dp=2, balance="none", **connector("vision")),
+            "language": box(0, tp=2, reads=["merger"]),
+        },
+        {"max_patches": 8},
+    ),
     "positions on three axes, of a tower that language does not read": (
         {
             "vision": box(0),

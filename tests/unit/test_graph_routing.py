@@ -8,6 +8,7 @@ with `layout.row_owners` or `layout.bridge_routing`. Which samples a replica enc
 from collections import Counter
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from tests.support.graphs import connector, graph_specs
 from tests.support.specs import box, brief, spec
@@ -184,6 +185,21 @@ def test_groups_of_other_sizes_stay_within_a_language_replica() -> None:
     bridge = layout.bridges["vision>merger"]
     assert (bridge.source_group, bridge.target_group) == (1, 2)
     assert replica_links(layout, "vision>merger") == (range(1), range(1, 2))
+
+
+@pytest.mark.parametrize(("first", "groups"), [(0, (2, 1)), (2, (1, 2))])
+def test_even_cuts_of_groups_of_other_sizes_are_linked(first: int, groups: tuple[int, int]) -> None:
+    """A replica with half of two microbatches meets both that have half of each of them."""
+    even = {"dp": 2, "balance": "none"}
+    modules = {
+        "vision": box(first, **even),
+        "merger": box(2 - first, **even, **connector("vision")),
+        "language": box(0, tp=2, reads=["merger"]),
+    }
+    layout = build_layout(spec(modules, mbs=2, microbatches=2))
+    bridge = layout.bridges["vision>merger"]
+    assert (bridge.source_group, bridge.target_group) == groups
+    assert replica_links(layout, "vision>merger") == (range(2), range(2))
 
 
 def transfers_of(layout: Layout, bridge: Bridge) -> range:
