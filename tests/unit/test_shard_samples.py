@@ -413,6 +413,17 @@ def test_captions_are_read_from_text_members(tmp_path: Path) -> None:
     assert labels[3] == tokens[4]
 
 
+def test_nothing_predicts_the_first_token_of_a_text(tmp_path: Path) -> None:
+    """All of it is learnt, and no token or image comes before it."""
+    write_shard(tmp_path / "a.tar", [("a", {"txt": "two cats"}), ("b", {"txt": "the red house"})])
+    found = opened(shard_spec(tmp_path, {"language": box()}, template="caption"))
+    for index in range(2):
+        plan, (tokens, labels) = found.describe("train", index), found.text("train", index)
+        assert plan.num_labels == plan.num_tokens - 1 > 1
+        assert labels[: plan.num_labels].tolist() == tokens[1 : plan.num_tokens].tolist()
+        assert (labels[plan.num_labels :] == IGNORE_LABEL).all()
+
+
 def test_the_first_answer_of_a_sample_ends_before_a_special_token(tmp_path: Path) -> None:
     said = ["the red house", "two cats"]
     turns = [
