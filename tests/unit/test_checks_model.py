@@ -22,6 +22,9 @@ def codes(*overrides: str) -> list[str]:
     return sorted(item.code for item in check(loaded.spec))
 
 
+EIGHT, LENGTH = f", short_factor: {[1.5] * 8}", "original_max_position_embeddings"
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -190,15 +193,14 @@ def codes(*overrides: str) -> list[str]:
         ),
         (["model.rope_scaling={rope_type: yarn, factor: 2.0, beta_fast: 1.0}"], []),
         *(
-            (["model.rope_scaling={rope_type: longrope, factor: 2.0" + rest], expected)
+            ([f"model.rope_scaling={{rope_type: longrope, factor: 2.0{rest}}}"], expected)
             for rest, expected in (
-                (f", short_factor: [{', '.join(['1.5'] * 8)}]}}", []),
-                (", short_factor: [1.5]}", ["rope-factors-unlike-pairs"]),
-                ("}", ["rope-factors-unlike-pairs"]),
-                (
-                    f", short_factor: [{', '.join(['1.5'] * 8)}], mscale: 1.0}}",
-                    ["setting-without-effect"],
-                ),
+                (f"{EIGHT}, {LENGTH}: 64", []),
+                (f"{EIGHT}, {LENGTH}: 63", ["seq-over-original-length"]),
+                (EIGHT, ["missing-key"]),
+                (f", short_factor: [1.5], {LENGTH}: 64", ["rope-factors-unlike-pairs"]),
+                (f", {LENGTH}: 64", ["rope-factors-unlike-pairs"]),
+                (f"{EIGHT}, {LENGTH}: 64, mscale: 1.0", ["setting-without-effect"]),
             )
         ),
         (["model.mlp=101"], ["mlp-over-tp"]),

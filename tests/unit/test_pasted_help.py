@@ -441,6 +441,7 @@ PROSE = {
     "init-from-not-checkpoint": "only the user knows the folder",
     "init-from-not-supported": "only the user knows another folder",
     "key-not-text": "only the user knows the name",
+    "missing-key.longrope": "only the user knows the length",
     "missing-package": "a package is missing, not a line",
     "not-supported-yet": "another kind of model has other keys",
     "not-utf8": "a command converts the file",

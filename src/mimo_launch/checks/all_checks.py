@@ -124,6 +124,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(LanguageModel, positions.mrope_fills_head, needs=(*_HEADS, "odd-head-size")),
     ModelRule(DecoderBlocks, positions.scaling_in_order),
     ModelRule(DecoderBlocks, positions.scaling_of_each_pair),
+    ModelRule(DecoderBlocks, positions.sequences_have_scaling),
     ModelRule(DecoderModel, positions.chosen_layers_exist),
     ModelRule(LanguageModel, experts.further_tokens_fit),
     ModuleRule(widths.mlp_over_tp),

@@ -34,9 +34,6 @@ from mimo_launch.hugging_face.registry import model_types, part_of, parts_of
 from mimo_launch.hugging_face.rotary import (
     DYNAMIC,
     LONGEST,
-    LONGROPE,
-    rope_settings,
-    type_of,
 )
 from mimo_launch.hugging_face.settings import agree, value_of
 from mimo_launch.hugging_face.tensors import EMBEDDING, HEAD
@@ -142,14 +139,12 @@ class _Start:
         longest, seq = self.part.longest(), self.spec.batch.seq
         if longest is None or seq <= longest:
             return
-        kind, beyond = DYNAMIC, f"it equals the default type up to `{LONGEST}: {longest}`; beyond,"
-        if type_of(rope_settings(self.part.config)) == LONGROPE:
-            kind, beyond = LONGROPE, f"beyond `original_max_position_embeddings: {longest}`"
         found = _cannot(
             self.name,
             self.folder,
-            f"with `rope_type: {kind}` and `seq: {seq}`",
-            f"{beyond} angles depend on the longest sequence of a batch, which is not supported",
+            f"with `rope_type: {DYNAMIC}` and `seq: {seq}`",
+            f"it equals the default type up to `{LONGEST}: {longest}`; beyond, angles depend on "
+            "the longest sequence of a batch, which is not supported",
             f"write `seq: {longest}` in `batch`, or name another folder",
         )
         yield replace(found, path=("batch", "seq"), related=(self._taken_from(),))

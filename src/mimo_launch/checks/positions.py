@@ -206,6 +206,34 @@ def scaling_of_each_pair(spec: Spec, name: str, model: DecoderBlocks) -> Finding
     )
 
 
+def sequences_have_scaling(spec: Spec, name: str, model: DecoderBlocks) -> Findings:
+    """Sequences are within the length up to which LongRoPE has its factors."""
+    scaling, key = model.rope_scaling, "original_max_position_embeddings"
+    if scaling is None or scaling.rope_type != "longrope":
+        return
+    path: YamlPath = ("modules", name, "model", "rope_scaling")
+    longest, seq = scaling.original_max_position_embeddings, spec.batch.seq
+    if key not in scaling.model_fields_set:
+        yield Diagnostic(
+            code="missing-key",
+            headline=f"`{name}`: `longrope` lacks `{key}`",
+            path=path,
+            why="`short_factor` holds for sequences of up to this length, and sets the size of "
+            "scores by it",
+            help=f"add `{key}`, with its value in the `config.json` of the model",
+        )
+    elif seq > longest:
+        yield Diagnostic(
+            code="seq-over-original-length",
+            headline=f"`seq: {seq}` is longer than `{name}` has factors of `longrope` for",
+            path=("batch", "seq"),
+            why=f"`short_factor` holds for sequences of up to {longest:,} tokens; beyond, angles "
+            "depend on the longest sequence of a batch, which is not supported",
+            help=f"write `seq: {longest}`",
+            related=(Related((*path, key), f"{longest}"),),
+        )
+
+
 def hidden_holds_positions(spec: Spec, name: str, model: VitModel) -> Findings:
     """2-D sine and cosine positions take a quarter of the width each."""
     if model.positions != "sincos" or model.hidden % 4 == 0:

@@ -65,12 +65,8 @@ def rope_refusal(*, in_part: bool = False) -> Refusal:
 
 
 def longest_of(config: Config) -> int | None:
-    """Return up to how many tokens a type equals ours, if it changes with the length of texts."""
-    rope, key = rope_settings(config), LONGEST
-    if type_of(rope) == LONGROPE:
-        return int(_original(rope, config))
-    said = config.get(key)
-    is_dynamic = type_of(rope) == DYNAMIC
+    """Return up to how many tokens the dynamic type equals the default one; None: any other."""
+    said, is_dynamic = config.get(LONGEST), type_of(rope_settings(config)) == DYNAMIC
     return said if is_dynamic and type(said) is int else None
 
 

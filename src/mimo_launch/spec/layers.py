@@ -74,7 +74,9 @@ class RopeScaling(Strict):
         "interpolated.",
     )
     original_max_position_embeddings: Count = Field(
-        8192, description="Original length: that of sequences before the scaling, in tokens."
+        8192,
+        description="Original length: that of sequences before the scaling, in tokens. `longrope` "
+        "needs it: no sequence may be longer.",
     )
     beta_fast: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         32.0,
