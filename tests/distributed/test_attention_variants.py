@@ -229,6 +229,13 @@ BESIDE: Layouts = {
     "further tokens, tp 2": {"tp": 2, "model": {"mtp": {"depth": 1}}},
     "one after the other, pp 2": {"pp": 2, "model": {"norm": "layer", "parallel": False}},
     "without a gate, tp 2": {"tp": 2, "model": {"activation": "squared_relu"}},
+    "xIELU, sequence parallel, tp 2, pp 2": {
+        "tp": 2, "pp": 2, "sequence_parallel": True, "model": {"activation": "xielu"},
+    },
+    "xIELU, further tokens, cp 2, full sharding": {
+        "dp": 2, "cp": 2, "sharding": "full", "recompute": ["mlp"],
+        "model": {"activation": "xielu", "mtp": {"depth": 1}},
+    },
 }  # fmt: skip
 UNIT: Layouts = {
     **BEHIND_VISION,
@@ -433,7 +440,11 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
     "layers beside each other": (
         beside,
         BESIDE,
-        {DOCUMENTS, "biases of norms, after layers too, tp 4"},
+        {
+            DOCUMENTS,
+            "biases of norms, after layers too, tp 4",
+            "xIELU, sequence parallel, tp 2, pp 2",
+        },
         None,
     ),
     "heads of one length": (

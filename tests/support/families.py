@@ -82,11 +82,12 @@ def exact_experts(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 _SMALL = ("gemma4_text, small",)
 _IN_ONE_STAGE = (*(x for x in hugging_face.LAYOUTS if "pp" not in x), "tp4 dp2")
 _OFTEN = ("llama", "qwen2", "qwen3", "mistral")
+_STEPS_OFTEN = ("apertus", "gemma2", "gemma3_text", "gemma4_text", "glm4", "qwen3")
 _UNTOUCHED = (
     "gemma", "phi3", "phi3, long", "seed_oss", "olmo2", "olmo3", "exaone4", "granite", "ernie4_5",
     "helium", "cwm", "ministral", "youtu", "ministral3", "internlm3", "iquestcoder", "vaultgemma",
     "hyperclovax", "cohere", "cohere2", "stablelm",
-    "arcee", "starcoder2", "hunyuan_v1_dense",
+    "apertus", "arcee", "starcoder2", "hunyuan_v1_dense",
     "cohere_compass_text", "gemma4_text", *_SMALL,
     "smollm3", "exaone", "lfm2",
 )  # fmt: skip
@@ -98,15 +99,14 @@ _DECODERS = {
         layouts=plain(_IN_ONE_STAGE if kind in _SMALL else hugging_face.LAYOUTS),
         often=hugging_face.LAYOUTS if kind in _OFTEN else ("cp2",),
         steps={
-            (each, "fp64"): each == "adamw"
-            and kind in ("qwen3", "gemma2", "gemma3_text", "gemma4_text", "glm4", *_SMALL)
+            (each, "fp64"): each == "adamw" and kind in (*_STEPS_OFTEN, *_SMALL)
             for each in OPTIMIZERS
         },
         loss_of=own_loss,
         # One bias for all keys of a query changes nothing.
         free=r"k_proj\.bias$",
         # Numbers of layers do not train.
-        stays=r"layer_scalar$",
+        stays=r"layer_scalar$|act_fn\.(beta|eps)$",
         # `test_exported_weights.py` has the others, in several types and sizes of files.
         untouched={} if kind in _UNTOUCHED else None,
     )
@@ -689,6 +689,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("gemma3_text", "language", {"query_pre_attn_scalar": None}, False),
         ("glm4", "language", {"rotary_interleaved": False}, True),
         ("arcee", "language", {"activation": "gelu_tanh_without_gate"}, True),
+        ("apertus", "language", {"norm_eps": 1e-2}, False),
         *(
             (
                 "phi3, long", "language",
@@ -775,6 +776,7 @@ ROWS: dict[str, Any] = {
     "phi4_multimodal": lambda model: (
         model.model.embed_tokens_extend.image_embed.global_img_feature_extensor[..., 3:4]
     ),
+    "apertus": lambda model: model.model.layers[1].mlp.act_fn.alpha_n,
     "emu3": lambda model: model.model.text_model.layers[1].mlp.up_proj.weight[3],
     "qwen3_asr": lambda model: model.model.multi_modal_projector.linear_2.weight[3],
     "audioflamingo3": lambda model: model.model.multi_modal_projector.linear_1.weight[3],

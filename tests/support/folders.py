@@ -337,7 +337,7 @@ FORMS: dict[str, Config] = {
             "gemma2", "glm4", "ministral3", "smollm3", "gpt_oss", "radio", "dinov3_vit",
             "dinov2", "aimv2_vision_model", "gemma4_vision", "gemma4_text",
             "clip_vision_model", "siglip_vision_model", "cohere", "cohere2", "stablelm",
-            "llama4_text", "arcee", "starcoder2", "hunyuan_v1_dense",
+            "llama4_text", "arcee", "apertus", "starcoder2", "hunyuan_v1_dense",
             "cohere_compass_text",
         )
     },
@@ -719,6 +719,12 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "mlp": 18432, "kv_heads": 32, "head_dim": 80, "norm_eps": 1e-5, "tied": False,
         },
     },
+    "apertus, bare": {
+        "decoder": {
+            "activation": "xielu", "qk_norm": True, "hidden": 4096, "mlp": 14336, "kv_heads": 32,
+            "norm_eps": 1e-5, "rope_theta": 12e6, "rope_scaling.factor": 8.0, "tied": False,
+        },
+    },
     "starcoder2, bare": {
         "decoder": {
             "activation": "gelu_tanh_without_gate", "mlp_bias": True, "qkv_bias": True,
@@ -1009,6 +1015,7 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"hidden_act": "gelu"}, {"mlp_bias": True}, DYNAMIC,
     ],
     ("arcee, bare", "decoder", ""): [{"hidden_act": "silu"}, AWQ],
+    ("apertus, bare", "decoder", ""): [{"hidden_act": "silu"}, {"mlp_bias": True}, AWQ],
     ("llama4_text, bare", "decoder", ""): [
         {"moe_layers": [0, 2]}, _layers("sliding_attention", 47), {"hidden_act": "gelu"},
     ],

@@ -358,6 +358,16 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
     ),
+    "apertus": (
+        {
+            "norm_eps": 1e-3, "head_dim": None, "rope_theta": 500.0, "activation": "xielu",
+            "qk_norm": True, "qkv_bias": True, "output_bias": True,
+        },
+        {
+            "rms_norm_eps": 1e-3, "attention_bias": True, "pad_token_id": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    ),
     "starcoder2": (
         {
             "norm_eps": 1e-3, "head_dim": None, "norm": "layer", "tied": True, "mlp_bias": True,

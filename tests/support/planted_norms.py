@@ -6,8 +6,9 @@ from typing import Any
 from tests.support.specs import behind_vision
 
 from mimo_launch.kinds.decoder import DecoderKind
+from mimo_launch.kinds.mlp_shapes import XieluShape
 from mimo_launch.kinds.weights import Weight
-from mimo_launch.layers import attention, norms, pointwise
+from mimo_launch.layers import attention, norms, pointwise, xielu
 from mimo_launch.layers.norms import WideNorm
 from mimo_launch.models import mlp
 from mimo_launch.models.language_model import LanguageStage
@@ -27,6 +28,9 @@ BESIDE: dict[str, Any] = {
     "norm": "layer_without_bias", "logit_scale": 0.25, "mlp_bias": True,
     "activation": "gelu_tanh_without_gate",
 }  # fmt: skip
+
+# Their activation as in Apertus.
+BENT = {"activation": "xielu"}
 
 # Norms of heads as in Llama 4.
 UNIT: dict[str, Any] = {
@@ -167,6 +171,28 @@ def gelu_exact() -> None:
     pointwise.ACTIVATIONS["gelu_tanh"] = pointwise.gelu
 
 
+def numbers_from_one_part() -> None:
+    """The numbers of an xIELU have gradients from this tp rank's part of the inner width alone."""
+    correct = XieluShape.own
+
+    def complete(self: Any, tp: int) -> Any:
+        held = correct(self, tp).items()
+        return {name: (replace(each[0], terms="complete"),) for name, each in held}
+
+    XieluShape.own = complete  # type: ignore[method-assign]
+
+
+def bent_of_both_sides() -> None:
+    """The gradient of one number of an xIELU is summed over both of its sides."""
+    correct = xielu.gradients
+
+    def mixed(x: Any, grad: Any, *numbers: Any) -> Any:
+        found, of_above, of_below = correct(x, grad, *numbers)
+        return found, of_above + of_below, of_below
+
+    xielu.gradients = mixed
+
+
 def values_unclipped() -> None:
     """Only queries and keys are clipped."""
     correct = attention.Attention._projected
@@ -182,6 +208,8 @@ def values_unclipped() -> None:
 
 
 NORM_BUGS = {
+    "numbers from one part": (numbers_from_one_part, beside(tp=2, model=BENT)),
+    "bent of both sides": (bent_of_both_sides, beside(dp=2, model=BENT)),
     "values unclipped": (values_unclipped, clipped(tp=2)),
     "normed before rotation": (
         normed_before_rotation,

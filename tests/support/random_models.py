@@ -8,6 +8,7 @@ import torch
 
 # The bounds of maps that clip their numbers.
 _LOWER, _UPPER = ("input_min", "output_min"), ("input_max", "output_max")
+_XIELU = ("act_fn.beta", "act_fn.eps")
 
 
 def theirs() -> Any:
@@ -44,7 +45,7 @@ def shaken(
             # As transformers keeps it.
             bias.data = bias.to(torch.promote_types(dtype, torch.float32))
         # Numbers of a layer, of rows or of a map, which do not train.
-        numbers = ("layer_scalar", "std_bias", "std_scale", *_LOWER, *_UPPER)
+        numbers = ("layer_scalar", "std_bias", "std_scale", *_XIELU, *_LOWER, *_UPPER)
         scalars = [each for each in model.named_buffers() if each[0].endswith(numbers)]
         for name, weight in (*model.named_parameters(), *biases, *scalars):
             noise = torch.randn(weight.shape, generator=random, dtype=torch.float64)

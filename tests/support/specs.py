@@ -559,6 +559,8 @@ def one_module(
             model["mtp"] = {"depth": draw(st.sampled_from([1, 2]))}
         if has_experts:
             made["experts"], model["moe"] = draw(_experts(tp, cp * dp, layers))
+        if has_experts or "per_layer_embeddings" in model:
+            model = {x: each for x, each in model.items() if (x, each) != ("activation", "xielu")}
     elif draw(st.sampled_from(["vit", "audio", "vit"])) == "audio":
         model |= {
             "kind": "audio",

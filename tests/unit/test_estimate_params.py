@@ -172,6 +172,7 @@ def specs() -> dict[str, Spec]:
             {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_qk_norm": True}, {}, 2
         ),
         "no gate": one({"activation": "squared_relu"}, {}, 2),
+        "xIELU": one({"activation": "xielu"}, {}, 2),
         "LayerNorms, layers in parallel": one({"norm": "layer", "parallel": True}, {}, 2),
         "MLPs without a gate, with biases": one(
             {"activation": "gelu_tanh_without_gate", "mlp_bias": True}, {}, 2

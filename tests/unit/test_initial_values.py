@@ -221,6 +221,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "wide_qk_norm": True,
         "attention_sinks": True,
         "norm_offset": True,
+        "activation": "xielu",
     },
     "adapters": {**HALF, "moe": {**EXPERTS, "bias": False}},
     "hybrid": {
@@ -286,6 +287,11 @@ def expected_number(name: str, kind: str) -> float:
         return 1.0
     if name.endswith(("put_min", "put_max")):
         return -math.inf if name.endswith("min") else math.inf
+    if ".activation." in name:
+        # As in transformers: the positive numbers are 0.8 and 0.3.
+        numbers = {"alpha_p": math.log(math.expm1(0.8)), "alpha_n": math.log(math.expm1(0.3))}
+        found = (numbers | {"beta": 0.5, "eps": -1e-6})[name.rpartition(".")[2]]
+        return torch.tensor(found, dtype=torch.float32).item()
     own = kind == "wide norms"  # Their offset is 1.
     return float(name.endswith(("norm.weight", ".D")) and not own)
 

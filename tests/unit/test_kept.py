@@ -291,6 +291,11 @@ KEPT = {
         {"activation": "squared_relu"},
         {"of_mlp": {"gate": None, "activation": "squared_relu"}},
     ),
+    "with xIELU, as in Apertus": Row(
+        "language",
+        {"activation": "xielu"},
+        {"of_mlp": {"gate": None, "activation": "xielu"}},
+    ),
     "with LayerNorms": Row("language", {"norm": "layer"}, {"norm": "layer"}),
     "with layers in parallel, as in Command R": Row(
         "language",

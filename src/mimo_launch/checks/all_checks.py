@@ -149,6 +149,7 @@ RULES: tuple[Rule, ...] = (
     ModuleRule(experts.grid_of_experts_fits, needs=_GRID),
     ModuleRule(experts.choices_of_experts),
     ModelRule(CausalModel, experts.layers_have_experts),
+    ModelRule(DecoderModel, experts.activation_is_of_one_mlp),
     ModuleRule(widths.vocab_over_tp, needs=("no-language-module", *_ROLE)),
     ModelRule(VitModel, positions.hidden_holds_positions, needs=_HEADS),
     ModelRule(VitModel, positions.heads_hold_places, needs=_HEADS),

@@ -11,7 +11,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.space import divisors
 from mimo_launch.spec.language_models import CausalModel
-from mimo_launch.spec.spec import ExpertGrid, LanguageModel, Spec
+from mimo_launch.spec.spec import DecoderModel, ExpertGrid, LanguageModel, Spec
 
 
 def experts_have_model(spec: Spec, name: str) -> Findings:
@@ -25,6 +25,23 @@ def experts_have_model(spec: Spec, name: str) -> Findings:
             why="`experts` says which ranks hold the experts of `model.moe`",
             help="delete `experts`, or describe them in `model` as `moe`",
         )
+
+
+def activation_is_of_one_mlp(spec: Spec, name: str, model: DecoderModel) -> Findings:
+    """The learned numbers of an xIELU are those of the one MLP of a layer."""
+    others = [key for key in ("moe", "per_layer_embeddings") if getattr(model, key) is not None]
+    if model.activation != "xielu" or not others:
+        return
+    path, words = ("modules", name, "model"), " and ".join(f"`{key}`" for key in others)
+    yield Diagnostic(
+        code="xielu-beside-experts",
+        headline=f"`{name}`: `activation: xielu` beside {words}",
+        path=(*path, "activation"),
+        why="an xIELU has learned numbers for the MLP of each layer; experts and gates of "
+        "per-layer embeddings have none",
+        help=f"delete {words}, or write `activation: gelu_tanh_without_gate`",
+        related=tuple(Related((*path, key), "has the same activation") for key in others),
+    )
 
 
 def grid_of_experts_fits(spec: Spec, name: str) -> Findings:

@@ -58,6 +58,7 @@ _LAYER = (
 _ALONE = (
     *("mamba.A_log", "mamba.D", "mamba.dt_bias", "deltanet.A_log", "deltanet.dt_bias"),
     *(f"{x}.router.{y}" for x in ("mlp", "moe") for y in ("expert_bias", "scale")),
+    *(f"mlp.activation.{x}" for x in ("alpha_p", "alpha_n", "beta", "eps")),
 )
 # Of maps that clip their numbers.
 _BOUNDS = (

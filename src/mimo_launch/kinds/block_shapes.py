@@ -298,7 +298,7 @@ class ProjectorShape(LayerShape):
             bias=self.bias,
         )
 
-    def parts(self) -> Mapping[str, LayerShape]:
+    def parts(self) -> Mapping[str, LayerShape | None]:
         """Return its layers in order."""
         if self.kind == "linear":
             return {"output": RowShape("linear", self.width, self.out, self.bias)}

@@ -209,7 +209,7 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     def gate(self) -> GateActivation | None:
         """The activation of the gate of MLPs, if they have one."""
         match self.model.activation:
-            case "squared_relu" | "gelu_tanh_without_gate":
+            case "squared_relu" | "gelu_tanh_without_gate" | "xielu":
                 return None
             case of_gate:
                 return of_gate
@@ -217,7 +217,11 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
     @property
     def activation(self) -> PlainActivation:
         """The activation of MLPs without a gate."""
-        return "squared_relu" if self.model.activation == "squared_relu" else "gelu_tanh"
+        match self.model.activation:
+            case "squared_relu" | "xielu" as found:
+                return found
+            case _:
+                return "gelu_tanh"
 
     def layer(self, number: int) -> LayerShape:
         """Return a block, or a depth with such a block."""

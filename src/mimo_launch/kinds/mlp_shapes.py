@@ -7,6 +7,7 @@ Leaves: which layer has which to the kind of a model, what it computes to the cl
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import expm1, log
 from typing import ClassVar, Literal
 
 from mimo_launch.kinds.adapters import expert_adapter
@@ -20,7 +21,26 @@ from mimo_launch.spec.language_models import GateActivation
 from mimo_launch.spec.layers import Moe
 
 # Of MLPs without a gate.
-PlainActivation = Activation | Literal["squared_relu"]
+PlainActivation = Activation | Literal["squared_relu", "xielu"]
+
+
+@dataclass(frozen=True, slots=True)
+class XieluShape(LayerShape):
+    """The numbers of one xIELU: two that train, two that do not, as first in `transformers`.
+
+    Each tp rank has their gradients from its part of the inner width.
+    """
+
+    layer = "mimo_launch.layers.xielu:Xielu"
+
+    def own(self, tp: int) -> Parameters:
+        """Return its numbers; the curves of both sides begin at 0.8."""
+        starts = {"alpha_p": log(expm1(0.8)), "alpha_n": log(expm1(0.8 - 0.5))}
+        trained = Weight(name="", shape=(1,), terms="region", init="constant", decay=False)
+        return {
+            **{name: (replace(trained, name=name, std=std),) for name, std in starts.items()},
+            **{n: (buffer(n, 1, "constant", x),) for n, x in (("beta", 0.5), ("eps", -1e-6))},
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +66,13 @@ class MlpShape(LayerShape):
         """The last map, without clips."""
         return RowShape("down", self.inner, self.out, self.bias, self.out_scale)
 
-    def parts(self) -> Mapping[str, LayerShape]:
-        """Return its maps."""
+    def parts(self) -> Mapping[str, LayerShape | None]:
+        """Return its maps, and an activation with numbers of its own."""
         names = ("up",) if self.gate is None else ("gate", "up")
         outputs = tuple(Output(name, self.inner, bias=self.bias) for name in names)
         return {
             "inputs": columns(self.width, outputs, clipped=self.clipped),
+            "activation": XieluShape() if self.activation == "xielu" else None,
             "output": row(self.output, clipped=self.clipped),
         }
 
@@ -143,7 +164,7 @@ class ExpertsShape(LayerShape):
             bias=self.moe.bias,
             out_scale=self.out_scale,
         )
-        ups, downs = (part.own(1) for part in mlp.parts().values())
+        ups, downs = (part.own(1) for part in filter(None, mlp.parts().values()))
         found = {
             "inputs": ups["weight"],
             "outputs": downs["weight"],

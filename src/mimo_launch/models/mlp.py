@@ -31,17 +31,19 @@ from mimo_launch.layers.recompute import Remake
 from mimo_launch.layers.router import Choice, Router, TokenShares
 from mimo_launch.layers.sequence_contexts import SequenceContext
 from mimo_launch.layers.shaped_layer import ShapedLayer
+from mimo_launch.layers.xielu import Xielu
 
 
 class Mlp(ShapedLayer[MlpShape]):
     """MLP, gated or with an activation, with its inner width cut over tp: [n, D] -> [n, D]."""
 
     inputs: RegionInputs[Any]
+    activation: Xielu | None
     output: RowLinear | Clipped
 
     def __init__(self, context: ParallelContext, shape: MlpShape) -> None:
         super().__init__(context, shape)
-        self.between = GATED[shape.gate] if shape.gate else ACTIVATIONS[shape.activation]
+        self.between = GATED[shape.gate] if shape.gate else ACTIVATIONS.get(shape.activation)
 
     def forward(
         self, x_nD: Tensor, draws: Draws | None = None, again: Remake | None = None
@@ -49,7 +51,10 @@ class Mlp(ShapedLayer[MlpShape]):
         """Return the MLP of every token; see `RegionInputs.of_tokens`."""
         hidden = self.inputs.of_tokens(x_nD, draws, again)
         # Reuse the name: without a backward, this frees the input before the next product.
-        hidden = self.context.fused(self.between, hidden)
+        if self.between is not None:
+            hidden = self.context.fused(self.between, hidden)
+        elif self.activation is not None:
+            hidden = self.activation(hidden)
         out: Tensor = self.output(hidden, draws)
         return out
 

@@ -223,7 +223,7 @@ class DecoderBlocks(CausalModel):
 
 GateActivation = Literal["silu", "gelu_tanh", "clamped_silu"]
 # Activations of MLPs without a gate.
-UngatedActivation = Literal["squared_relu", "gelu_tanh_without_gate"]
+UngatedActivation = Literal["squared_relu", "gelu_tanh_without_gate", "xielu"]
 ActivationName = Literal[GateActivation, UngatedActivation]
 NormKind = Literal["rms", "layer", "layer_without_bias"]
 
@@ -273,8 +273,8 @@ class DecoderModel(DecoderBlocks, LanguageModel):
         "silu",
         description="Activation of the gate in MLPs and experts: SiLU (SwiGLU), GELU approximated "
         "by tanh (Gemma), or x sigmoid(1.702 x) of numbers clamped at 7, times 1 more than what "
-        "it gates (GPT-OSS). Or that of MLPs without a gate: `relu(x)^2` (Arcee), or the same "
-        "GELU (StarCoder2).",
+        "it gates (GPT-OSS). Or that of MLPs without a gate: `relu(x)^2` (Arcee), the same GELU "
+        "(StarCoder2), or xIELU, with two learned numbers for each MLP (Apertus).",
     )
     mlp_bias: bool = Field(
         False,

@@ -207,9 +207,19 @@ def mlp(weights: Weights, name: str, x_SD: Tensor, activation: str = "silu") -> 
     inner = linear(weights, x_SD, f"{name}.up")
     if activation in GATES:
         inner = GATES[activation](linear(weights, x_SD, f"{name}.gate"), inner)
+    elif activation == "xielu":
+        inner = xielu(weights, f"{name}.activation", inner)
     else:
         inner = activated(inner, activation)
     return linear(weights, inner, f"{name}.down")
+
+
+def xielu(weights: Weights, name: str, x: Tensor) -> Tensor:
+    """Return xIELU from its definition (arXiv:2411.13010), its positive numbers by softplus."""
+    beta, eps = weights[f"{name}.beta"], weights[f"{name}.eps"]
+    above, below = ((1 + weights[f"{name}.alpha_{x}"].exp()).log() for x in "pn")
+    depth = torch.where(x < eps, x, eps).exp() - 1 - x
+    return beta * x + torch.where(x > 0, above * x**2, (beta + below) * depth)
 
 
 # An RMSNorm of each head by itself, or of all heads together.
