@@ -215,6 +215,16 @@ MODELS: dict[str, tuple[Config, int]] = {
     "Qwen3-0.6B": (qwen3(28, 1024, 16, 8, 3072, 151936, tie_word_embeddings=True), 8),
     "Qwen3-8B": (qwen3(*QWEN3_8B), 16),
     "Qwen3-32B": (qwen3(64, 5120, 64, 8, 25600, 151936), 32),
+    "Apertus-8B": (
+        dense(
+            "apertus", 32, 4096, 32, 8, 21504, 131072, hidden_act="xielu", rms_norm_eps=1e-5,
+            rope_theta=12e6, rope_scaling={
+                "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            }, qk_norm=True, post_norm=False, mlp_bias=False,
+        ),
+        8,
+    ),
     "SmolLM3-3B": (
         dense(
             "smollm3", 36, 2048, 16, 4, 11008, 128256, rms_norm_eps=1e-6, rope_theta=5e6,
