@@ -12,6 +12,7 @@ import torch
 from tests.support.specs import box, spec
 from tests.unit.test_checks_model import codes
 
+from mimo_launch.layers.parameter_segments import LocalSegment, replicated
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.models.kept_rows import RowCache, State
 from mimo_launch.models.patches import Patches
@@ -170,6 +171,26 @@ def test_another_release_or_library_makes_rows_again(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "__version__", "1")
         recipes.append(row_caches._recipe(small, "vision", 7))
     assert len(set(recipes)) == len(recipes)
+
+
+def test_weights_are_marked_by_name_place_and_value() -> None:
+    """So layers that exchange their weights make rows again, and so do permuted weights."""
+    segment = replicated("weight", (4, 3), "complete", counted=True)
+    one, other = torch.rand(2, 4, 3)
+
+    def mark(**weights: torch.Tensor) -> int:
+        parts = (LocalSegment(f"{n}.weight", segment, each, 0) for n, each in weights.items())
+        return sum(map(row_caches._hash, parts)) % 2**64
+
+    first = mark(up=one, down=other)
+    others = [
+        mark(up=other, down=one),
+        mark(up=one.flip(0), down=other),
+        mark(up=one.flip(1), down=other),
+        mark(up=one, down=-other),
+    ]
+    assert len({first, *others}) == 5
+    assert first == mark(down=other, up=one)
 
 
 def test_a_file_that_another_run_renames_meanwhile_is_not_counted(
