@@ -12,7 +12,7 @@ from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.recompute import remake
 from mimo_launch.layers.region_products import gathered_product, scattered_product
 
-TOKENS, WIDTH, FEATURES = 5, 6, 7  # Of a rank.
+WIDTH, FEATURES = 6, 7  # Of a rank.
 
 
 def values(seed: int, *shape: int) -> Tensor:
@@ -31,12 +31,15 @@ class Sums:
         self.total = grad_NF.t() @ x_ND
 
 
-def region(how: str, frozen: tuple[str, ...]) -> dict[str, Tensor]:
-    """Return the outputs and gradients of a region, x -> tanh -> back, on this rank."""
+def region(how: str, frozen: tuple[str, ...], tokens: int) -> dict[str, Tensor]:
+    """Return the outputs and gradients of a region, x -> tanh -> back, on this rank.
+
+    Each rank has so many `tokens` outside of it.
+    """
     size, rank = dist.get_world_size(), dist.get_rank()
     tp = Group(tuple(range(size)), rank, dist.group.WORLD)
     leaves = {
-        "x": values(rank, TOKENS, WIDTH),
+        "x": values(rank, tokens, WIDTH),
         "into": values(100 + rank, FEATURES, WIDTH),
         "bias": values(200 + rank, FEATURES),
         "back": values(300 + rank, WIDTH, FEATURES),
@@ -59,12 +62,12 @@ def region(how: str, frozen: tuple[str, ...]) -> dict[str, Tensor]:
     return {"out": out.detach(), **found}
 
 
-def on_one_rank(size: int, frozen: tuple[str, ...]) -> list[dict[str, Tensor]]:
+def on_one_rank(size: int, frozen: tuple[str, ...], tokens: int) -> list[dict[str, Tensor]]:
     """Return the same for each rank, from whole matrices."""
     x, into, bias, back = (
         [values(first + rank, *shape) for rank in range(size)]
         for first, shape in (
-            (0, (TOKENS, WIDTH)),
+            (0, (tokens, WIDTH)),
             (100, (FEATURES, WIDTH)),
             (200, (FEATURES,)),
             (300, (WIDTH, FEATURES)),
@@ -72,7 +75,7 @@ def on_one_rank(size: int, frozen: tuple[str, ...]) -> list[dict[str, Tensor]]:
     )
     inside = 3 * torch.cat(x) @ torch.cat(into).t() + torch.cat(bias)
     out = inside.tanh() @ torch.cat(back, dim=1).t()
-    out.backward(torch.cat([values(400 + r, TOKENS, WIDTH).detach() for r in range(size)]))
+    out.backward(torch.cat([values(400 + r, tokens, WIDTH).detach() for r in range(size)]))
     wholes: dict[str, list[Any]] = {"x": x, "into": into, "bias": bias, "back": back}
     return [
         {
@@ -85,19 +88,24 @@ def on_one_rank(size: int, frozen: tuple[str, ...]) -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize(
-    ("how", "frozen"),
+    ("how", "frozen", "tokens"),
     [
-        ("kept", ()),
-        ("made again", ()),
-        ("summed", ()),
-        ("kept", ("x",)),
-        ("made again", ("into", "bias")),
-        ("summed", ("into", "back")),
+        ("kept", (), 5),
+        ("made again", (), 5),
+        ("summed", (), 5),
+        ("kept", ("x",), 5),
+        ("made again", ("into", "bias"), 5),
+        ("summed", ("into", "back"), 5),
+        # As those of an encoder in a microbatch without images.
+        ("kept", (), 0),
+        ("summed", (), 0),
     ],
 )
-def test_a_region_computes_what_one_rank_does(size: int, how: str, frozen: tuple[str, ...]) -> None:
-    found = run_on_running_ranks(region, how, frozen, world_size=size)
-    for mine, theirs in zip(found, on_one_rank(size, frozen), strict=True):
+def test_a_region_computes_what_one_rank_does(
+    size: int, how: str, frozen: tuple[str, ...], tokens: int
+) -> None:
+    found = run_on_running_ranks(region, how, frozen, tokens, world_size=size)
+    for mine, theirs in zip(found, on_one_rank(size, frozen, tokens), strict=True):
         assert mine.keys() == theirs.keys()
         for name, each in mine.items():
             torch.testing.assert_close(each, theirs[name], rtol=1e-12, atol=1e-12, msg=name)

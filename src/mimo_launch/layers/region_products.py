@@ -135,10 +135,14 @@ class _Scattered(torch.autograd.Function):
 
 
 def _rows(count: int, tp: Group) -> tuple[slice, tuple[slice, ...]]:
-    """Return the rows of this rank's tokens in those of the region, and the runs of the others'."""
+    """Return the rows of this rank's tokens in those of the region, and the runs of the others'.
+
+    Runs of no tokens are products, too: an encoder may have no images.
+    """
     first, last = tp.index * count, (tp.index + 1) * count
-    before, after = slice(0, first), slice(last, tp.size * count)
-    return slice(first, last), tuple(each for each in (before, after) if each.start < each.stop)
+    before = (slice(0, first),) if tp.index else ()
+    after = (slice(last, tp.size * count),) if tp.index < tp.size - 1 else ()
+    return slice(first, last), (*before, *after)
 
 
 def _multiply(x: Tensor, matrix: Tensor, out: Tensor, bias: Tensor | None = None) -> None:
