@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tests.support import aimv2, dinov2, dinov3, radio
+from tests.support import aimv2, dinov2, dinov2_registers, dinov3, radio
 from tests.support.exports import (
     bits,
     exported,
@@ -29,7 +29,10 @@ from tests.support.whole_models import OPTIMIZERS
 from mimo_launch.data.build import build_dataset
 from mimo_launch.layout.layout import world_size
 
-TOWERS: Any = {"radio": radio, "dinov3": dinov3, "dinov2": dinov2, "aimv2": aimv2}
+TOWERS: Any = {
+    "radio": radio, "dinov3": dinov3, "dinov2": dinov2, "aimv2": aimv2,
+    "dinov2 with registers": dinov2_registers,
+}  # fmt: skip
 OFTEN = {"apart", "cp2"}
 SWEEP = pytest.mark.sweep
 TOWERS_AND_MLPS = [

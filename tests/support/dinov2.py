@@ -1,5 +1,6 @@
 """A tiny DINOv2 of `transformers` with random weights, specs that start from it, its features."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,12 +43,15 @@ def features_of(model: Any, image: np.ndarray) -> Tensor:
 def widen(model: Any) -> None:
     """Resize the table in its own type: `transformers` does in fp32, whatever that is."""
     inner = model.embeddings
+    inner.interpolate_pos_encoding = partial(resized, inner, F.interpolate)
 
-    def resized(_: Tensor, height: int, width: int) -> Tensor:
-        table, side = inner.position_embeddings, radio.SIDE
-        of_patches = table[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
-        sides = height // radio.PATCH, width // radio.PATCH
-        wide = F.interpolate(of_patches, sides, mode="bicubic", align_corners=False)
-        return torch.cat([table[:, :1], wide.flatten(2).mT], dim=1)
 
-    inner.interpolate_pos_encoding = resized
+def resized(
+    inner: Any, resize: Callable[..., Tensor], _: Tensor, height: int, width: int
+) -> Tensor:
+    """Return the positions of the class token and of the patches of an image."""
+    table, side = inner.position_embeddings, radio.SIDE
+    of_patches = table[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    sides = height // radio.PATCH, width // radio.PATCH
+    wide = resize(of_patches, sides, mode="bicubic", align_corners=False)
+    return torch.cat([table[:, :1], wide.flatten(2).mT], dim=1)

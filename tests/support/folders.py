@@ -335,7 +335,7 @@ FORMS: dict[str, Config] = {
         f"{kind}, bare": {"model_type": kind}
         for kind in (
             "gemma2", "glm4", "ministral3", "smollm3", "gpt_oss", "radio", "dinov3_vit",
-            "dinov2", "aimv2_vision_model", "gemma4_vision", "gemma4_text",
+            "dinov2", "dinov2_with_registers", "aimv2_vision_model", "gemma4_vision", "gemma4_text",
             "clip_vision_model", "siglip_vision_model", "cohere", "cohere2", "stablelm",
             "llama4_text", "arcee", "apertus", "starcoder2", "hunyuan_v1_dense",
             "cohere_compass_text",
@@ -917,6 +917,9 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
     "dinov2, bare": {
         "vit": {"image": (16, 16), "mlp": 3072, "layer_scale": 1.0, "class_token": True},
     },
+    "dinov2_with_registers, bare": {
+        "vit": {"image": (14, 14), "registers": 4, "interpolation": "bicubic_averaged"},
+    },
     "dinov2-giant": {"vit": {"mlp": 4096, "image": (37, 37), "activation": "swiglu"}},
     "aimv2_vision_model, bare": {
         "vit": {"image": (16, 16), "mlp": 2816, "patch_norm": True, "qkv_bias": False},
@@ -1211,6 +1214,9 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"hidden_act": "relu"}, {"image_size": [224, 112]}, {"patch_size": [14, 7]},
         {"drop_path_rate": 0.1}, {"hidden_dropout_prob": 0.1},
         {"attention_probs_dropout_prob": 0.1},
+    ],
+    ("dinov2_with_registers, bare", "vit", ""): [
+        {"hidden_act": "relu"}, {"image_size": [224, 112]}, {"drop_path_rate": 0.1},
     ],
     ("aimv2_vision_model, bare", "vit", ""): [
         {"hidden_act": "gelu"}, {"is_native": True}, {"mlp_bias": True}, {"attention_dropout": 0.1},

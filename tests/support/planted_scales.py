@@ -1,6 +1,7 @@
 """Known ways to get weights per channel of a tower wrong; `planted` lists them with the others."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -217,6 +218,12 @@ def table_not_averaged() -> None:
     positions._WEIGHTS["averaged"] = positions._WEIGHTS["linear"]
 
 
+def cubic_of_tables_not_averaged() -> None:
+    """An averaged cubic has the parameter of one that is not averaged."""
+    cubic = partial(positions._cubic_weights, parameter=positions.CUBIC)
+    positions._WEIGHTS["bicubic_averaged"] = partial(positions._averaged, weigh=cubic)
+
+
 def states_in_the_order_of_layers() -> None:
     """The states of several layers stand side by side as they were computed."""
     VisionStage._side_by_side = lambda self, x_nD, kept: torch.cat([*kept, x_nD], dim=1)
@@ -228,6 +235,10 @@ SCALE_BUGS = {
     "gate taken for up": (gate_taken_for_up, scaled({"tp": 2}, ALIGNED)),
     "table to its corners": (table_to_its_corners, scaled({}, EACH)),
     "table not averaged": (table_not_averaged, scaled({"tp": 2}, AVERAGED)),
+    "cubic of tables not averaged": (
+        cubic_of_tables_not_averaged,
+        scaled({"tp": 2}, AVERAGED | {"interpolation": "bicubic_averaged"}),
+    ),
     "norm of own patches": (
         norm_taken_for_complete,
         scaled({"tp": 2, "sequence_parallel": True}, EACH),

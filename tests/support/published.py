@@ -775,6 +775,14 @@ ENCODERS: dict[str, tuple[str, Config]] = {
             "query_bias": False, "value_bias": False, "pos_embed_rescale": 2.0,
         },
     ),
+    "dinov2-with-registers-base": (
+        "vision",
+        {
+            "model_type": "dinov2_with_registers", "hidden_size": 768, "num_hidden_layers": 12,
+            "num_attention_heads": 12, "mlp_ratio": 4, "patch_size": 14, "image_size": 518,
+            "num_register_tokens": 4, "layerscale_value": 1.0, "qkv_bias": True,
+        },
+    ),
     "dinov2-giant": (
         "vision",
         {

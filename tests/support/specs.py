@@ -17,7 +17,7 @@ from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.layout.samples import grouped_encoders
 from mimo_launch.layout.space import divisors
 from mimo_launch.spec.sections import ScheduleKind
-from mimo_launch.spec.spec import DecoderModel, Spec
+from mimo_launch.spec.spec import DecoderModel, Spec, VitModel
 
 AXES = ("tp", "cp", "dp", "pp")
 # Every order in which cp varies faster than dp, the default first.
@@ -37,6 +37,7 @@ KEPT_BY_OVIS2 = frozenset({
     "patch_norm", "pre_norm", "final_norm",
 })  # fmt: skip
 KINDS = get_args(ScheduleKind)
+INTERPOLATIONS = get_args(VitModel.model_fields["interpolation"].annotation)
 ACTIVATIONS = get_args(DecoderModel.model_fields["activation"].annotation)
 # Kinds of language models, each drawn as often as it is named; a decoder may have experts.
 LANGUAGES = ("decoder", "decoder", "decoder", "hybrid")
@@ -850,11 +851,7 @@ def _tower(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "positions": positions,
         "image": [2, draw(st.integers(1, 3))] if is_learned else None,
-        "interpolation": draw(
-            st.sampled_from(["bicubic", "bilinear", "nearest", "cropped", "linear", "averaged"])
-        )
-        if is_learned
-        else "bicubic",
+        "interpolation": draw(st.sampled_from(INTERPOLATIONS)) if is_learned else "bicubic",
         "class_token": has_class_token,
         "registers": registers,
         "windows": windows,

@@ -21,7 +21,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 OFTEN = {
     "Qwen3-30B-A3B", "GLM-4.5-Air", "gemma-3-4b", "Qwen2-Audio-7B", "Qwen3-VL-4B", "GLM-4.1V-9B",
     "InternVL3.5-8B", "SmolVLM2-2.2B", "whisper-large-v3", "C-RADIOv4-H", "dinov3-vit7b16",
-    "dinov2-giant", "Apertus-8B",
+    "dinov2-giant", "dinov2-with-registers-base", "Apertus-8B",
 }  # fmt: skip
 LANGUAGE = {"kind": "decoder", "layers": 1, "hidden": 64, "heads": 4, "vocab": 64}
 

@@ -55,7 +55,10 @@ SIZES = {
     "seed_oss": ({**DECODER, "attention_dropout": 0.0, "residual_dropout": 0.0}, TEXT),
     "mixtral": ({**DECODER, "num_local_experts": 2}, TEXT),
     **dict.fromkeys(("siglip_vision_model", "clip_vision_model"), (VISION, PICTURE)),
-    **dict.fromkeys(("dinov2", "aimv2_vision_model"), ({**VISION, "mlp_ratio": 2}, PICTURE)),
+    **dict.fromkeys(
+        ("dinov2", "dinov2_with_registers", "aimv2_vision_model"),
+        ({**VISION, "mlp_ratio": 2}, PICTURE),
+    ),
     # Of which the places of patches are stretched at random by default.
     "dinov3_vit": ({**VISION, "pos_embed_rescale": None}, PICTURE),
     "gemma4_vision": (

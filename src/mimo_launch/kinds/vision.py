@@ -398,7 +398,8 @@ class VisionKind(TransformerEncoderKind):
         """Return the numbers that learned positions keep: places (8 bytes) and weights (4)."""
         if (grid := self.tokens.table) is None or not held.passes.weights_train:
             return 0
-        reads = {"bicubic": 16, "nearest": 1, "averaged": math.prod(grid)}
+        reads = {"bicubic": 16, "nearest": 1}
+        reads |= dict.fromkeys(("averaged", "bicubic_averaged"), math.prod(grid))
         read = reads.get(self.model.interpolation, 4)
         size = 12 * read + 24
         return held.patches // held.sequence_parts * size // held.passes.bytes

@@ -8,6 +8,9 @@ Legend: N patches of a replica's group, n patches of this rank, [H, W] the grid 
 positions.
 """
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,8 +18,9 @@ from torch import Tensor
 from mimo_launch.kinds.vision import PositionsShape
 from mimo_launch.layers.shaped_layer import ShapedLayer
 
-# The parameter of the cubic convolution, as in torch and OpenCV (Keys 1981 has -0.5).
-CUBIC = -0.75
+# The parameter of the cubic convolution, as in torch and OpenCV; torch has that of Keys 1981 where
+# it averages.
+CUBIC, CUBIC_OF_KEYS = -0.75, -0.5
 
 
 def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -43,8 +47,8 @@ class LearnedPositions(ShapedLayer[PositionsShape]):
         """Return the position embeddings of patches, given (y, x, height, width) in their images.
 
         Each is a weighted sum of 4 x 4 rows of the table (bicubic), of 2 x 2 (linear), of all
-        (averaged), or one row.
-        A cropped table is resized to the longer side of the image in both directions.
+        (averaged), or one row. A cropped table is resized to the longer side of the image in both
+        directions.
         """
         wide = torch.promote_types(self.weight.dtype, torch.float32)
         grid, weights_along = self.shape.grid, _WEIGHTS[self.shape.interpolation]
@@ -77,11 +81,15 @@ def _cubic(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor
     first = source.floor()
     step = (source - first)[:, None]
     offsets = torch.arange(-1, 3, device=places_n.device)
-    far = (step - offsets).abs()
-    near = ((CUBIC + 2) * far - (CUBIC + 3)) * far**2 + 1
-    outer = ((far - 5) * far + 8) * far * CUBIC - 4 * CUBIC
     found = (first.long()[:, None] + offsets).clamp(0, size - 1)
-    return found, torch.where(far <= 1, near, outer)
+    return found, _cubic_weights((step - offsets).abs(), CUBIC)
+
+
+def _cubic_weights(far: Tensor, parameter: float) -> Tensor:
+    """Return the weights of places at a distance; beyond 2 they are 0."""
+    near = ((parameter + 2) * far - (parameter + 3)) * far**2 + 1
+    outer = ((far - 5) * far + 8) * far * parameter - 4 * parameter
+    return torch.where(far <= 1, near, torch.where(far < 2, outer, 0.0))
 
 
 def _linear(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -109,15 +117,22 @@ def _centred(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tens
     return found, torch.stack([1 - step, step], dim=1)
 
 
-def _averaged(places_n: Tensor, sizes_n: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return all places of a table [n, size], and their weights, which fall linearly to 0.
+def _falling(far: Tensor) -> Tensor:
+    """Return weights that fall linearly to 0 at a distance of 1."""
+    return (1 - far).clamp(min=0)
 
-    They reach one place of the table or of the image, if that is longer: as with `antialias`.
+
+def _averaged(
+    places_n: Tensor, sizes_n: Tensor, size: int, weigh: Callable[[Tensor], Tensor] = _falling
+) -> tuple[Tensor, Tensor]:
+    """Return all places of a table [n, size], and weights of their distances, as with `antialias`.
+
+    Distances count places of the table or of the image, if these are longer.
     """
     scale = size / sizes_n.clamp(min=1).double()
     found = torch.arange(size, device=places_n.device).expand(len(places_n), size)
     far = (found - ((places_n.double() + 0.5) * scale - 0.5)[:, None]).abs()
-    weights = (1 - far / scale.clamp(min=1)[:, None]).clamp(min=0)
+    weights = weigh(far / scale.clamp(min=1)[:, None])
     # Places of padding may be outside.
     return found, weights / weights.sum(dim=1, keepdim=True).clamp(min=1e-9)
 
@@ -147,7 +162,10 @@ def sines(places_n: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1).to(dtype)
 
 
-_WEIGHTS = {
+_WEIGHTS: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "bicubic": _cubic, "bilinear": _linear, "linear": _centred, "nearest": _nearest,
     "cropped": _centred, "averaged": _averaged,
+    "bicubic_averaged": partial(
+        _averaged, weigh=partial(_cubic_weights, parameter=CUBIC_OF_KEYS)
+    ),
 }  # fmt: skip

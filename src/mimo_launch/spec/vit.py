@@ -14,7 +14,9 @@ from mimo_launch.spec.encoders import Activation, ProjectorActivation, Transform
 from mimo_launch.spec.media import Images, Tiles, Videos, Windows
 
 RopeFrequencies = Literal["shared", "in_turn", "alternating"]
-Interpolation = Literal["bicubic", "bilinear", "linear", "averaged", "nearest", "cropped"]
+Interpolation = Literal[
+    "bicubic", "bilinear", "linear", "averaged", "bicubic_averaged", "nearest", "cropped"
+]
 
 
 class VitModel(Images, TransformerEncoder):
@@ -46,7 +48,7 @@ class VitModel(Images, TransformerEncoder):
         "SigLIP and CLIP; `bilinear`: its corners stay those of the image, as in Qwen3-VL; "
         "`linear`: linearly between the centres, as in PaddleOCR-VL; `averaged`: so, too, and of "
         "an image smaller than the table a patch reads the mean of all that it covers, as in "
-        "Cosmos 3 Edge; "
+        "Cosmos 3 Edge; `bicubic_averaged`: `bicubic` with antialias, as in DINOv2 with registers; "
         "`nearest`: a patch reads the place where its upper left corner lies, as in Idefics3; "
         "`cropped`: linearly between the centres, to a square as long as the longer side of an "
         "image; its patches read the upper left part of the square, as in RADIO.",

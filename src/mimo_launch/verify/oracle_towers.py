@@ -107,8 +107,9 @@ def _sized(model: Any, table: Tensor, height: int, width: int) -> Tensor:
     elif model.interpolation == "nearest":
         down, right = (_begins(*each) for each in zip((height, width), model.image, strict=True))
         sized = as_image[:, :, down][:, :, :, right]
-    elif model.interpolation == "averaged":
-        sized = _averaged(as_image, height, width)
+    elif model.interpolation in ("averaged", "bicubic_averaged"):
+        mode = "bilinear" if model.interpolation == "averaged" else "bicubic"
+        sized = _averaged(as_image, height, width, mode)
     else:
         corners = model.interpolation == "bilinear"
         mode = "bicubic" if model.interpolation == "bicubic" else "bilinear"
@@ -117,14 +118,14 @@ def _sized(model: Any, table: Tensor, height: int, width: int) -> Tensor:
     return found
 
 
-def _averaged(image: Tensor, height: int, width: int) -> Tensor:
+def _averaged(image: Tensor, height: int, width: int, mode: str) -> Tensor:
     """Resize with antialias, each axis while it is the last one.
 
     Of an image with one column, torch 2.13 computes other rows than of one with two.
     """
     for size in (width, height):
         flat = (image.shape[2], size)
-        image = F.interpolate(image, flat, mode="bilinear", antialias=True).mT
+        image = F.interpolate(image, flat, mode=mode, antialias=True).mT
     return image
 
 

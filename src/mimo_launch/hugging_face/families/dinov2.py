@@ -1,8 +1,10 @@
-"""The vision transformers of DINOv2, for images of any size.
+"""The vision transformers of DINOv2, with and without registers, for images of any size.
 
-Sources: arXiv:2304.07193; `transformers` 5.24, models/dinov2.
+Sources: arXiv:2304.07193, arXiv:2309.16588; `transformers` 5.24, models/dinov2 and
+models/dinov2_with_registers.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +35,14 @@ from mimo_launch.hugging_face.towers import ACTIVATIONS, REST
 _IMAGE, _PATCH, _SCALE = ("image_size", 224), ("patch_size", 14), ("layerscale_value", 1.0)
 _WORDS = {"q": "query", "k": "key", "v": "value"}
 _UNGATED = {"up": "fc1", "down": "fc2"}
+
+
+def _patch(usual: int) -> Computed:
+    return Computed(
+        lambda config: side_of(config, _PATCH[0], usual),
+        lambda model: {_PATCH[0]: model.patch},
+        f"`{_PATCH[0]}`, once or twice; {usual}",
+    )
 
 
 def _image(config: Config) -> tuple[int, int]:
@@ -70,11 +80,7 @@ DINOV2 = Family(
                 _ratio,
                 "`hidden_size` x `mlp_ratio` (4); gated two thirds of that, in steps of 8",
             ),
-            "patch": Computed(
-                lambda config: side_of(config, *_PATCH),
-                lambda model: {_PATCH[0]: model.patch},
-                "`patch_size`, once or twice; 14",
-            ),
+            "patch": _patch(14),
             "channels": ("num_channels", 3),
             "image": Computed(
                 _image,
@@ -132,4 +138,24 @@ DINOV2 = Family(
     may_end_early=True,
     notes="A folder has no projector, so ours keeps its initial values. A module may take only the "
     "first layers, and `final_norm` is free. Images have any size. The class token becomes no row.",
+)
+_REGISTERS = "embeddings.register_tokens"
+DINOV2_WITH_REGISTERS = replace(
+    DINOV2,
+    model_type="dinov2_with_registers",
+    architecture="Dinov2WithRegistersModel",
+    published=("facebook/dinov2-with-registers-base",),
+    settings=replace(
+        DINOV2.settings.but({"patch": _patch(16), "registers": ("num_register_tokens", 4)}),
+        rest={**DINOV2.settings.rest, "interpolation": "bicubic_averaged"},
+    ),
+    tensors=replace(
+        DINOV2.tensors
+        | {"registers.weight": Reshaped(_REGISTERS, lambda x: (1, x.registers, x.hidden))},
+        dropped=(*DINOV2.tensors.dropped, Dropped(_REGISTERS, lambda model: not model.registers)),
+    ),
+    defaults={"patch_size": 16},
+    prefixes=(("", ""), ("dinov2_with_registers.", "")),
+    notes=f"{DINOV2.notes} Other images than those of `image_size` read the table with antialias "
+    "(`interpolation: bicubic_averaged`). Registers become no row, too.",
 )
