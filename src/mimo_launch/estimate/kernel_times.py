@@ -161,16 +161,19 @@ class StageKernels:
         ends = ends_of(self.spec, self.module.name, is_first=stage.is_first, is_last=stage.is_last)
         flops = kind.end_flops(ends, self.work)
         words = len(even_cut(ends.vocab, self._tp, self._tp - 1))
-        before = self._product(flops.patch / self._parts, self._tokens, width, width)
+        before = self._product(flops.patch / self._sharing, self._tokens, width, width)
         outputs = words if kind.reads_tokens else width
-        after = self._product(flops.head / self._parts, self._tokens, width, outputs)
+        is_cut = kind.reads_tokens or kind.codes is not None
+        parts = self._parts if is_cut else self._sharing
+        after = self._product(flops.head / parts, self._tokens, width, outputs)
         if flops.head and kind.reads_tokens:
             logits = float(self._tokens * (1 + kind.depths) * words)
             # The gradient is made in the forward; the backward scales it.
             loss = self.constants.seconds_of("loss", logits, logits / _MEGA)
             after += Seconds(2 / 3 * loss, 1 / 3 * loss)
         rows = max(1.0, self.work.rows / self.module.grid.size(Axis.CP))
-        projector = self._product(flops.projector / self._parts, rows, width, ends.row_width)
+        products = (flops.projector - flops.whole) / self._parts + flops.whole / self._sharing
+        projector = self._product(products, rows, width, ends.row_width)
         return before, after, projector
 
     def _products(self, held: Iterable[Parameter]) -> Iterator[Seconds]:
@@ -182,9 +185,11 @@ class StageKernels:
                 one = self._experts(weight)
             else:
                 outputs, inputs = weight.shape
-                flops = 2.0 * self._tokens * inputs * outputs
+                shares = weight.whole and weight.role != "adapter"
+                tokens = self._tokens // (self._between_regions if shares else 1)
+                flops = 2.0 * tokens * inputs * outputs
                 is_fp8 = self.module.fp8 and weight.role != "adapter"
-                one = self._product(flops, self._tokens, inputs, outputs, is_fp8=is_fp8)
+                one = self._product(flops, tokens, inputs, outputs, is_fp8=is_fp8)
             if weight.role == "adapter":
                 # It trains, whether or not the weights beside it do.
                 yield Seconds(one.forward, one.inputs + one.weights) + self._added(weight)
@@ -395,6 +400,16 @@ class StageKernels:
     @property
     def _parts(self) -> int:
         return self._tp * self.module.grid.size(Axis.CP)
+
+    @property
+    def _between_regions(self) -> int:
+        """Number of tp ranks that share the tokens between tensor-parallel regions."""
+        return self._tp if self.module.sequence_parallel else 1
+
+    @property
+    def _sharing(self) -> int:
+        """Number of ranks that share the work of a map that each tp rank holds whole."""
+        return self._between_regions * self.module.grid.size(Axis.CP)
 
     @property
     def _tokens(self) -> int:

@@ -244,6 +244,7 @@ def backward_by_kind(
         head=path.after * (1 + written.body_trains) * around.head,
         patch=path.before * (1 + written.layer_trains(0)) * around.patch,
         projector=(1 + written.projector_trains) * around.projector,
+        whole=(1 + written.projector_trains) * around.whole,
         attention=2 * path.after * around.attention,
     )
     through = trained = flops_of_layers(spec, module, path.layers, work)

@@ -122,7 +122,8 @@ class Flops:
     """Operations by kind of work, over all tp and cp ranks of a replica.
 
     `linear` and `attention` (or Mamba's equivalent) are for blocks, `head` is for the vocabulary,
-    or for the velocities of a flow generator, `patch` for maps in front of the blocks.
+    or for the velocities of a flow generator, `patch` for maps in front of the blocks. `whole` is
+    the part of `projector` that is for maps which each tp rank holds whole.
     """
 
     linear: float = 0.0
@@ -130,6 +131,7 @@ class Flops:
     head: float = 0.0
     patch: float = 0.0
     projector: float = 0.0
+    whole: float = 0.0
 
     @property
     def total(self) -> float:

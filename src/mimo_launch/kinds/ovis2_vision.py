@@ -89,7 +89,8 @@ class Ovis2VisionKind(VisionKind):
         if not ends.is_last:
             return found
         products = self.model.words * (self.model.row_width + ends.row_width)
-        return Flops(patch=found.patch, projector=2.0 * self._projected(work) * products)
+        projector = 2.0 * self._projected(work) * products
+        return Flops(patch=found.patch, projector=projector, whole=projector)
 
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers saved by embedding, vocabulary and the layers between them."""

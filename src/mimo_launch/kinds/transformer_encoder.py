@@ -173,7 +173,7 @@ class TransformerEncoderKind(BlocksKind):
 
     def end_flops(self, ends: Ends, work: Workload) -> Flops:
         """Return the operations of embedding and projector."""
-        model, patch, projector = self.model, 0.0, 0.0
+        model, patch, products, whole = self.model, 0.0, 0, 0
         if ends.is_first:
             patch = 2.0 * self._embedded(work) * self.patch_work.products
             patch += self._flops_of_maps(ends, work)
@@ -184,9 +184,10 @@ class TransformerEncoderKind(BlocksKind):
             if model.projector == "swiglu":
                 products += inner * row
             if model.projector == "gated":
-                products = out * (row + out + 3 * inner)
-            projector = 2.0 * self._projected(work) * products
-        return Flops(patch=patch, projector=projector)
+                whole = out * (row + out)
+                products = whole + 3 * out * inner
+        rows = 2.0 * self._projected(work)
+        return Flops(patch=patch, projector=rows * products, whole=rows * whole)
 
     def _embedded(self, work: Workload) -> int:
         """Return the number of patches."""

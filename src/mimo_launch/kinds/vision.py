@@ -337,9 +337,9 @@ class VisionKind(TransformerEncoderKind):
         inside = self._ends_of_maps(ends)
         row, found = self.model.row_width, TransformerEncoderKind.end_flops(self, inside, work)
         deep = 2.0 * work.rows * row * (row + ends.row_width) * self.model.deep_rows
-        merge = 2.0 * work.rows * row * self.model.merge_width * (1 + self.model.deep_rows)
-        after = 2.0 * self._projected(work) * (self.model.projector_out or 0) * ends.row_width
-        return found + Flops(projector=deep + merge + after) if ends.is_last else found
+        whole = 2.0 * work.rows * row * self.model.merge_width * (1 + self.model.deep_rows)
+        whole += 2.0 * self._projected(work) * (self.model.projector_out or 0) * ends.row_width
+        return found + Flops(projector=deep + whole, whole=whole) if ends.is_last else found
 
     def _ends_of_maps(self, ends: Ends) -> Ends:
         """Return the ends as the projector sees them, without a map after it."""

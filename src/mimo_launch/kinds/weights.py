@@ -253,7 +253,8 @@ def widths_of(shape: LayerShape) -> Widths:
 class Parameter:
     """The part that one rank holds of the weights fused in one parameter, for `experts` if not 0.
 
-    `matrices` are the whole shapes of those that map hidden vectors to hidden vectors.
+    `matrices` are the whole shapes of those that map hidden vectors to hidden vectors. `whole`:
+    they are not cut over tp.
     """
 
     shape: tuple[int, ...]
@@ -263,6 +264,7 @@ class Parameter:
     trains: bool
     experts: int = 0
     packed: QuantizedBase | None = None
+    whole: bool = False
 
     @property
     def matrix(self) -> bool:
@@ -308,8 +310,9 @@ def _held(weights: tuple[Weight, ...], share: Share) -> Parameter:
     matrices = times * tuple(each.shape for each in weights if each.matrix)
     shape = (rows, *first.local_shape(share)[1:])
     experts = times if first.experts else 0
+    whole = first.axis is None and not experts
     return Parameter(
-        shape, first.role, matrices, first.in_product, first.trains, experts, first.packed
+        shape, first.role, matrices, first.in_product, first.trains, experts, first.packed, whole
     )
 
 
