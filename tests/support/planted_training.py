@@ -57,7 +57,7 @@ def impatient() -> Spec:
     made = settings()
     assert made.eval is not None
     return made.replace(
-        optimizer=made.optimizer.replace(kind="sgd", lr=9.0, clip=None, schedule=LrSchedule()),
+        optimizer=made.optimizer.replace(kind="sgd", lr=4.0, clip=None, schedule=LrSchedule()),
         eval=made.eval.replace(stop_after=4),
         modules={n: each.replace(optimizer=ModuleOptimizer()) for n, each in made.modules.items()},
     )

@@ -117,7 +117,8 @@ def spec(
     encoders = [name for name in modules if name != "language"]
     grids = {name: module["grid"] for name, module in modules.items()}
     width = lcm(8, *(grid["tp"] for grid in grids.values()))
-    vocab = 8 + len(encoders)
+    # So many that each of 2 or 4 tp ranks has words.
+    vocab = 13 + len(encoders)
     for name, module in modules.items():
         default = (
             decoder(grids[name], width, vocab, virtual_stages)
