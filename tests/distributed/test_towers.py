@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tests.support import aimv2, dinov2, dinov2_registers, dinov3, radio
+from tests.support import aimv2, aimv2_native, dinov2, dinov2_registers, dinov3, radio
 from tests.support.exports import (
     bits,
     exported,
@@ -31,7 +31,7 @@ from mimo_launch.layout.layout import world_size
 
 TOWERS: Any = {
     "radio": radio, "dinov3": dinov3, "dinov2": dinov2, "aimv2": aimv2,
-    "dinov2 with registers": dinov2_registers,
+    "dinov2 with registers": dinov2_registers, "native aimv2": aimv2_native,
 }  # fmt: skip
 OFTEN = {"apart", "cp2"}
 SWEEP = pytest.mark.sweep

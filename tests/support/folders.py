@@ -331,6 +331,7 @@ FORMS: dict[str, Config] = {
             key: each for key, each in PUBLISHED["Qwen2-VL-7B"].items() if key != "vision_config"
         } | {"model_type": "qwen2_vl_text"},
     },
+    "native AIMv2": {"model_type": "aimv2_vision_model", "is_native": True},
     **{
         f"{kind}, bare": {"model_type": kind}
         for kind in (
@@ -921,6 +922,7 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         "vit": {"image": (14, 14), "registers": 4, "interpolation": "bicubic_averaged"},
     },
     "dinov2-giant": {"vit": {"mlp": 4096, "image": (37, 37), "activation": "swiglu"}},
+    "native AIMv2": {"vit": {"image": None, "positions": "sincos_mae", "patch_norm": True}},
     "aimv2_vision_model, bare": {
         "vit": {"image": (16, 16), "mlp": 2816, "patch_norm": True, "qkv_bias": False},
     },
@@ -1219,7 +1221,7 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"hidden_act": "relu"}, {"image_size": [224, 112]}, {"drop_path_rate": 0.1},
     ],
     ("aimv2_vision_model, bare", "vit", ""): [
-        {"hidden_act": "gelu"}, {"is_native": True}, {"mlp_bias": True}, {"attention_dropout": 0.1},
+        {"hidden_act": "gelu"}, {"is_native": 1.5}, {"mlp_bias": True}, {"attention_dropout": 0.1},
     ],
     ("dinov3_vit, bare", "dinov3", ""): [
         {"hidden_act": "silu"}, ({"use_gated_mlp": True}, "hidden_act: gelu"), {"key_bias": True},

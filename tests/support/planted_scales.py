@@ -80,6 +80,10 @@ EACH: dict[str, Any] = {
 AVERAGED: dict[str, Any] = EACH | {
     "positions": "learned", "image": [9, 9], "interpolation": "averaged",
 }  # fmt: skip
+# As a native AIMv2.
+SINES: dict[str, Any] = EACH | {
+    "positions": "sincos_mae", "image": None, "interpolation": "bicubic",
+}  # fmt: skip
 # As a Kimi K2.5.
 ALTERNATING: dict[str, Any] = {
     "layers": 2, "hidden": 16, "heads": 2, "positions": "learned+rope2d", "image": [4, 4],
@@ -224,6 +228,17 @@ def cubic_of_tables_not_averaged() -> None:
     positions._WEIGHTS["bicubic_averaged"] = partial(positions._averaged, weigh=cubic)
 
 
+def wavelengths_to_the_end() -> None:
+    """The sines of MAE have the wavelengths of others."""
+    correct = vision_encoder.sincos_positions
+
+    def longer(places: Any, width: int, dtype: Any, *, as_mae: bool) -> Any:
+        found = correct(places, width, dtype)
+        return found.roll(width // 2, dims=1) if as_mae else found
+
+    vision_encoder.sincos_positions = longer
+
+
 def states_in_the_order_of_layers() -> None:
     """The states of several layers stand side by side as they were computed."""
     VisionStage._side_by_side = lambda self, x_nD, kept: torch.cat([*kept, x_nD], dim=1)
@@ -238,6 +253,10 @@ SCALE_BUGS = {
     "cubic of tables not averaged": (
         cubic_of_tables_not_averaged,
         scaled({"tp": 2}, AVERAGED | {"interpolation": "bicubic_averaged"}),
+    ),
+    "wavelengths to the end": (
+        wavelengths_to_the_end,
+        scaled({"cp": 2}, SINES),
     ),
     "norm of own patches": (
         norm_taken_for_complete,

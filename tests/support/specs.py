@@ -38,6 +38,7 @@ KEPT_BY_OVIS2 = frozenset({
 })  # fmt: skip
 KINDS = get_args(ScheduleKind)
 INTERPOLATIONS = get_args(VitModel.model_fields["interpolation"].annotation)
+POSITIONS = get_args(VitModel.model_fields["positions"].annotation)
 ACTIVATIONS = get_args(DecoderModel.model_fields["activation"].annotation)
 # Kinds of language models, each drawn as often as it is named; a decoder may have experts.
 LANGUAGES = ("decoder", "decoder", "decoder", "hybrid")
@@ -841,7 +842,7 @@ def _hybrid(draw: st.DrawFn, ranks: int, layers: int) -> dict[str, Any]:
 @st.composite
 def _tower(draw: st.DrawFn) -> dict[str, Any]:
     """Draw what stands before, inside and behind the blocks of a vision transformer."""
-    positions = draw(st.sampled_from(["sincos", "rope2d", "learned", "learned+rope2d"]))
+    positions = draw(st.sampled_from(POSITIONS))
     is_learned, turns = "learned" in positions, "rope2d" in positions
     seldom, activations = st.sampled_from([False, False, True]), ["gelu", "gelu_tanh", "quick_gelu"]
     has_class_token = draw(st.booleans())

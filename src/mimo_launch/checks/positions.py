@@ -236,7 +236,7 @@ def sequences_have_scaling(spec: Spec, name: str, model: DecoderBlocks) -> Findi
 
 def hidden_holds_positions(spec: Spec, name: str, model: VitModel) -> Findings:
     """2-D sine and cosine positions take a quarter of the width each."""
-    if model.positions != "sincos" or model.hidden % 4 == 0:
+    if not model.has_sines or model.hidden % 4 == 0:
         return
     yield Diagnostic(
         code="hidden-not-multiple-of-4",

@@ -23,16 +23,22 @@ from mimo_launch.layers.shaped_layer import ShapedLayer
 CUBIC, CUBIC_OF_KEYS = -0.75, -0.5
 
 
-def sincos_positions(positions_N2: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Return fixed 2-D sine-cosine embeddings [N, width], for images of any size.
+def sincos_positions(
+    positions_N2: Tensor, width: int, dtype: torch.dtype, *, as_mae: bool = False
+) -> Tensor:
+    """Return fixed 2-D sine-cosine embeddings [N, width] of rows and columns, for any image.
 
-    Source: "Better plain ViT baselines" (arXiv:2205.01580), section 3.
+    `as_mae`: of columns first, and the longest wavelength stays below 2 pi 10000.
+    Sources: "Better plain ViT baselines" (arXiv:2205.01580), section 3; the code of MAE
+    (arXiv:2111.06377).
     """
     wide = torch.promote_types(dtype, torch.float32)
     quarter = width // 4
-    steps = torch.arange(quarter, device=positions_N2.device, dtype=wide) / max(1, quarter - 1)
+    last = quarter if as_mae else max(1, quarter - 1)
+    steps = torch.arange(quarter, device=positions_N2.device, dtype=wide) / last
     angles = positions_N2.to(wide)[:, :, None] * 10000.0**-steps
-    parts = [f(angles[:, axis]) for axis in (0, 1) for f in (torch.sin, torch.cos)]
+    axes = (1, 0) if as_mae else (0, 1)
+    parts = [f(angles[:, axis]) for axis in axes for f in (torch.sin, torch.cos)]
     return torch.cat(parts, dim=1).to(dtype)
 
 

@@ -229,8 +229,10 @@ class VisionStage(ModelStage):
         x_nD: Tensor = self.patch(values)
         if self.patch_norm is not None:
             x_nD = self.patch_norm(x_nD)
-        if model.positions == "sincos":
-            x_nD = x_nD + sincos_positions(mine.positions, model.hidden, x_nD.dtype)
+        if model.has_sines:
+            as_mae = model.positions == "sincos_mae"
+            places = mine.positions
+            x_nD = x_nD + sincos_positions(places, model.hidden, x_nD.dtype, as_mae=as_mae)
         elif self.positions is not None:
             x_nD = x_nD + self.positions(mine.positions)
         if model.learned_tokens:

@@ -28,9 +28,10 @@ class VitModel(Images, TransformerEncoder):
         description="Pixel shuffle: each square of `shuffle` x `shuffle` neighbouring patches "
         "becomes one row, as wide as all of them, before the projector.",
     )
-    positions: Literal["sincos", "rope2d", "learned", "learned+rope2d"] = Field(
+    positions: Literal["sincos", "sincos_mae", "rope2d", "learned", "learned+rope2d"] = Field(
         "sincos",
-        description="Positions of patches. `sincos`: fixed 2-D sines and cosines, added; `rope2d`: "
+        description="Positions of patches. `sincos`: fixed 2-D sines and cosines, added; "
+        "`sincos_mae`: those of MAE, of columns before rows, as in a native AIMv2; `rope2d`: "
         "queries and keys rotated by row and column, as in Qwen2-VL; `learned`: a table over a "
         "grid of `image`, added, and interpolated for other sizes; `learned+rope2d`: both, as in "
         "Qwen3-VL.",
@@ -251,6 +252,11 @@ class VitModel(Images, TransformerEncoder):
     def has_table(self) -> bool:
         """Whether positions are learned."""
         return self.positions in ("learned", "learned+rope2d")
+
+    @property
+    def has_sines(self) -> bool:
+        """Whether positions are fixed sines and cosines."""
+        return self.positions in ("sincos", "sincos_mae")
 
     @property
     def turns_patches(self) -> bool:

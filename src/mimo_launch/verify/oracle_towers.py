@@ -77,6 +77,17 @@ def sincos(height: int, width: int, size: int) -> Tensor:
     return torch.tensor(np.array(rows), dtype=torch.float64)
 
 
+def _sincos_of_columns(height: int, width: int, size: int) -> Tensor:
+    """Return the embeddings of MAE: x sine, x cosine, y sine, y cosine."""
+    turns = [10000.0 ** (-4 * i / size) for i in range(size // 4)]
+    rows = [
+        [f(place * turn) for place in (x, y) for f in (np.sin, np.cos) for turn in turns]
+        for y in range(height)
+        for x in range(width)
+    ]
+    return torch.tensor(np.array(rows), dtype=torch.float64)
+
+
 def _placed(
     weights: Weights, encoder: str, model: Any, x_ND: Tensor, size: tuple[int, int]
 ) -> Tensor:
@@ -84,6 +95,8 @@ def _placed(
     height, width = size
     if model.positions == "sincos":
         return x_ND + sincos(height, width, model.hidden)
+    if model.positions == "sincos_mae":
+        return x_ND + _sincos_of_columns(height, width, model.hidden)
     if not model.has_table:
         return x_ND
     table = weights[f"{encoder}.positions.weight"][int(model.class_token) :]

@@ -1,20 +1,24 @@
-"""The vision towers of AIMv2, with learned positions.
+"""The vision towers of AIMv2, with learned positions, or native ones with sines and cosines.
 
 Sources: arXiv:2411.14402; `transformers` 5.24, models/aimv2.
 """
 
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
-from mimo_launch.hugging_face.refusals import only, refusals, where
+from mimo_launch.hugging_face.refusals import one_of, only, refusals, where
 from mimo_launch.hugging_face.settings import Computed, Settings
 from mimo_launch.hugging_face.tensors import MLP, Beyond, Dropped, Tensors, in_layers, patches
 from mimo_launch.hugging_face.towers import REST
 
 _IMAGE, _PATCH = ("image_size", 224), ("patch_size", 14)
 _QKV_BIAS, _MLP_BIAS = "qkv_bias", "mlp_bias"
+# Images of any size, with positions that are computed.
+_NATIVE, _SINES = "is_native", "sincos_mae"
 
 
-def _image(config: Config) -> tuple[int, int]:
+def _image(config: Config) -> tuple[int, int] | None:
+    if config.get(_NATIVE, False):
+        return None
     side = int(number(config, *_IMAGE) // max(1, number(config, *_PATCH)))
     return side, side
 
@@ -23,7 +27,7 @@ AIMV2 = Family(
     model_type="aimv2_vision_model",
     kind="vit",
     architecture="Aimv2VisionModel",
-    published=("apple/aimv2-large-patch14-224",),
+    published=("apple/aimv2-large-patch14-224", "apple/aimv2-large-patch14-native"),
     settings=Settings(
         {
             "layers": ("num_hidden_layers", 24),
@@ -34,15 +38,21 @@ AIMV2 = Family(
             "channels": ("num_channels", 3),
             "image": Computed(
                 _image,
-                lambda model: {_IMAGE[0]: model.image_side},
-                f"`{_IMAGE[0]}` / `{_PATCH[0]}`, rounded down, twice; 224 pixels",
+                lambda model: {_IMAGE[0]: model.image_side} if model.image else {},
+                f"`{_IMAGE[0]}` / `{_PATCH[0]}`, rounded down, twice; 224 pixels; none with "
+                f"`{_NATIVE}`",
+            ),
+            "positions": Computed(
+                lambda config: _SINES if config.get(_NATIVE, False) else "learned",
+                lambda model: {_NATIVE: model.positions == _SINES},
+                f"`{_SINES}` with `{_NATIVE}`; `learned`",
             ),
             "qkv_bias": (_QKV_BIAS, False),
             "block_bias": (_MLP_BIAS, False),
             "norm_eps": ("rms_norm_eps", 1e-5),
         },
-        {"hidden_act": "silu", "is_native": False},
-        {**REST, "positions": "learned", "norm": "rms", "patch_norm": True, "activation": "swiglu"},
+        {"hidden_act": "silu"},
+        {**REST, "norm": "rms", "patch_norm": True, "activation": "swiglu"},
     ),
     tensors=Tensors(
         {
@@ -71,7 +81,7 @@ AIMV2 = Family(
     ),
     refused=refusals(
         only("hidden_act", "silu"),
-        only("is_native", False),
+        one_of(_NATIVE, (True, False), False),
         where(
             _MLP_BIAS,
             f"other than `{_QKV_BIAS}`",
@@ -81,6 +91,6 @@ AIMV2 = Family(
     ),
     may_end_early=True,
     notes="A folder has no projector, so ours keeps its initial values. A module may take only the "
-    "first layers, and `final_norm` is free. `transformers` takes images of `image_size` alone; "
-    "here the table of positions is resized for other ones.",
+    "first layers, and `final_norm` is free. Without `is_native`, `transformers` takes images of "
+    "`image_size` alone; here the table of positions is resized for other ones.",
 )
