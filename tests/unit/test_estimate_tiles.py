@@ -11,9 +11,11 @@ from tests.support.works import nominal_work
 from tests.unit.test_estimates import FREE, estimator
 from tests.unit.test_kept import MemoryPeak
 
+from mimo_launch.kinds.ovis2_vision import VocabularyShape
 from mimo_launch.kinds.shapes import table
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import build_layout
+from mimo_launch.models.ovis2_vision import Vocabulary
 from mimo_launch.models.tiled_rows import RowSources, TiledRows
 from mimo_launch.spec.spec import Spec
 
@@ -67,6 +69,42 @@ def test_gathered_patches_stand_beside_them(vision: dict[str, Any], copies: int)
     assert stage.end_extra >= copies * size
     first = memory_of(tiled(**vision, pp=2), "vision", 0)
     assert first.forward_extra == 0
+
+
+WORDS, SMALL_ROW = 3000, 8
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("frozen", [False, "except_projector", True])
+def test_gradients_of_words_stand_beside_what_is_kept(precision: str, frozen: bool | str) -> None:
+    """A softmax over words needs more for each row than all other layers."""
+    shape = VocabularyShape(SMALL_ROW, WORDS, SMALL_ROW)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    layer = Vocabulary(ParallelContext(), shape).to(dtype)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    rows, learns = 1600, frozen is not True
+    given = torch.randn(rows, SMALL_ROW, dtype=dtype, requires_grad=learns)
+    layer.requires_grad_(learns)
+    with torch.set_grad_enabled(learns), MemoryPeak() as peak:
+        made = layer(given)
+        if learns:
+            made.sum().backward()
+
+    def estimated(words: int) -> int:
+        model = {"kind": "ovis2_vision", "layers": 1, "hidden": SMALL_ROW, "heads": 1, "mlp": 8}
+        model |= {"image": [4, 4], "words": words}
+        modules = {
+            "vision": box(0, model=model, frozen=frozen, compile=False),
+            "language": box(0, model={"hidden": SMALL_ROW, "heads": 1}),
+        }
+        found = spec(modules, train={"steps": 1, "precision": precision})
+        memory = memory_of(found, "vision")
+        size = memory.kept + (memory.end_extra if learns else memory.forward_extra)
+        return size // patches_of(found)
+
+    of_word = (estimated(WORDS) - estimated(1)) / (WORDS - 1)
+    assert of_word == pytest.approx(peak.largest / (rows * WORDS), rel=0.01)
 
 
 def test_only_the_stage_that_makes_rows_waits_for_patches() -> None:

@@ -162,9 +162,11 @@ class Activations:
 
     def forward(self, unpacked: int) -> int:
         """Return the temporary bytes of a forward at its peak, `unpacked` for dequantized maps."""
-        ends = self.loss_forward() + self.tiles()
-        alone = {self.first[each] for each in set(self.numbers) - set(self.path.layers)}
-        layers = ((self._temporary(each).forward, each) for each in alone)
+        # With a backward there is less here than at its start, beside what is kept.
+        alone = 0 if self.differentiates else self.kind.temporary_at_ends(self.ends, self._held)[0]
+        ends = self.loss_forward() + self.tiles() + alone * self.bytes
+        unkept = {self.first[each] for each in set(self.numbers) - set(self.path.layers)}
+        layers = ((self._temporary(each).forward, each) for each in unkept)
         alive = max((self._sum(tensors, each) for tensors, each in layers), default=0)
         return max(ends, alive + unpacked)
 
@@ -188,7 +190,8 @@ class Activations:
 
     def backward_of_end(self) -> int:
         """Return the temporary bytes of a backward before it reaches the layers."""
-        return self.loss_backward() + self.tiles() + self.stream * self.path.after
+        alone = self.kind.temporary_at_ends(self.ends, self._held)[1] * self.bytes
+        return self.loss_backward() + self.tiles() + alone + self.stream * self.path.after
 
     def made(self, numbers: Mapping[int, int], *, again: bool = False) -> int:
         """Return the bytes of all tensors that layers make in a forward, kept or not.
@@ -305,8 +308,13 @@ class Activations:
 
     def _ends(self) -> int:
         """Return the bytes kept by the layers around the blocks: patches, projector, head."""
+        return self.kind.saved_at_ends(self.ends, self._held) * self.bytes
+
+    @cached_property
+    def _held(self) -> HeldAtEnds:
+        """What the layers around the blocks are given."""
         cp = self.module.grid.size(Axis.CP)
-        held = HeldAtEnds(
+        return HeldAtEnds(
             passes=self.passes,
             layers=tuple(each for each in self.path.layers if each in self.stage.layers),
             first_layer=self.stage.first_layer,
@@ -324,7 +332,6 @@ class Activations:
             reads=tuple(-(-rows // cp) for rows in self.work.reads),
             gathered=self.tp > 1 and not self.module.sequence_parallel,
         )
-        return self.kind.saved_at_ends(self.ends, held) * self.bytes
 
 
 def _first_alike(own: ModuleSpec, numbers: Iterable[int]) -> dict[int, int]:

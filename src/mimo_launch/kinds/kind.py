@@ -274,6 +274,14 @@ class ModelKind(ABC):
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
         """Return the numbers that a rank saves before the layers and after them."""
 
+    def temporary_at_ends(self, ends: Ends, held: HeldAtEnds) -> tuple[int, int]:
+        """Return the numbers alive in a forward without a backward, and in a backward.
+
+        Those that are kept are left out, and so are the loss and the rows of tiles.
+        """
+        del ends, held
+        return 0, 0
+
 
 @lru_cache(maxsize=1024)
 def _alike(kind: ModelKind, numbers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

@@ -97,16 +97,32 @@ class Ovis2VisionKind(VisionKind):
         total = VisionKind.saved_at_ends(self, ends, held)
         if not ends.is_last:
             return total
-        rows = held.patches // self.model.patches_per_row
-        own = rows // held.sequence_parts
+        rows, own = held.patches // self.model.patches_per_row, self._own_rows(held)
         # Each tp rank maps its own rows alone.
         shared = (rows - own) * self.model.row_width * held.projector_trains
-        return total - shared + own * self.model.words * self._saved_of_word(held)
+        words = 1 + held.passes.of_norm("layer") + _softmax(held) + _shares(held)
+        return total - shared + own * self.model.words * words
 
-    def _saved_of_word(self, held: HeldAtEnds) -> int:
-        """Return the numbers that a row keeps of each word."""
-        passes = held.passes
-        # The result of a softmax, or its input if it is compiled; shares of fewer bytes are apart.
-        softmax = 1 if passes.are_compiled else passes.wide
-        shares = held.projector_trains * (passes.are_compiled or passes.wide > 1)
-        return 1 + passes.of_norm("layer") + softmax + shares
+    def temporary_at_ends(self, ends: Ends, held: HeldAtEnds) -> tuple[int, int]:
+        """Return the numbers of a softmax over words, beside what is kept for a backward."""
+        if not ends.is_last:
+            return 0, 0
+        each, wide = self._own_rows(held) * self.model.words, _softmax(held)
+        # Words and shares, and in more bytes both sides of the softmax; its two gradients, where
+        # the shares were.
+        forward, backward = 2 * wide + 2 * (wide > 1), 2 * wide - _shares(held)
+        return each * forward, each * backward
+
+    def _own_rows(self, held: HeldAtEnds) -> int:
+        return held.patches // self.model.patches_per_row // held.sequence_parts
+
+
+def _softmax(held: HeldAtEnds) -> int:
+    """Return how many numbers one of the result of a softmax, or its input if compiled, takes."""
+    return 1 if held.passes.are_compiled else held.passes.wide
+
+
+def _shares(held: HeldAtEnds) -> int:
+    """Return 1 if shares of fewer bytes are kept apart, else 0."""
+    passes = held.passes
+    return int(held.projector_trains and (passes.are_compiled or passes.wide > 1))
