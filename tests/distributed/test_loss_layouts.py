@@ -47,6 +47,10 @@ LAYOUTS: dict[str, Spec] = {
         {"vision": box(0, tp=2), "language": own(cp=2, dp=2, loss=loss("Scored", counts=None))},
         microbatches=2,
     ),
+    "tp 2, no columns": spec(
+        {"language": own(tp=2, loss={"kind": "tests.support.custom_losses:with_small_sums"})},
+        microbatches=2,
+    ),
     "tp 2 cp 2, sequence parallel, adapters": spec(
         {
             "language": own(

@@ -121,7 +121,7 @@ def read_labelled(forward: TextForward, loss: CustomLoss) -> Labelled:
     ).numpy()
     labels = np.stack([samples.text(each)[1] for each in view.samples])[:, held].flatten()
     places = np.flatnonzero(labels != IGNORE_LABEL)
-    found = [samples.columns(each) for each in view.samples]
+    found = [samples.columns(each) for each in view.samples if loss.columns]
     exact = torch.promote_types(context.compute_dtype, torch.float32)
     columns = {}
     for name, width in loss.columns.items():
