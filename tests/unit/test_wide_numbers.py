@@ -18,14 +18,14 @@ from mimo_launch.custom import LabelledTokens
 from mimo_launch.data.random_draws import Noise
 from mimo_launch.kinds.mlp_shapes import RouterShape
 from mimo_launch.kinds.vision import PositionsShape
-from mimo_launch.layers import norms
+from mimo_launch.layers import norms, pointwise
 from mimo_launch.layers.image_contexts import ImageContext, turned_by_place
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import soft_capped
 from mimo_launch.layers.rotary_angles import angles
 from mimo_launch.layers.router import Router
 from mimo_launch.layers.sequence_contexts import query_factors
 from mimo_launch.layers.ssd import causal_conv
+from mimo_launch.models import gemma4_vision
 from mimo_launch.models.noise import HeldNoise
 from mimo_launch.models.positions import LearnedPositions, sincos_positions, sines
 from mimo_launch.plan.plan import Plan
@@ -37,6 +37,7 @@ from mimo_launch.train.rank_session import RankSession
 
 PLACES = torch.arange(500)
 TWICE = PLACES[:, None].expand(-1, 2)
+FACTORS = torch.linspace(1, 2, 18)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -99,10 +100,23 @@ MADE: dict[str, Callable[[torch.dtype], Tensor]] = {
     "sines of images": lambda dtype: sincos_positions(TWICE, 32, dtype),
     "sines of clips": lambda dtype: sines(PLACES, 32, dtype),
     "a resized table": learned,
-    "a cap": lambda dtype: soft_capped(4 * drawn(999).to(dtype), 3.0),
+    "a cap": lambda dtype: pointwise.soft_capped(4 * drawn(999).to(dtype), 3.0),
     "squares of all heads": lambda dtype: norms._squares(drawn(9, 8, 16).to(dtype)),
     "a convolution": lambda dtype: causal_conv(
         drawn(2, 9, 16).to(dtype), drawn(16, 4).to(dtype), drawn(16).to(dtype)
+    ),
+    "an RMSNorm": lambda dtype: pointwise.rms_norm(
+        drawn(9, 64).to(dtype), drawn(64).to(dtype), offset=1.0
+    ),
+    "a gated norm": lambda dtype: pointwise.gated_scaled(
+        drawn(9, 64).to(dtype), drawn(64, 9).T.to(dtype), FACTORS.view(9, 2), drawn(64).to(dtype)
+    ),
+    "a gated norm of heads": lambda dtype: pointwise.gated_head_norm(
+        drawn(9, 64).to(dtype), drawn(64, 9).T.to(dtype), drawn(16).to(dtype)
+    ),
+    "a gate of tokens": lambda dtype: norms._gated(drawn(9, 64).to(dtype), drawn(9, 1).to(dtype)),
+    "rows of Gemma 4": lambda dtype: gemma4_vision._normed(
+        drawn(9, 64).to(dtype), drawn(64).to(dtype), drawn(64).to(dtype), 1e-6
     ),
     "a router": routed,
     "noise": noise,
@@ -111,6 +125,7 @@ MADE: dict[str, Callable[[torch.dtype], Tensor]] = {
 
 ROUNDED = {
     "sines of images", "sines of clips", "a resized table", "a cap", "a convolution",
+    "an RMSNorm", "a gated norm", "a gated norm of heads", "a gate of tokens", "rows of Gemma 4",
 }  # fmt: skip
 
 
