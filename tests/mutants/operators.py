@@ -21,6 +21,8 @@ COMPARISON = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
 }  # fmt: skip
 REDUCTIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "enter_tp", "exit_tp")
+# Return their first argument, or its type, in at least fp32.
+WIDENING = ("widened", "promote_types")
 AXES = {"tp": "cp", "cp": "tp", "dp": "cp"}
 DIMENSIONS = {0: 1, 1: 0, -1: -2, -2: -1}
 TAKE_DIMENSION = ("sum", "cat", "stack", "split", "chunk", "size", "unsqueeze", "squeeze", "unbind")
@@ -195,6 +197,8 @@ def _of_call(node: ast.Call, required: dict[str, set[str]]) -> Iterator[Change]:
         yield "dropped reduction", node, f"next(iter(({first})), 0)"
     elif name.startswith(REDUCTIONS) and first:
         yield "dropped reduction", node, first
+    elif name in WIDENING and first:
+        yield "less precision", node, first
     second = owner == "torch" or name in SECOND_ARGUMENT
     places = [a for a in node.args[second : second + 1] if name in TAKE_DIMENSION]
     places += [k.value for k in node.keywords if k.arg in ("dim", "axis")]
