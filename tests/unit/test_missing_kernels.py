@@ -54,6 +54,19 @@ def test_nothing_is_said_where_kernels_would_not_be_used() -> None:
     assert "Mamba-2" in only
 
 
+@pytest.mark.parametrize(
+    ("pattern", "sought"),
+    [("*-", set()), ("M-", {"mamba_ssm", "causal_conv1d"}), ("G-", {"fla", "tilelang"})],
+)
+def test_only_packages_of_layers_that_are_there_are_sought(
+    pattern: str, sought: set[str], here: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = set[str]()
+    monkeypatch.setattr(installed, "is_installed", lambda name: asked.add(name) or name in here)
+    notes(made(pattern))
+    assert asked == sought
+
+
 def test_a_triton_of_unknown_version_needs_tilelang(
     here: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

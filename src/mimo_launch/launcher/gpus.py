@@ -12,7 +12,7 @@ PYTORCH_NVML_BASED_CUDA_CHECK is set and NVML answers.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -183,13 +183,14 @@ def missing_kernels(spec: "Spec", device: Literal["cpu", "cuda"]) -> Iterator[st
     patterns = {name: each.pattern for name, each in models if isinstance(each, HybridModel)}
     if device == "cpu" or not patterns or spec.train.precision == "fp64":
         return
-    half = spec.train.precision != "fp32"
-    for letter, layers, missing in (
-        (MAMBA, "Mamba-2", missing_for_mamba()),
-        (DELTANET, "Gated DeltaNet", missing_for_delta_rule(gpus_here().capability) * half),
-    ):
+    needs: dict[str, tuple[str, Callable[[], list[str]]]] = {MAMBA: ("Mamba-2", missing_for_mamba)}
+    if spec.train.precision != "fp32":
+        needs[DELTANET] = (
+            "Gated DeltaNet", lambda: missing_for_delta_rule(gpus_here().capability)
+        )  # fmt: skip
+    for letter, (layers, missing_packages) in needs.items():
         names = " and ".join(f"`{name}`" for name, pattern in patterns.items() if letter in pattern)
-        if names and missing:
+        if names and (missing := missing_packages()):
             yield (
                 f"note: torch computes the {layers} layers of {names}, which is slower than kernels"
                 " and needs more memory; pip install " + " ".join(f"'{each}'" for each in missing)
