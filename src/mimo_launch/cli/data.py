@@ -90,6 +90,9 @@ class DataCommand:
     def __call__(self) -> None:
         """Read and answer. Raises: typer.Exit; typer.BadParameter."""
         console = console_of(self.ctx)
+        console.check_file(self.stats, "--stats")
+        console.check_file(self.html, "--html")
+        console.check_folder(self.index_to, "--index-to")
         spec = sound_spec(self.file, self.overrides, console)
         # One thread per process, as in ranks; more would compete while reading is timed.
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -93,6 +93,7 @@ class ExportCommand:
         try:
             found = open_checkpoint(self.run, self.checkpoint)
             check_place(self.to, force=self.force)
+            console.check_folder(self.to, "--to")
             plans = Exporter(found, self.dtype.value, in_memory=self.adapter).folders(
                 self.modules or ()
             )

@@ -122,6 +122,7 @@ class InitCommand:
             console.refuse(f"{self.file} is a model folder, not a spec to write", help_=help_)
         if self.file.exists() and not self.force:
             console.refuse(f"{self.file} exists", help_="--force replaces it; or name another file")
+        console.check_file(self.file)
         if answers.are_defaults and not self.yes and sys.stdin.isatty():
             answers = _asked(answers, console)
         try:

@@ -123,7 +123,7 @@ class PlanCommand:
             ranks=self.trace_ranks,
             model_units=self.model_units,
         )
-        check_targets(self.file, wanted, seeks=self.advice)
+        check_targets(self.file, wanted, console, seeks=self.advice)
         tokens = None if self.tokens is None else _count(self.tokens)
         constants = constants_of(self.calibration)
         world = None if self.nproc is None else self.nproc * self.nnodes

@@ -61,13 +61,15 @@ class Drawings:
         return ranks
 
 
-def check_targets(spec_file: Path, wanted: Drawings, *, seeks: bool) -> None:
+def check_targets(spec_file: Path, wanted: Drawings, console: Console, *, seeks: bool) -> None:
     """Before anything is read, refuse to overwrite the spec, or one written file with another.
+
+    Refuse files that cannot be written, too.
 
     Refuse options that contradict or lack each other, too: --html with --rank, --apply without
     --output or the reverse, and --apply if the answer shows no changes.
 
-    Raises: typer.BadParameter.
+    Raises: typer.BadParameter; typer.Exit if a file cannot be written.
     """
     if wanted.page is not None and wanted.rank is not None:
         message = (
@@ -100,6 +102,8 @@ def check_targets(spec_file: Path, wanted: Drawings, *, seeks: bool) -> None:
             message = f"{path} would be written over {taken[path.resolve()]}"
             raise typer.BadParameter(message, param_hint=option)
         taken[path.resolve()] = f"the file of {option}"
+    for path, option in options:
+        console.check_file(path, option)
 
 
 def write_drawings(

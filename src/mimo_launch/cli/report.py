@@ -73,6 +73,7 @@ def report(
     if suffix == ".png" and not is_installed("PIL"):
         message = "Pillow, which writes PNG, is not installed"
         console.refuse(message, help_=f"pip install '{REQUIREMENT}', or name a .svg file")
+    console.check_file(output, "--output")
     try:
         found = [read_history(path) for path in runs]
     except NoHistory as error:

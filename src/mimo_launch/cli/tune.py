@@ -115,6 +115,7 @@ class TuneCommand:
         if self.explain and not all(each.isdecimal() for each in self.explain):
             self._explain([*layout_rows(estimated_specs(self.explain, console))], console)
             return
+        console.check_folder(self._folder if self.bench is not None else self.to, "--to")
         hardware = Hardware(gpus=self.gpus, per_node=self.per_node, gpu=self.gpu)
         source = source_of(self.file, self.overrides or (), hardware, self.data, console)
         wish = self._wish(source.spec)

@@ -107,12 +107,33 @@ class Console:
         try:
             path.write_bytes(content.encode() if isinstance(content, str) else content)
         except OSError as error:
-            self.refuse(
-                f"cannot write {path}: {error.strerror or error}",
-                help_=f"{f'give {option}' if option else 'name'} a file in a folder that exists "
-                "and is yours",
-                code=1,
-            )
+            self._not_written(path, error.strerror or str(error), option)
+
+    def check_file(self, path: Path | None, option: str = "") -> None:
+        """Refuse, before any work, a file that cannot be written. Raises: typer.Exit."""
+        if path is None:
+            return
+        place = path if path.exists() else path.parent
+        fault = errno.EISDIR if path.is_dir() else _fault_of(place)
+        if fault is None and place != path and not place.is_dir():
+            fault = errno.ENOTDIR
+        if fault is not None:
+            self._not_written(path, os.strerror(fault), option)
+
+    def check_folder(self, path: Path | None, option: str) -> None:
+        """Refuse, before any work, a folder that cannot be made or written. Raises: typer.Exit."""
+        if path is None:
+            return
+        place = next((each for each in (path, *path.parents) if each.exists()), path)
+        fault = _fault_of(place) if place.is_dir() else errno.ENOTDIR
+        if fault is not None:
+            help_ = f"give {option} a folder that is yours"
+            self.refuse(f"cannot make {path}: {os.strerror(fault)}", help_=help_, code=1)
+
+    def _not_written(self, path: Path, why: str, option: str) -> NoReturn:
+        named = f"give {option}" if option else "name"
+        help_ = f"{named} a file in a folder that exists and is yours"
+        self.refuse(f"cannot write {path}: {why}", help_=help_, code=1)
 
     def _wrote_above(self, text: str, stream: TextIO) -> bool:
         above = self.above
@@ -272,3 +293,10 @@ def reflowed(page: str) -> str:
         each if each.startswith(" ") else wrapped(" ".join(each.splitlines()))
         for each in page.split("\n\n")
     )
+
+
+def _fault_of(place: Path) -> int | None:
+    """Return the number of the error of writing to a path, None if it may be written."""
+    if not place.exists():
+        return errno.ENOENT
+    return None if os.access(place, os.W_OK) else errno.EACCES
