@@ -156,7 +156,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(VitModel, positions.learned_positions_have_grid),
     ModelRule(VitModel, positions.chosen_layers_exist),
     ModelRule(VitModel, positions.windows_hold_all_tokens),
-    ModelRule(VitModel, tiles_and_videos.tiles_fit),
+    ModelRule(VitModel, tiles_and_videos.tiles_fit, needs=("positions-without-grid",)),
     ModelRule(VitModel, joined_rows.deepstack_in_order),
     ModelRule(VitModel, joined_rows.features_are_layers),
     ModelRule(VitModel, tiles_and_videos.videos_can_be_read, needs=_READS),

@@ -266,12 +266,14 @@ def learned_positions_have_grid(spec: Spec, name: str, model: VitModel) -> Findi
     """A table of positions has a size."""
     if not model.has_table or model.image is not None:
         return
+    # Squares of patches that become rows fill it.
+    side = next_multiple(24, model.shuffle)
     yield Diagnostic(
         code="positions-without-grid",
         headline=f"`{name}` has learned positions, but no `image` to size their table",
         path=("modules", name, "model", "positions"),
         why="the table has one row per patch of an image of that size",
-        help="write `image: [24, 24]`: height and width of the image, in patches",
+        help=f"write `image: [{side}, {side}]`: height and width of the image, in patches",
     )
 
 

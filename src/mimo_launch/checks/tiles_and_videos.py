@@ -61,9 +61,9 @@ def tiles_fit(spec: Spec, name: str, model: VitModel) -> Findings:
 def _misfits(spec: Spec, name: str, model: VitModel) -> Iterator[tuple[YamlPath, str, str]]:
     """Yield the keys that do not fit tiles, why, and what to write instead."""
     path: YamlPath = ("modules", name, "model")
-    if model.positions != "learned" or model.image is None:
+    if model.positions != "learned":
         why = "`image`, the grid of learned positions, is the size of a tile"
-        yield (*path, "positions"), why, "write `positions: learned, image: [27, 27]`"
+        yield (*path, "positions"), why, "write `positions: learned`"
     if model.image is not None and model.tiles is not None and model.tiles.side is not None:
         least = model.patch * max(model.image)
         if model.tiles.side < least:
