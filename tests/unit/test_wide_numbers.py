@@ -19,6 +19,7 @@ from mimo_launch.data.random_draws import Noise
 from mimo_launch.kinds.mlp_shapes import RouterShape
 from mimo_launch.kinds.vision import PositionsShape
 from mimo_launch.layers import norms, pointwise
+from mimo_launch.layers.deltanet import DeltaNet
 from mimo_launch.layers.image_contexts import ImageContext, turned_by_place
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.rotary_angles import angles
@@ -76,6 +77,17 @@ def routed(dtype: torch.dtype) -> Tensor:
     return choice.weights.gather(1, choice.experts.argsort(dim=1))
 
 
+def recurred(dtype: torch.dtype) -> Tensor:
+    """Return values of a Gated DeltaNet: two heads, one group of queries and keys."""
+    layer: Any = SimpleNamespace(sizes=SimpleNamespace(chunk=8), context=context(dtype))
+    wide = torch.promote_types(dtype, torch.float32)
+    weights = {name: drawn(2).to(wide) for name in ("A_log", "dt_bias")}
+    x, b, c, a, strength = (
+        drawn(1, 24, *shape).to(dtype) for shape in ((2, 4), (1, 8), (1, 8), (2,), (2,))
+    )
+    return DeltaNet.recur(layer, x, b, c, (a, strength), weights, None)
+
+
 def noise(dtype: torch.dtype) -> Tensor:
     """Of two images, of which this rank has all patches and padding."""
     both = [Noise(np.random.default_rng(n).normal(size=(3, 4)), 0.3 + n / 7) for n in range(2)]
@@ -118,6 +130,7 @@ MADE: dict[str, Callable[[torch.dtype], Tensor]] = {
     "rows of Gemma 4": lambda dtype: gemma4_vision._normed(
         drawn(9, 64).to(dtype), drawn(64).to(dtype), drawn(64).to(dtype), 1e-6
     ),
+    "a delta rule": recurred,
     "a router": routed,
     "noise": noise,
 }
@@ -126,6 +139,7 @@ MADE: dict[str, Callable[[torch.dtype], Tensor]] = {
 ROUNDED = {
     "sines of images", "sines of clips", "a resized table", "a cap", "a convolution",
     "an RMSNorm", "a gated norm", "a gated norm of heads", "a gate of tokens", "rows of Gemma 4",
+    "a delta rule",
 }  # fmt: skip
 
 
