@@ -3,6 +3,8 @@
 Sources: arXiv:2411.14402; `transformers` 5.24, models/aimv2.
 """
 
+from typing import Any
+
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import one_of, only, refusals, where
@@ -10,17 +12,56 @@ from mimo_launch.hugging_face.settings import Computed, Settings
 from mimo_launch.hugging_face.tensors import MLP, Beyond, Dropped, Tensors, in_layers, patches
 from mimo_launch.hugging_face.towers import REST
 
-_IMAGE, _PATCH = ("image_size", 224), ("patch_size", 14)
+IMAGE, PATCH = ("image_size", 224), ("patch_size", 14)
 _QKV_BIAS, _MLP_BIAS = "qkv_bias", "mlp_bias"
 # Images of any size, with positions that are computed.
 _NATIVE, _SINES = "is_native", "sincos_mae"
 
+# These and the next three are the same in the tower of an Ovis2.
+SIZES: dict[str, Any] = {
+    "layers": ("num_hidden_layers", 24),
+    "hidden": ("hidden_size", 1024),
+    "heads": ("num_attention_heads", 8),
+    "mlp": ("intermediate_size", 2816),
+    "patch": PATCH,
+    "channels": ("num_channels", 3),
+    "qkv_bias": (_QKV_BIAS, False),
+    "block_bias": (_MLP_BIAS, False),
+    "norm_eps": ("rms_norm_eps", 1e-5),
+}
+BIASES_ALIKE = where(
+    _MLP_BIAS,
+    f"other than `{_QKV_BIAS}`",
+    lambda config: config.get(_MLP_BIAS, False) != config.get(_QKV_BIAS, False),
+    False,
+)
 
-def _image(config: Config) -> tuple[int, int] | None:
-    if config.get(_NATIVE, False):
-        return None
-    side = int(number(config, *_IMAGE) // max(1, number(config, *_PATCH)))
+
+def grid(config: Config) -> tuple[int, int]:
+    """Return the sides of the table of positions in patches. Raises: ConfigError."""
+    side = int(number(config, *IMAGE) // max(1, number(config, *PATCH)))
     return side, side
+
+
+def tensors(before: str, patch: str) -> dict[str, Any]:
+    """Return the places of all tensors, with what comes `before` names, and the name of a map."""
+    return {
+        "patch.weight": patches(f"{before}embeddings.{patch}.weight"),
+        "patch.bias": f"{before}embeddings.{patch}.bias",
+        "patch_norm": f"{before}embeddings.rms_norm",
+        "positions.weight": f"{before}embeddings.position_embedding.weight",
+        "norm": f"{before}rms_norm",
+        **in_layers(
+            f"{before}encoder.layers.*.",
+            {
+                "attention_norm": "rms_norm1",
+                "mlp_norm": "rms_norm2",
+                **{f"attention.{x}": f"attention.{x}_proj" for x in "qkv"},
+                "attention.o": "attention.out_proj",
+                **{f"mlp.{x}": f"ffn.{x}_proj" for x in MLP},
+            },
+        ),
+    }
 
 
 AIMV2 = Family(
@@ -30,16 +71,11 @@ AIMV2 = Family(
     published=("apple/aimv2-large-patch14-224", "apple/aimv2-large-patch14-native"),
     settings=Settings(
         {
-            "layers": ("num_hidden_layers", 24),
-            "hidden": ("hidden_size", 1024),
-            "heads": ("num_attention_heads", 8),
-            "mlp": ("intermediate_size", 2816),
-            "patch": _PATCH,
-            "channels": ("num_channels", 3),
+            **SIZES,
             "image": Computed(
-                _image,
-                lambda model: {_IMAGE[0]: model.image_side} if model.image else {},
-                f"`{_IMAGE[0]}` / `{_PATCH[0]}`, rounded down, twice; 224 pixels; none with "
+                lambda config: None if config.get(_NATIVE, False) else grid(config),
+                lambda model: {IMAGE[0]: model.image_side} if model.image else {},
+                f"`{IMAGE[0]}` / `{PATCH[0]}`, rounded down, twice; 224 pixels; none with "
                 f"`{_NATIVE}`",
             ),
             "positions": Computed(
@@ -47,31 +83,12 @@ AIMV2 = Family(
                 lambda model: {_NATIVE: model.positions == _SINES},
                 f"`{_SINES}` with `{_NATIVE}`; `learned`",
             ),
-            "qkv_bias": (_QKV_BIAS, False),
-            "block_bias": (_MLP_BIAS, False),
-            "norm_eps": ("rms_norm_eps", 1e-5),
         },
         {"hidden_act": "silu"},
         {**REST, "norm": "rms", "patch_norm": True, "activation": "swiglu"},
     ),
     tensors=Tensors(
-        {
-            "patch.weight": patches("embeddings.patch_embed.weight"),
-            "patch.bias": "embeddings.patch_embed.bias",
-            "patch_norm": "embeddings.rms_norm",
-            "positions.weight": "embeddings.position_embedding.weight",
-            "norm": "rms_norm",
-            **in_layers(
-                "encoder.layers.*.",
-                {
-                    "attention_norm": "rms_norm1",
-                    "mlp_norm": "rms_norm2",
-                    **{f"attention.{x}": f"attention.{x}_proj" for x in "qkv"},
-                    "attention.o": "attention.out_proj",
-                    **{f"mlp.{x}": f"ffn.{x}_proj" for x in MLP},
-                },
-            ),
-        },
+        tensors("", "patch_embed"),
         (
             Beyond("encoder.layers."),
             Dropped("rms_norm.*", lambda model: not model.final_norm),
@@ -82,12 +99,7 @@ AIMV2 = Family(
     refused=refusals(
         only("hidden_act", "silu"),
         one_of(_NATIVE, (True, False), False),
-        where(
-            _MLP_BIAS,
-            f"other than `{_QKV_BIAS}`",
-            lambda config: config.get(_MLP_BIAS, False) != config.get(_QKV_BIAS, False),
-            False,
-        ),
+        BIASES_ALIKE,
     ),
     may_end_early=True,
     notes="A folder has no projector, so ours keeps its initial values. A module may take only the "

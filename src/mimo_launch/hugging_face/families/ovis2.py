@@ -3,12 +3,12 @@
 Sources: arXiv:2405.20797; `transformers` 5.24, models/ovis2.
 """
 
-from mimo_launch.hugging_face.families import llava, qwen
+from mimo_launch.hugging_face.families import aimv2, llava, qwen
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.refusals import Refusal, only, refusals, where
 from mimo_launch.hugging_face.settings import Computed, Settings, defaults_of
-from mimo_launch.hugging_face.tensors import MLP, Rows, Tensors, in_layers, patches
+from mimo_launch.hugging_face.tensors import Rows, Tensors
 from mimo_launch.hugging_face.towers import REST
 from mimo_launch.hugging_face.wholes import TowerAndDecoder
 from mimo_launch.kinds.tiles import INDICATORS
@@ -16,23 +16,17 @@ from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.ovis2_vision import Ovis2VisionModel
 from mimo_launch.spec.spec import DecoderModel, HybridModel
 
-_IMAGE, _PATCH, _STRIDE = ("image_size", 224), ("patch_size", 14), ("hidden_stride", 1)
+_STRIDE = ("hidden_stride", 1)
 _WORDS, _LEARNED = ("vocab_size", 16384), "num_visual_indicator_tokens"
-_QKV_BIAS, _MLP_BIAS, _TOKENS = "qkv_bias", "mlp_bias", "visual_indicator_token_ids"
+_TOKENS = "visual_indicator_token_ids"
 _TABLE = "visual_embeddings_table."
 _TEXT = {"hidden_size": 4096, "vocab_size": 151936}
 
 
-def _image(config: Config) -> tuple[int, int]:
-    """Return the sides of the table in patches. Raises: ConfigError."""
-    side = int(number(config, *_IMAGE) // max(1, number(config, *_PATCH)))
-    return side, side
-
-
 def _has_part_of_row(config: Config) -> bool:
     """Return whether an image is not of whole squares of patches. Raises: ConfigError."""
-    side = number(config, *_PATCH) * number(config, *_STRIDE)
-    return bool(number(config, *_IMAGE) % max(1, side))
+    side = number(config, *aimv2.PATCH) * number(config, *_STRIDE)
+    return bool(number(config, *aimv2.IMAGE) % max(1, side))
 
 
 def _unlike_text(key: str, usual: int) -> Refusal:
@@ -61,16 +55,11 @@ OVIS2_VISION = Family(
     architecture="Ovis2VisionModel",
     settings=Settings(
         {
-            "layers": ("num_hidden_layers", 24),
-            "hidden": ("hidden_size", 1024),
-            "heads": ("num_attention_heads", 8),
-            "mlp": ("intermediate_size", 2816),
-            "patch": _PATCH,
-            "channels": ("num_channels", 3),
+            **aimv2.SIZES,
             "image": Computed(
-                _image,
-                lambda model: {_IMAGE[0]: model.image_side},
-                f"`{_IMAGE[0]}` / `{_PATCH[0]}`, twice; 224 pixels",
+                aimv2.grid,
+                lambda model: {aimv2.IMAGE[0]: model.image_side},
+                f"`{aimv2.IMAGE[0]}` / `{aimv2.PATCH[0]}`, twice; 224 pixels",
             ),
             "shuffle": _STRIDE,
             "words": Computed(
@@ -78,30 +67,13 @@ OVIS2_VISION = Family(
                 lambda model: {_WORDS[0]: model.words + INDICATORS, _LEARNED: INDICATORS},
                 f"`{_WORDS[0]}` - `{_LEARNED}`; 16379",
             ),
-            "qkv_bias": (_QKV_BIAS, False),
-            "block_bias": (_MLP_BIAS, False),
-            "norm_eps": ("rms_norm_eps", 1e-5),
         },
         {"hidden_act": "silu", "tokenize_function": "softmax"},
         {key: each for key, each in defaults_of(Ovis2VisionModel).items() if key in REST},
     ),
     tensors=Tensors(
         {
-            "patch.weight": patches("transformer.embeddings.patch_embedding.weight"),
-            "patch.bias": "transformer.embeddings.patch_embedding.bias",
-            "patch_norm": "transformer.embeddings.rms_norm",
-            "positions.weight": "transformer.embeddings.position_embedding.weight",
-            "norm": "transformer.rms_norm",
-            **in_layers(
-                "transformer.encoder.layers.*.",
-                {
-                    "attention_norm": "rms_norm1",
-                    "mlp_norm": "rms_norm2",
-                    **{f"attention.{x}": f"attention.{x}_proj" for x in "qkv"},
-                    "attention.o": "attention.out_proj",
-                    **{f"mlp.{x}": f"ffn.{x}_proj" for x in MLP},
-                },
-            ),
+            **aimv2.tensors("transformer.", "patch_embedding"),
             "projector.head": "head_linear",
             "projector.head_norm": "head_norm",
         }
@@ -110,17 +82,12 @@ OVIS2_VISION = Family(
         only("hidden_act", "silu"),
         only("tokenize_function", "softmax"),
         only(_LEARNED, INDICATORS),
+        aimv2.BIASES_ALIKE,
         where(
-            _MLP_BIAS,
-            f"other than `{_QKV_BIAS}`",
-            lambda config: config.get(_MLP_BIAS, False) != config.get(_QKV_BIAS, False),
-            False,
-        ),
-        where(
-            _IMAGE[0],
-            f"other than a multiple of `{_PATCH[0]}` times `{_STRIDE[0]}`",
+            aimv2.IMAGE[0],
+            f"other than a multiple of `{aimv2.PATCH[0]}` times `{_STRIDE[0]}`",
             _has_part_of_row,
-            _IMAGE[1],
+            aimv2.IMAGE[1],
         ),
     ),
     notes="A folder of a tower alone has no vectors of words, so ours keep their initial values. "
