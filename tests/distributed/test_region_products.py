@@ -8,6 +8,7 @@ import torch.distributed as dist
 from tests.support.running_ranks import run_on_running_ranks
 from torch import Tensor
 
+from mimo_launch.comm.peer_copies import PeerCopies
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.recompute import remake
 from mimo_launch.layers.region_products import gathered_product, scattered_product
@@ -31,21 +32,26 @@ class Sums:
         self.total = grad_NF.t() @ x_ND
 
 
-def region(how: str, frozen: tuple[str, ...], tokens: int) -> dict[str, Tensor]:
+def region(
+    how: str, frozen: tuple[str, ...], tokens: int, copies: PeerCopies | None = None
+) -> dict[str, Tensor]:
     """Return the outputs and gradients of a region, x -> tanh -> back, on this rank.
 
-    Each rank has so many `tokens` outside of it.
+    Each rank has so many `tokens` outside of it. With `copies`, it is on a GPU.
     """
     size, rank = dist.get_world_size(), dist.get_rank()
-    tp = Group(tuple(range(size)), rank, dist.group.WORLD)
-    leaves = {
+    tp = Group(tuple(range(size)), rank, dist.group.WORLD, copies=copies)
+    device = "cpu" if copies is None else torch.device("cuda", torch.cuda.current_device())
+    drawn = {
         "x": values(rank, tokens, WIDTH),
         "into": values(100 + rank, FEATURES, WIDTH),
         "bias": values(200 + rank, FEATURES),
         "back": values(300 + rank, WIDTH, FEATURES),
     }
-    for name in frozen:
-        leaves[name].requires_grad_(False)
+    leaves = {
+        name: each.detach().to(device).requires_grad_(name not in frozen)
+        for name, each in drawn.items()
+    }
     sums = {name: Sums() for name in ("into", "back")} if how == "summed" else {}
     x_nD = leaves["x"]
     # What is kept is not what is multiplied: only what is made again has its scale.
@@ -54,12 +60,12 @@ def region(how: str, frozen: tuple[str, ...], tokens: int) -> dict[str, Tensor]:
         3 * x_nD, leaves["into"], leaves["bias"], sums.get("into"), tp, make
     ).tanh()
     out = scattered_product(inside, leaves["back"], sums.get("back"), tp)
-    out.backward(values(400 + rank, *out.shape).detach())
+    out.backward(values(400 + rank, *out.shape).detach().to(device))
     found = {name: each.grad for name, each in leaves.items() if each.grad is not None}
     for name, each in sums.items():
         if each.total is not None:
             found[name] = each.total
-    return {"out": out.detach(), **found}
+    return {name: each.cpu() for name, each in {"out": out.detach(), **found}.items()}
 
 
 def on_one_rank(size: int, frozen: tuple[str, ...], tokens: int) -> list[dict[str, Tensor]]:
@@ -86,26 +92,30 @@ def on_one_rank(size: int, frozen: tuple[str, ...], tokens: int) -> list[dict[st
     ]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize(
-    ("how", "frozen", "tokens"),
-    [
-        ("kept", (), 5),
-        ("made again", (), 5),
-        ("summed", (), 5),
-        ("kept", ("x",), 5),
-        ("made again", ("into", "bias"), 5),
-        ("summed", ("into", "back"), 5),
-        # As those of an encoder in a microbatch without images.
-        ("kept", (), 0),
-        ("summed", (), 0),
-    ],
-)
-def test_a_region_computes_what_one_rank_does(
-    size: int, how: str, frozen: tuple[str, ...], tokens: int
-) -> None:
-    found = run_on_running_ranks(region, how, frozen, tokens, world_size=size)
-    for mine, theirs in zip(found, on_one_rank(size, frozen, tokens), strict=True):
+CASES: list[tuple[str, tuple[str, ...], int]] = [
+    ("kept", (), 5),
+    ("made again", (), 5),
+    ("summed", (), 5),
+    ("kept", ("x",), 5),
+    ("made again", ("into", "bias"), 5),
+    ("summed", ("into", "back"), 5),
+    # As those of an encoder in a microbatch without images.
+    ("kept", (), 0),
+    ("summed", (), 0),
+]
+
+
+def judge(found: list[dict[str, Tensor]], frozen: tuple[str, ...], tokens: int) -> None:
+    """Compare the results of all ranks with those of one."""
+    for mine, theirs in zip(found, on_one_rank(len(found), frozen, tokens), strict=True):
         assert mine.keys() == theirs.keys()
         for name, each in mine.items():
             torch.testing.assert_close(each, theirs[name], rtol=1e-12, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(("how", "frozen", "tokens"), CASES)
+def test_a_region_computes_what_one_rank_does(
+    size: int, how: str, frozen: tuple[str, ...], tokens: int
+) -> None:
+    judge(run_on_running_ranks(region, how, frozen, tokens, world_size=size), frozen, tokens)

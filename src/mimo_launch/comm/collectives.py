@@ -13,7 +13,7 @@ wait for the other ranks, and no schedule accounts for such a wait in the middle
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,15 @@ from mimo_launch.schedule.channels import Channel
 # torch 2.13 renamed both; the old names warn there and the new ones do not exist before.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Started(Protocol):
+    """An exchange that runs beside what follows."""
+
+    def wait(self) -> Any:
+        """Let what follows wait until the result is there."""
+
+
 # Elements of a large collective (16 MB), which uses other algorithms than a small one.
 LARGE = 1 << 22
 
@@ -75,29 +84,34 @@ def all_to_all(x: Tensor, group: Group) -> Tensor:
     return out
 
 
-def start_gather(x: Tensor, group: Group) -> tuple[Tensor, Work]:
+def start_gather(x: Tensor, group: Group) -> tuple[Tensor, Started]:
     """Start an `all_gather` over several ranks; its result is there after the wait."""
+    if group.copies is not None and group.copies.hold(x.nbytes):
+        return group.copies.gather(x.contiguous())
     out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
     return out, _all_gather(out, x.contiguous(), group=group.handle, async_op=True)
 
 
-def start_scatter(x: Tensor, group: Group) -> tuple[Tensor, Work]:
-    """Start a `reduce_scatter` over several ranks; its result is there after the wait."""
-    out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
-    return out, _reduce_scatter(out, x.contiguous(), group=group.handle, async_op=True)
+def room(rows: int, x: Tensor, width: int, group: Group) -> Tensor:
+    """Return where to write the rows of an exchange, [rows, width] in the type of x."""
+    shape = torch.Size((rows, width))
+    if group.copies is not None and group.copies.hold(rows * width * x.element_size()):
+        return group.copies.room(shape, x.dtype)
+    return x.new_empty(shape)
 
 
-def start_exchange(x: Tensor, group: Group) -> tuple[Tensor, Work]:
+def start_exchange(x: Tensor, group: Group) -> tuple[Tensor, Started]:
     """Start to send equal parts of x, along dim 0, to the other ranks, and to receive theirs.
 
-    Parts are in the order of ranks, without this one. The result is there after the wait.
+    Parts are in the order of ranks, without this one; x is from `room`. The result is there after
+    the wait.
     """
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if group.copies is not None and group.copies.hold(x.nbytes):
+        return group.copies.exchange(x)
+    out = torch.empty_like(x)
     sizes = [x.shape[0] // (group.size - 1)] * group.size
     sizes[group.index] = 0
-    work = dist.all_to_all_single(
-        out, x.contiguous(), sizes, sizes, group=group.handle, async_op=True
-    )
+    work = dist.all_to_all_single(out, x, sizes, sizes, group=group.handle, async_op=True)
     return out, require_work(work)
 
 

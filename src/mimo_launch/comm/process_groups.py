@@ -10,7 +10,7 @@ Leaves: choosing collectives to `comm`.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from mimo_launch.comm.peer_copies import PeerCopies, open_copies
 from mimo_launch.comm.step_clock import StepClock, TokenExchange
 from mimo_launch.schedule.channels import Channel, P2PGroup, PlannedGroups, p2p_group_of
 from mimo_launch.spec.base import Axis
@@ -33,13 +34,15 @@ P2P_THREAD_BLOCKS = 2
 class Group:
     """A process group with this rank's `index` in it; `handle` is None if it has no other rank.
 
-    `clock` notes when its ranks exchange tokens.
+    `clock` notes when its ranks exchange tokens. `copies` exchanges tokens beside products, if the
+    GPUs can read each other's memory.
     """
 
     ranks: tuple[int, ...]
     index: int
     handle: ProcessGroup | None
     clock: StepClock | None = field(default=None, compare=False)
+    copies: PeerCopies | None = field(default=None, compare=False)
 
     @property
     def size(self) -> int:
@@ -99,6 +102,17 @@ class GridSet:
     def group(self, module: str, *axes: Axis) -> Group:
         """Return this rank's group of `module` along `axes`, e.g. `group("language", Axis.TP)`."""
         return self._named[f"{module}.{'_'.join(axes)}"]
+
+    def open_copies(self, module: str, most: int) -> None:
+        """Let the tp ranks of a module copy up to `most` bytes of tokens from each other's GPUs.
+
+        Ranks: collective over a tp group; others do nothing.
+        """
+        name = f"{module}.{Axis.TP}"
+        group = self._named.get(name)
+        if self.device.type == "cuda" and group is not None and group.handle is not None:
+            copies = open_copies(group.handle, self.device, most)
+            self._named[name] = replace(group, copies=copies)
 
     def tied(self, module: str) -> Group:
         """Return this rank's pair: the two ranks with the same part of a tied embedding."""

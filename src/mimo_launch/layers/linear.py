@@ -116,6 +116,8 @@ def _overlaps(layer: ShapedLayer[Any]) -> bool:
     context, weights = layer.context, layer.segments.get("weight")
     if not context.sequence_parallel or context.tp.size == 1 or weights is None:
         return False
+    if context.device.type == "cuda" and context.tp.copies is None:
+        return False
     return not isinstance(layer.adapter, LowRank) and weights[0].packed is None
 
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mimo_launch.comm.collectives import start_exchange, start_gather, start_scatter
+from mimo_launch.comm.collectives import room, start_exchange, start_gather
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.recompute import Remake
 
@@ -82,20 +82,19 @@ class _Gathered(torch.autograd.Function):
     def backward(ctx: Any, grad_NF: Tensor) -> tuple[Tensor | None, ...]:
         weight_FD, x_ND = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-        by_x = by_weight = gathering = scattering = None
+        by_x = by_weight = gathering = None
         if of_weight and x_ND is None:
             x_ND, gathering = start_gather(ctx.again(), ctx.tp)
         # It holds the graph before this product.
         ctx.again = None
-        if of_x:
-            by_x, scattering = start_scatter(grad_NF @ weight_FD, ctx.tp)
+        summing = _Sum(grad_NF, weight_FD, ctx.tp) if of_x else None
         if of_weight:
             if gathering is not None:
                 gathering.wait()
             by_weight = _of_weight(ctx.gradients, grad_NF, x_ND)
         by_bias = grad_NF.sum(dim=0) if of_bias else None
-        if scattering is not None:
-            scattering.wait()
+        if summing is not None:
+            by_x = summing.wait()
         return by_x, by_weight, by_bias, None, None, None
 
 
@@ -104,13 +103,7 @@ class _Scattered(torch.autograd.Function):
     def forward(
         ctx: Any, x_NF: Tensor, weight_DF: Tensor, gradients: Gradients | None, tp: Group
     ) -> Tensor:
-        own, others = _rows(len(x_NF) // tp.size, tp)
-        theirs = torch.cat([x_NF[rows] @ weight_DF.t() for rows in others])
-        parts, exchanging = start_exchange(theirs, tp)
-        out_nD = x_NF[own] @ weight_DF.t()
-        exchanging.wait()
-        for part in parts.chunk(tp.size - 1):
-            out_nD += part
+        out_nD = _Sum(x_NF, weight_DF.t(), tp).wait()
         ctx.save_for_backward(weight_DF, x_NF if ctx.needs_input_grad[1] else None)
         ctx.gradients, ctx.tp = gradients, tp
         return out_nD
@@ -132,6 +125,29 @@ class _Scattered(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             by_weight = _of_weight(ctx.gradients, grad_ND, x_NF)
         return by_x, by_weight, None, None
+
+
+class _Sum:
+    """This rank's rows of the sum over ranks of products, [N, A] x [A, B] -> [n, B]."""
+
+    def __init__(self, x_NA: Tensor, matrix_AB: Tensor, tp: Group) -> None:
+        self._others = tp.size - 1
+        own, others = _rows(len(x_NA) // tp.size, tp)
+        count = own.stop - own.start
+        theirs, first = room(self._others * count, x_NA, matrix_AB.shape[1], tp), 0
+        for rows in others:
+            last = first + rows.stop - rows.start
+            _multiply(x_NA[rows], matrix_AB, theirs[first:last])
+            first = last
+        self._parts, self._exchanging = start_exchange(theirs, tp)
+        self._own_nB = x_NA[own] @ matrix_AB
+
+    def wait(self) -> Tensor:
+        """Return the sum once the other ranks' products are there."""
+        self._exchanging.wait()
+        for part in self._parts.chunk(self._others):
+            self._own_nB += part
+        return self._own_nB
 
 
 def _rows(count: int, tp: Group) -> tuple[slice, tuple[slice, ...]]:
