@@ -21,7 +21,7 @@ TOKENS = (5, 301, 1, 64, 302)
 def regions(how: str, frozen: tuple[str, ...]) -> list[dict[str, Tensor]]:
     """Return a region of each number of tokens in turn, all of them twice."""
     device = torch.device("cuda", torch.cuda.current_device())
-    most = 301 * (dist.get_world_size() - 1) * WIDTH * 8
+    most = 301 * dist.get_world_size() * WIDTH * 8
     copies = open_copies(dist.group.WORLD, device, most)
     assert copies is not None
     return [region(how, frozen, tokens, copies) for tokens in 2 * TOKENS]

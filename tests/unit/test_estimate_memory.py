@@ -93,6 +93,12 @@ def test_communicators_and_context_are_outside_the_allocator() -> None:
         assert got.device == number * 10**9
 
 
+def test_tokens_that_tp_ranks_copy_are_outside_the_allocator() -> None:
+    copied, gathered = (row(language(tp=2, cp=2, sequence_parallel=e), 0) for e in (True, False))
+    # The tokens of two samples on a cp rank, in bf16.
+    assert copied.device - gathered.device == 2 * 256 // 2 * 512 * 2
+
+
 def test_what_is_frozen_has_no_gradients_and_keeps_nothing() -> None:
     made = spec(
         {"vision": box(0, model=VIT, frozen=True), "language": box(1, model=DECODER)},

@@ -86,7 +86,7 @@ def all_to_all(x: Tensor, group: Group) -> Tensor:
 
 def start_gather(x: Tensor, group: Group) -> tuple[Tensor, Started]:
     """Start an `all_gather` over several ranks; its result is there after the wait."""
-    if group.copies is not None and group.copies.hold(x.nbytes):
+    if group.copies is not None and group.copies.gathers(x.nbytes):
         return group.copies.gather(x.contiguous())
     out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
     return out, _all_gather(out, x.contiguous(), group=group.handle, async_op=True)
@@ -95,7 +95,7 @@ def start_gather(x: Tensor, group: Group) -> tuple[Tensor, Started]:
 def room(rows: int, x: Tensor, width: int, group: Group) -> Tensor:
     """Return where to write the rows of an exchange, [rows, width] in the type of x."""
     shape = torch.Size((rows, width))
-    if group.copies is not None and group.copies.hold(rows * width * x.element_size()):
+    if group.copies is not None and group.copies.exchanges(rows * width * x.element_size()):
         return group.copies.room(shape, x.dtype)
     return x.new_empty(shape)
 
@@ -106,7 +106,7 @@ def start_exchange(x: Tensor, group: Group) -> tuple[Tensor, Started]:
     Parts are in the order of ranks, without this one; x is from `room`. The result is there after
     the wait.
     """
-    if group.copies is not None and group.copies.hold(x.nbytes):
+    if group.copies is not None and group.copies.exchanges(x.nbytes):
         return group.copies.exchange(x)
     out = torch.empty_like(x)
     sizes = [x.shape[0] // (group.size - 1)] * group.size

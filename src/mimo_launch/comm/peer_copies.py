@@ -43,6 +43,7 @@ class _Space:
     """Memory of this GPU that others read; `free` once they have read what it holds."""
 
     handle: Any
+    size: int
     free: torch.cuda.Event = field(default_factory=torch.cuda.Event)
     views: dict[Any, Tensor] = field(default_factory=dict)
 
@@ -57,15 +58,18 @@ class _Space:
 class PeerCopies:
     """Gathers and exchanges of one group of ranks, one of each at a time."""
 
-    def __init__(self, spaces: tuple[_Space, _Space], rank: int, size: int, most: int) -> None:
-        self._gathers, self._exchanges = spaces
-        self._rank, self._most = rank, most
+    def __init__(self, gathers: _Space, exchanges: _Space, rank: int, size: int) -> None:
+        self._gathers, self._exchanges, self._rank = gathers, exchanges, rank
         self._peers = [peer for peer in range(size) if peer != rank]
         self._stream = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
 
-    def hold(self, size: int) -> bool:
-        """Return whether the memory holds tokens of this many bytes, and whether there are any."""
-        return 0 < size <= self._most
+    def gathers(self, size: int) -> bool:
+        """Return whether `gather` takes tokens of this many bytes; it takes no empty ones."""
+        return 0 < size <= self._gathers.size
+
+    def exchanges(self, size: int) -> bool:
+        """Return whether `room` and `exchange` take rows of this many bytes."""
+        return 0 < size <= self._exchanges.size
 
     def gather(self, x_nD: Tensor) -> tuple[Tensor, Arrival]:
         """Start to concatenate the tokens of all ranks, [n, D] -> [N, D]."""
@@ -110,7 +114,9 @@ class PeerCopies:
 
 
 def open_copies(group: ProcessGroup, device: torch.device, most: int) -> PeerCopies | None:
-    """Return the copies of a group, for regions of at most `most` bytes.
+    """Return the copies of a group, for regions with at most `most` bytes of tokens.
+
+    The memory has room for a rank's own tokens, and for its products for all others.
 
     None if its GPUs are on several hosts, or cannot read each other's memory. Ranks: collective
     over the group.
@@ -129,14 +135,14 @@ def open_copies(group: ProcessGroup, device: torch.device, most: int) -> PeerCop
 
     spaces = []
     try:
-        for _ in range(2):
-            made = symmetric_memory.empty(most, dtype=torch.uint8, device=device)
-            spaces.append(_Space(symmetric_memory.rendezvous(made, group)))
+        for bytes_held in (most // size, most - most // size):
+            made = symmetric_memory.empty(bytes_held, dtype=torch.uint8, device=device)
+            spaces.append(_Space(symmetric_memory.rendezvous(made, group), bytes_held))
     except RuntimeError:  # The system forbids processes to share memory of GPUs.
         spaces = []
     if not all(_of_all(len(spaces) == 2, group)):
         return None
-    return PeerCopies((spaces[0], spaces[1]), rank, size, most)
+    return PeerCopies(*spaces, rank, size)
 
 
 def _of_all(value: Any, group: ProcessGroup) -> list[Any]:

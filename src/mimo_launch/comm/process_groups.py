@@ -104,7 +104,7 @@ class GridSet:
         return self._named[f"{module}.{'_'.join(axes)}"]
 
     def open_copies(self, module: str, most: int) -> None:
-        """Let the tp ranks of a module copy up to `most` bytes of tokens from each other's GPUs.
+        """Let tp ranks of a module copy tokens from each other, of regions with `most` bytes.
 
         Ranks: collective over a tp group; others do nothing.
         """

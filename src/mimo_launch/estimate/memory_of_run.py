@@ -16,9 +16,9 @@ from mimo_launch.estimate.rank_classes import RankClass
 from mimo_launch.estimate.rows import MemoryRow
 from mimo_launch.estimate.step_work import StepWork
 from mimo_launch.kinds.layer import Workload
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, ModuleLayout, bytes_of_regions
 from mimo_launch.schedule.generate import Programs
-from mimo_launch.spec.base import Axis
+from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec
 
 
@@ -48,6 +48,8 @@ class MemoryOfRun:
     def peak(self, alike: RankClass, *, communicators: int) -> MemoryPeak:
         """Return the largest memory of a class, whose ranks open so many communicators."""
         best: MemoryPeak | None = None
+        copied = bytes_of_regions(self.spec, self.layout)
+        beside = copied if any(name == LANGUAGE for name, _ in alike.role) else 0
         for step in self.steps:
             for rank in self._fullest(step, alike):
                 row = peak_memory(
@@ -61,6 +63,7 @@ class MemoryOfRun:
                     self.programs[rank],
                     self.constants,
                     communicators=communicators,
+                    beside=beside,
                 )
                 if best is None or row.total > best.row.total:
                     best = MemoryPeak(row, rank, step.data.step)

@@ -144,11 +144,12 @@ def peak_memory(
     calibration: Calibration,
     *,
     communicators: int,
+    beside: int,
 ) -> MemoryRow:
     """Return the memory of a rank at its peak.
 
     `stages` are the stages of the rank; `communicators` is the number of NCCL communicators that
-    the rank opens.
+    the rank opens, `beside` the bytes of tensors that the allocator does not hold.
     """
     walk = _Walk(layout, stages, row_bytes, program)
     weights, gradients, optimizer, activations, transfers = worst = walk.worst
@@ -162,6 +163,6 @@ def peak_memory(
         transfers=transfers,
         workspace=workspace,
         reserve=round(calibration.allocator_slack * (sum(worst) + workspace)),
-        device=round(outside * GB),
+        device=round(outside * GB) + beside,
         host=walk.most_offloaded + sum(each[0].host for each in stages.values()),
     )

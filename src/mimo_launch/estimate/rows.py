@@ -14,7 +14,8 @@ class MemoryRow:
 
     `weights` are shards and gathered copies, `transfers` the buffers of bridges, stage edges,
     gathers and reductions. `reserve` is memory that the allocator holds and cannot use, `device`
-    the CUDA context and communicators. `host` is in the memory of the host, none of it here.
+    the CUDA context, communicators and tokens that other GPUs copy. `host` is in the memory of the
+    host, none of it here.
     """
 
     weights: int

@@ -281,6 +281,19 @@ def build_layout(spec: Spec) -> Layout:
     )
 
 
+def bytes_of_regions(spec: Spec, layout: Layout) -> int:
+    """Return the bytes of a microbatch's tokens that tp ranks of language copy from each other.
+
+    0 if they exchange them otherwise; see `comm.peer_copies`.
+    """
+    language, module = layout.language, spec.language
+    if not language.sequence_parallel or module.backend != "torch":
+        return 0
+    samples = len(layout.samples.language(0, 0))
+    tokens = samples * spec.batch.seq // language.grid.size(Axis.CP)
+    return tokens * module.model.hidden * spec.train.numbers.computed.bytes
+
+
 def _module_layout(spec: Spec, name: str) -> ModuleLayout:
     module = spec.modules[name]
     kind = kind_of(module.model)

@@ -17,7 +17,7 @@ from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.world import group_timeout
 from mimo_launch.layers.parallel_context import torch_type
 from mimo_launch.layers.parameter_segments import DeclaredParameter
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, bytes_of_regions
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.models.build import build_modules
 from mimo_launch.models.stage_interface import StepInputs
@@ -27,7 +27,7 @@ from mimo_launch.optimizer.step_metrics import PendingMetrics, reduce_metrics
 from mimo_launch.plan.rank_plan import JobPlan
 from mimo_launch.runtime.executor import Executor, no_losses
 from mimo_launch.runtime.progress import Phase, Progress
-from mimo_launch.spec.base import LANGUAGE, Axis
+from mimo_launch.spec.base import LANGUAGE
 
 
 class RankSession:
@@ -68,9 +68,9 @@ class RankSession:
             device=self.device,
         )
         warm(self.grids, self.mine.channels)
-        language = self.layout.language
-        if language.sequence_parallel and self.rank in language.grid.ranks:
-            self.grids.open_copies(LANGUAGE, self._bytes_of_regions(language))
+        most = bytes_of_regions(spec, self.layout)
+        if most and self.rank in self.layout.language.grid.ranks:
+            self.grids.open_copies(LANGUAGE, most)
         self.progress.enter(Phase.BUILDING)
         self.modules = build_modules(spec, self.layout, self.grids)
         if draw:
@@ -85,12 +85,6 @@ class RankSession:
             progress=self.progress,
         )
         self.updates = Updates(spec, self.modules)
-
-    def _bytes_of_regions(self, language: ModuleLayout) -> int:
-        """Return the bytes of a microbatch's tokens on a cp rank of language."""
-        spec, samples = self.spec, len(self.layout.samples.language(0, 0))
-        tokens = samples * spec.batch.seq // language.grid.size(Axis.CP)
-        return tokens * spec.language.model.hidden * spec.train.numbers.computed.bytes
 
     def __enter__(self) -> "RankSession":
         return self
