@@ -142,7 +142,8 @@ def open_copies(group: ProcessGroup, device: torch.device, most: int) -> PeerCop
         spaces = []
     if not all(_of_all(len(spaces) == 2, group)):
         return None
-    return PeerCopies(*spaces, rank, size)
+    gathers, exchanges = spaces
+    return PeerCopies(gathers, exchanges, rank, size)
 
 
 def _of_all(value: Any, group: ProcessGroup) -> list[Any]:
