@@ -35,7 +35,8 @@ Rows, with command, machine, date and spread, are in [measured_steps.json](measu
 this page is made of them. {0}
 
 No constant was chosen so that these steps come out right, except the rate of `mamba`; `sustained`
-comes from the kernels in a profile of `r1_colocated_dp4`, not from its time, and the time of passes
+comes from the kernels in a profile of `r1_colocated_dp4`, not from its time, `collective_overlap`
+from those in profiles of this step and of `r1_dp1_dp3` with full sharding, and the time of passes
 between products from profiles of single layers; the rates of `deltanet` and `deltanet_starts` come
 from a profile of an earlier version of `qwen3_5_4b`. `norm_starts` and `gather_starts` were chosen
 within the range of several measurements (0.06 to 0.2, 0.55 to 0.9), with these errors in view.

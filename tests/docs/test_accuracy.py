@@ -44,7 +44,7 @@ def test_estimates_are_as_near_to_the_measured_steps_as_this() -> None:
         mean(step for row, step in zip(judged(), steps, strict=True) if "far_off" not in row.data)
         < 0.05
     )
-    assert mean(steps) < 0.065
+    assert mean(steps) < 0.06
     assert max(steps) < 0.34
 
 
@@ -56,7 +56,7 @@ def test_a_step_that_is_far_off_has_a_reason_and_no_other_has_one() -> None:
 
 def test_memory_is_as_near_as_this_and_hardly_ever_too_small() -> None:
     memory = [error for row in judged() for error in row.memory]
-    assert mean(map(abs, memory)) < 0.035
+    assert mean(map(abs, memory)) < 0.025
     assert max(memory) < 0.12
     # The aim is -0.02. One of three steps with adapters and a frozen tower allocated 0.6 GB more
     # than the others, for no known reason.
@@ -89,7 +89,7 @@ def test_like_cases_have_the_same_traits() -> None:
     assert found.mean == pytest.approx(mean(abs(row.step) for row in alike))
     assert found.text == (
         f"{found.steps} measured steps like this one were {found.mean:.0%} off on average, "
-        f"{found.worst:.0%} at most (on 2 NVIDIA H200)"
+        f"{found.worst:.0%} at most (on 2 to 4 NVIDIA H200)"
     )
 
 

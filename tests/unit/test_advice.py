@@ -266,7 +266,11 @@ def test_losses_name_modules_ranks_and_numbers() -> None:
         ("256, 70B", "vision and language wait in the pipeline of language (pp 16) "),
         ("64, 7B", "vision waits for language "),
         ("64, 7B", "language waits in its pipeline (pp 2) "),
-        ("64, 30B", "language exchanges tokens of experts (ep 4) and activations (tp 4) "),
+        (
+            "64, 30B",
+            "language exchanges tokens of experts (ep 4), activations (tp 4) and weights and "
+            "gradients (dp 4) ",
+        ),
         ("128, 8B", "language computes forwards again "),
     ],
 )

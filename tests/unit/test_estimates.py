@@ -42,6 +42,7 @@ FREE = replace(
     network_bandwidth=1e12,
     memory_bandwidth=1e12,
     host_bandwidth=1e12,
+    collective_overlap=1.0,
     collective_latency=0.0,
     hop_latency=0.0,
     short_hop_latency=0.0,
@@ -266,6 +267,29 @@ def test_full_sharding_lasts_as_long_as_its_gathers() -> None:
     assert stage.backward_ms / 1000 == pytest.approx(gather + reduction, rel=1e-3)
 
 
+def test_copies_for_full_sharding_are_never_hidden() -> None:
+    slow = replace(FREE, memory_bandwidth=1.0)
+    (full,), (other,) = (
+        of(language(1, dp=2, sharding=sharding), slow).ranks for sharding in ("full", "optimizer")
+    )
+    # The rank casts its half, 4 bytes and 2, and copies 2 bytes out of the buffer; a gradient of 2
+    # bytes goes into another buffer as 4.
+    gather, reduction = (full.parameters * each / 1e9 for each in ((4 + 2) / 2 + 2 + 2, 2 + 4))
+    (mine,), (others,) = full.stages, other.stages
+    assert mine.forward_ms - others.forward_ms == pytest.approx(1000 * gather, rel=1e-3)
+    back = mine.backward_ms - others.backward_ms
+    assert back == pytest.approx(1000 * (gather + reduction), rel=1e-3)
+
+
+def test_exchanges_of_full_sharding_are_hidden_in_part() -> None:
+    def step(bandwidth: float, overlap: float) -> float:
+        made = replace(FREE, collective_bandwidth=bandwidth, collective_overlap=overlap)
+        return of(language(4, dp=2, sharding="full"), made).schedule_seconds
+
+    free, none, part = step(1e9, 0.0), step(1000.0, 0.0), step(1000.0, 0.25)
+    assert part - free == pytest.approx(0.75 * (none - free), rel=0.01)
+
+
 @pytest.mark.parametrize("sharding", ["full", "optimizer"])
 def test_processors_that_exchange_weights_do_not_compute_meanwhile(sharding: str) -> None:
     def step(bandwidth: float, overlap: float) -> float:
@@ -394,7 +418,8 @@ def test_communicators_are_those_of_the_groups_and_channels(name: str, wanted: l
         # are those of products that add.
         ({}, 0, 8 + 2),
         ({"backend": "transformer_engine"}, 8 + 2, 8 + 2),
-        ({"sharding": "full"}, 0, 0),
+        # What each microbatch reduces is in fp32, as the sum.
+        ({"sharding": "full"}, 8 + 4, 8 + 4),
     ],
 )
 def test_gradients_are_added_up_in_products_or_in_passes(

@@ -175,10 +175,10 @@ def test_estimates_over_the_run_are_a_part_of_the_budget(monkeypatch: pytest.Mon
 
 
 def test_a_short_search_makes_layouts_lighter_where_plain_ones_do_not_fit() -> None:
-    """Of a 70B model on 64 GPUs no layout without full sharding or recomputing fits."""
-    made = job({"language": module(B70, 0, 63, tp=8, pp=8)}, 64, 8, data=TEXT)
+    """A 70B model on 32 GPUs fits without full sharding only if it is cut in eight or more."""
+    made = job({"language": module(B70, 0, 31, tp=8, pp=4)}, 64, 8, data=TEXT)
     assert made.nodes is not None
-    best = found_for(made, 64, plans=160).found[0][1].spec.language
+    best = found_for(made, 32, plans=160).found[0][1].spec.language
     assert best.sharding == "full"
     assert best.grid.tp * best.grid.pp < 8
 

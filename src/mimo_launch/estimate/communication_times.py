@@ -113,24 +113,47 @@ class WeightTimes:
         return LinkTimes(self.spec, self.constants)
 
     def gather(self, weights: StageWeights) -> list[float]:
-        """Return the seconds to gather each FSDP unit, the root last."""
-        cut, seconds = WeightCut.of(self.spec, self.module), []
+        """Return the seconds to gather each FSDP unit, the root last, without `gather_copies`."""
+        cut = WeightCut.of(self.spec, self.module)
+        return [
+            self.links.collective(self._replicas(unit), cut.gathered(unit))
+            for unit in weights.units
+        ]
+
+    def gather_copies(self, weights: StageWeights) -> float:
+        """Return the seconds of copies for a gather of all units: own shards in, weights out."""
+        cut, size = WeightCut.of(self.spec, self.module), 0.0
         for unit in weights.units:
-            group, size = self._replicas(unit), cut.gathered(unit)
-            # Weights are copied into the buffer and out of it.
-            copies = 4 * size / self.constants.memory_bandwidth / GIGA
-            seconds.append(self.links.collective(group, size) + copies)
-        return seconds
+            gathered = cut.gathered(unit)
+            shards = sum(cut.held(each) for each in unit if not cut.is_whole(each))
+            size += shards + gathered / len(self._replicas(unit)) + 2 * gathered
+        return size / self.constants.memory_bandwidth / GIGA
 
     def reduction(self, weights: StageWeights) -> list[float]:
-        """Return the seconds to reduce the gradients of each unit, the root last."""
+        """Return the seconds to reduce the gradients of each unit, without `reduction_copies`."""
         number, seconds = self.spec.train.numbers.stored.bytes, []
         for unit, trained in zip(weights.units, weights.trained_units, strict=True):
-            group = self._replicas(unit)
             size = trained.total() * number
-            copies = 2 * size / self.constants.memory_bandwidth / GIGA
-            seconds.append((self.links.collective(group, size) + copies) if size else 0.0)
+            seconds.append(self.links.collective(self._replicas(unit), size) if size else 0.0)
         return seconds
+
+    def reduction_copies(self, weights: StageWeights, forwards: int) -> float:
+        """Return the seconds of passes over gradients for one reduction of all units.
+
+        They go into a buffer. With full sharding they come from one of several `forwards`, and
+        their shards are added to earlier ones.
+        """
+        numbers, full = self.spec.train.numbers, weights.full_sharding
+        read = numbers.computed.bytes if full else numbers.stored.bytes
+        own = 0.0
+        if full and forwards > 1:
+            own = sum(
+                trained.total() / len(self._replicas(unit))
+                for unit, trained in zip(weights.units, weights.trained_units, strict=True)
+            )
+        # The pass over shards reads both and writes the sum.
+        size = weights.trained * (read + numbers.stored.bytes) + 3 * own * numbers.stored.bytes
+        return size / self.constants.memory_bandwidth / GIGA
 
     def sums_of_copies(self, weights: StageWeights) -> float:
         """Return the seconds to sum the shards of gradients over the copies of the weights."""

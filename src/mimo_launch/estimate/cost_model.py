@@ -234,22 +234,24 @@ class CostModel:
         found = [self._known(module, stage, work) for work in works]
         times = WeightTimes(self.spec, self.constants, module)
         gather, reduction = times.gather(weights), times.reduction(weights)
+        copied = times.gather_copies(weights)
+        added = times.reduction_copies(weights, len(works))
         first, waited = 0.0, 0.0
         aheads, backs = [each.ahead for each in found], [each.back for each in found]
         if weights.full_sharding:
-            # Every action gathers weights, and every backward reduces; both overlap with compute.
+            # Every action gathers weights, and every backward reduces.
             computed = sum(aheads) + sum(backs)
-            aheads = [self._beside(each, sum(gather)) for each in aheads]
-            backs = [self._beside(each, sum(gather) + sum(reduction)) for each in backs]
+            exchanged = sum(gather) + sum(reduction)
+            aheads = [self._beside(each, sum(gather)) + copied for each in aheads]
+            backs = [self._beside(each, exchanged) + copied + added for each in backs]
             waited = sum(aheads) + sum(backs) - computed
             late = reduction[-1] + times.sums_of_copies(weights) if weights.trained else 0.0
         else:
-            added = times.accumulation(weights, len(works))
-            backs = [each + added for each in backs]
-            hides = self.constants.collective_overlap
-            first = gather[-1] + max(0.0, sum(gather[:-1]) - hides * aheads[0])
-            summed = times.sums_of_copies(weights)
-            late = reduction[-1] + max(0.0, sum(reduction[:-1]) + summed - hides * backs[-1])
+            summed = times.accumulation(weights, len(works))
+            backs = [each + summed for each in backs]
+            first = gather[-1] + self._exposed(aheads[0], sum(gather[:-1])) + copied
+            reduced = sum(reduction[:-1]) + times.sums_of_copies(weights)
+            late = reduction[-1] + self._exposed(backs[-1], reduced) + added
         flops, trains = self._flops(module, stage)
         overhead = self.constants.action_overhead * MICRO
         units = sum(1 for _ in weights.units) if weights.full_sharding else 0
@@ -274,8 +276,11 @@ class CostModel:
 
     def _beside(self, computing: float, exchanging: float) -> float:
         """Return the seconds of computing and of exchanges that it hides as far as it can."""
-        exposed = 1 - self.constants.collective_overlap
-        return max(computing, exchanging) + exposed * min(computing, exchanging)
+        return computing + self._exposed(computing, exchanging)
+
+    def _exposed(self, computing: float, exchanging: float) -> float:
+        """Return the seconds that exchanges add to computing beside them."""
+        return exchanging - self.constants.collective_overlap * min(computing, exchanging)
 
     def _known(self, module: ModuleLayout, stage: Stage, work: Workload) -> StageTimes:
         key = module.name, stage.index, id(work)
@@ -317,10 +322,11 @@ class CostModel:
             back += again + between + repeated[0]
             found = 2 * between + repeated[0], 2 * travel + repeated[1]
         if moved := self._moved(module, stage, work):
-            # Copies run beside the layers; those of the first layer of a backward come before it.
+            # Engines of their own copy beside the layers; those of the first layer of a backward
+            # come before it.
             alone = ahead + back
-            ahead = self._beside(ahead, sum(moved))
-            back = self._beside(back, sum(moved)) + max(moved)
+            ahead = max(ahead, sum(moved))
+            back = max(back, sum(moved)) + max(moved)
             found = found[0] + ahead + back - alone, found[1]
         return StageTimes(
             ahead=ahead + overhead,

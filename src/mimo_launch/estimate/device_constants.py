@@ -101,10 +101,13 @@ class Calibration:
         50.0, "GB/s", "per rank between hosts", "400 Gbit/s per GPU, line rate; not measured"
     )
     collective_overlap: float = _constant(
-        1.0,
+        0.1,
         "x",
-        "share of the exchange of weights and gradients that may run while ranks compute",
-        "streams of a GPU; none on processors, which exchange with the cores that compute",
+        "share of the exchange of weights and gradients beside computing that costs no time",
+        "profiles of topologies/bench/r1_dp1_dp3.yaml with full sharding (0.14) and "
+        "r1_colocated_dp4.yaml (0.03 to 0.11) on 4 H200: what exchanges add to kernels of ranks "
+        "that compute, by waits and by multiprocessors that NCCL takes away, against their time "
+        "alone; none on processors, which exchange with the cores that compute",
     )
     collective_latency: float = _constant(
         20.0, "us", "start of one collective, without its hops", _OPEN
