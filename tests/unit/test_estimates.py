@@ -69,7 +69,14 @@ def estimator(made: Spec, constants: Calibration = FREE) -> Estimator:
     return Estimator.of(Plan.of(made), constants)
 
 
-def language(microbatches: int, *, kind: str = "1f1b", mbs: int = 1, **more: object) -> Spec:
+def language(
+    microbatches: int,
+    *,
+    kind: str = "1f1b",
+    mbs: int = 1,
+    nodes: dict[str, int] | None = None,
+    **more: object,
+) -> Spec:
     model = DECODER | {"vocab": more.pop("vocab", DECODER["vocab"])}
     grid = {axis: more.pop(axis) for axis in ("tp", "cp", "dp", "pp") if axis in more}
     return spec(
@@ -79,7 +86,7 @@ def language(microbatches: int, *, kind: str = "1f1b", mbs: int = 1, **more: obj
         seq=512,
         kind=kind,
         train={"steps": 1, "precision": "bf16"},
-        nodes={"gpus": 4},
+        nodes=nodes or {"gpus": 4},
     )
 
 
@@ -288,6 +295,20 @@ def test_exchanges_of_full_sharding_are_hidden_in_part() -> None:
 
     free, none, part = step(1e9, 0.0), step(1000.0, 0.0), step(1000.0, 0.25)
     assert part - free == pytest.approx(0.75 * (none - free), rel=0.01)
+
+
+def test_tokens_that_gpus_of_one_host_copy_are_hidden_in_part() -> None:
+    def step(bandwidth: float, overlap: float, host: int = 4, copied: bool = True) -> float:
+        made = language(4, tp=2, sequence_parallel=copied, nodes={"gpus": host})
+        links = {"collective_bandwidth": bandwidth, "network_bandwidth": bandwidth}
+        return of(made, replace(FREE, copy_overlap=overlap, **links)).schedule_seconds
+
+    free, none = step(1e9, 0.0), step(1.0, 0.0)
+    # Eight layers have two regions each; embedding and head are one, which exchanges first.
+    hidden = 0.25 * 16 / 17
+    assert step(1.0, 0.25) - free == pytest.approx((1 - hidden) * (none - free), rel=0.01)
+    for how in ({"host": 1}, {"copied": False}):
+        assert step(1.0, 0.25, **how) == pytest.approx(step(1.0, 0.0, **how))
 
 
 @pytest.mark.parametrize("sharding", ["full", "optimizer"])

@@ -172,6 +172,7 @@ class _Measurements:
             yield from self.starts()
         else:
             yield "collective_overlap", 0.0
+            yield "copy_overlap", 0.0
         held = [each.allocated for each in self.measured if each.allocated is not None]
         if held:
             yield "allocator_slack", statistics.median(r / a - 1 for a, r in held)

@@ -42,7 +42,7 @@ class LinkTimes:
         """
         if len(ranks) == 1:
             return 0.0
-        given, hosts = self.constants, self._hosts(ranks)
+        given, hosts = self.constants, self.hosts(ranks)
         bandwidth = given.collective_bandwidth
         if hosts > 1:
             bandwidth = min(bandwidth, len(ranks) / hosts * given.network_bandwidth)
@@ -62,7 +62,7 @@ class LinkTimes:
         """
         if len(ranks) == 1:
             return 0.0
-        given, hosts = self.constants, self._hosts(ranks)
+        given, hosts = self.constants, self.hosts(ranks)
         inside = len(ranks) / hosts - 1
         across = len(ranks) - 1 - inside
         hops = inside * given.short_hop_latency + across * given.short_network_hop_latency
@@ -82,11 +82,12 @@ class LinkTimes:
     def transfer(self, ranks: tuple[int, ...], size: float) -> float:
         """Return the seconds of a transfer of `size` bytes between two of these ranks."""
         bandwidth, hop = self.constants.p2p_bandwidth, 0.0
-        if self._hosts(ranks) > 1:
+        if self.hosts(ranks) > 1:
             bandwidth, hop = self.constants.network_bandwidth, self.constants.network_hop_latency
         return (self.constants.p2p_latency + hop) * MICRO + size / bandwidth / GIGA
 
-    def _hosts(self, ranks: tuple[int, ...]) -> int:
+    def hosts(self, ranks: tuple[int, ...]) -> int:
+        """Return the number of hosts of some ranks."""
         return _num_hosts(ranks, self.spec.nodes.gpus if self.spec.nodes else None)
 
 

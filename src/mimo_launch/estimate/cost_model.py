@@ -37,7 +37,7 @@ from mimo_launch.kinds.block_shapes import parts_of
 from mimo_launch.kinds.layer import Flops, LayerKind, Widths, Workload
 from mimo_launch.kinds.registry import kind_of, layer_of
 from mimo_launch.kinds.weights import widths_of
-from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.layout import Layout, ModuleLayout, bytes_of_regions
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_views import takes_arrays
@@ -376,9 +376,9 @@ class CostModel:
         number = self.spec.train.numbers.computed.bytes
         kind = kind_of(self.spec.modules[module.name].model)
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)
-        ends = Widths(regions=(stage.is_first + stage.is_last) / 2)
-        layers = [*(kind.layer_widths(number) for number in numbers), ends]
-        seconds = self._exchanged(module, work, layers)
+        layers = [kind.layer_widths(number) for number in numbers]
+        # Embedding, projector and head are half a region each.
+        seconds = self._exchanged(module, work, layers, (stage.is_first + stage.is_last) / 2)
         if gathered := gathered_numbers(self.spec, module, stage, work):
             grid = module.grid
             size, rank = gathered * number, grid.ranks.start
@@ -388,16 +388,18 @@ class CostModel:
                 seconds += self.links.collective(grid.group_of(rank, Axis.TP), own)
         return seconds
 
-    def _exchanged(self, module: ModuleLayout, work: Workload, layers: Sequence[Widths]) -> float:
-        """Return the seconds of the collectives inside layers of these widths."""
+    def _exchanged(
+        self, module: ModuleLayout, work: Workload, layers: Sequence[Widths], ends: float = 0.0
+    ) -> float:
+        """Return the seconds of the collectives in layers of these widths, and in other regions."""
         grid, rank = module.grid, module.grid.ranks.start
         stream = self.spec.modules[module.name].model.hidden
         number = self.spec.train.numbers.computed.bytes
         # A tp region has a gather at its start and a reduce-scatter at its end, of all tokens, or
-        # one all-reduce, which takes as long. Embedding, projector and head are half a region each.
-        tokens = work.held * stream * number
-        regions = sum(layer.regions for layer in layers)
-        seconds = 2 * regions * self.links.collective(grid.group_of(rank, Axis.TP), tokens)
+        # one all-reduce, which takes as long.
+        tokens, tp = work.held * stream * number, grid.group_of(rank, Axis.TP)
+        regions = ends + (1 - self._hidden(module, tp)) * sum(layer.regions for layer in layers)
+        seconds = 2 * regions * self.links.collective(tp, tokens)
         held, cp = work.held / grid.size(Axis.TP) * number, grid.group_of(rank, Axis.CP)
         for layer in layers:
             if layer.exchanges:  # Tokens for heads, and back.
@@ -405,6 +407,13 @@ class CostModel:
             if layer.gathers:
                 seconds += self.links.collective(cp, held * len(cp) * layer.gathers)
         return seconds
+
+    def _hidden(self, module: ModuleLayout, tp: tuple[int, ...]) -> float:
+        """Return the share of the exchanges in layers that costs their tp ranks no time."""
+        copied = module.is_language and self.spec.language.adapter is None
+        if not copied or self.links.hosts(tp) > 1 or not bytes_of_regions(self.spec, self.layout):
+            return 0.0
+        return self.constants.copy_overlap
 
     def _travel(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:
         """Return the seconds of dispatch to experts and back, in one forward or backward."""

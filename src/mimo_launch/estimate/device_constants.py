@@ -109,6 +109,12 @@ class Calibration:
         "that compute, by waits and by multiprocessors that NCCL takes away, against their time "
         "alone; none on processors, which exchange with the cores that compute",
     )
+    copy_overlap: float = _constant(
+        0.5,
+        "x",
+        "share of the exchange of tokens by copies between GPUs that costs no time",
+        "steps with language tp 2 on 2 H200, with and without copies: 0.53 (ADR 0040)",
+    )
     collective_latency: float = _constant(
         20.0, "us", "start of one collective, without its hops", _OPEN
     )
