@@ -413,7 +413,8 @@ class CostModel:
         copied = module.is_language and self.spec.language.adapter is None
         if not copied or self.links.hosts(tp) > 1 or not bytes_of_regions(self.spec, self.layout):
             return 0.0
-        return self.constants.copy_overlap
+        # A rank's own tokens are 1/tp of those that its products multiply beside copies.
+        return self.constants.copy_overlap * 2 / len(tp)
 
     def _travel(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:
         """Return the seconds of dispatch to experts and back, in one forward or backward."""

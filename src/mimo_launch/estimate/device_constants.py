@@ -112,7 +112,7 @@ class Calibration:
     copy_overlap: float = _constant(
         0.5,
         "x",
-        "share of the exchange of tokens by copies between GPUs that costs no time",
+        "share of the exchange of tokens by copies between two GPUs that costs no time",
         "steps with language tp 2 on 2 H200, with and without copies: 0.53 (ADR 0040)",
     )
     collective_latency: float = _constant(

@@ -34,19 +34,19 @@ class _Bytes(LinkTimes):
 
     def collective(self, ranks: tuple[int, ...], size: float) -> float:
         """Return the bytes of a ring all-gather or reduce-scatter of `size` bytes."""
-        hops = self._hosts(ranks) if self._hosts(ranks) > 1 else 0
+        hops = self.hosts(ranks) if self.hosts(ranks) > 1 else 0
         share = (hops if self.between else len(ranks) - hops) / len(ranks)
         return size * (len(ranks) - 1) / len(ranks) * share
 
     def exchange(self, ranks: tuple[int, ...], size: float) -> float:
         """Return the bytes of an all-to-all in which each rank sends `size` bytes in all."""
-        inside = len(ranks) / self._hosts(ranks)
+        inside = len(ranks) / self.hosts(ranks)
         share = (len(ranks) - inside) if self.between else inside - 1
         return size * share / len(ranks)
 
     def transfer(self, ranks: tuple[int, ...], size: float) -> float:
         """Return the bytes of a transfer of `size` bytes."""
-        return size if (self._hosts(ranks) > 1) == self.between else 0.0
+        return size if (self.hosts(ranks) > 1) == self.between else 0.0
 
 
 @dataclass(frozen=True)
