@@ -125,3 +125,9 @@ def fuzz(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Run the GPU tests with the torch that is installed here, on as many GPUs as there are."""
     session.run(sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", *session.posargs)
+
+
+@nox.session(default=False, venv_backend="none")
+def peers(session: nox.Session) -> None:
+    """Train a Qwen3-VL here and with transformers under FSDP2 on one GPU: losses and times."""
+    session.run(sys.executable, "-m", "tests.gpu.peers", *session.posargs)
