@@ -16,6 +16,10 @@ from tests.support.hugging_face import save
 from tests.support.older_folders import OLDER
 from tests.support.whole_models import deviation, found_logits
 
+# The largest difference of logits in fp32 by the largest logit. How processors round differs: a
+# Gemma 4 with tp 2 is 1.1e-5 off on one and less than 1e-5 on another; a wrong setting, 1e-4.
+ROUNDING = 2e-5
+
 
 def cases(found: Iterable[tuple[Any, bool]]) -> list[Any]:
     """Return parameters, each with whether it is tested by default."""
@@ -30,7 +34,7 @@ def cases(found: Iterable[tuple[Any, bool]]) -> list[Any]:
     cases(((n, x), x in each.often) for n, each in FAMILIES.items() for x in each.layouts),
 )
 def test_logits_are_those_of_transformers(name: str, layout: str, tmp_path: Path) -> None:
-    assert FAMILIES[name].deviation(layout, tmp_path) < 1e-5
+    assert FAMILIES[name].deviation(layout, tmp_path) < ROUNDING
 
 
 @pytest.mark.parametrize(
@@ -94,4 +98,4 @@ def test_folders_of_other_versions_are_read(name: str, tmp_path: Path) -> None:
     file = folder / "model.safetensors"
     save_file(held(load_file(file)), file, {"format": "pt"})
     asked = family.made("one rank", folder, **settings)
-    assert deviation(found_logits(asked, tmp_path), family.wanted(model, asked)) < 1e-5
+    assert deviation(found_logits(asked, tmp_path), family.wanted(model, asked)) < ROUNDING
