@@ -53,7 +53,7 @@ def errors(spec: Spec) -> list[str]:
 
 
 def test_a_faster_layout_is_taken_and_its_gain_is_what_estimates_say() -> None:
-    data = unplaced("80GB", 64, vision=SMALL_VIT, language=LLAMA)
+    data = unplaced("40GB", 64, vision=SMALL_VIT, language=LLAMA)
     rule, found = placed(data, choose(data, 16)), first_spec(data, 16)
     assert found.gain is not None
     assert found.gain >= LEAST_GAIN
@@ -67,7 +67,7 @@ def test_a_faster_layout_that_fits_only_in_the_typical_step_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The search looks at one step; here no layout but that of the rule fits in all of them."""
-    data = unplaced("80GB", 64, vision=SMALL_VIT, language=LLAMA)
+    data = unplaced("40GB", 64, vision=SMALL_VIT, language=LLAMA)
     rule = spec_from_data(placed(data, choose(data, 16)))
     monkeypatch.setattr("mimo_launch.search.first_spec.fits", lambda spec, _: spec == rule)
     found = first_spec(data, 16)
