@@ -209,7 +209,7 @@ def _size(module: Box) -> Any:
     """Return what decides how many rows an encoder makes of an image or a clip."""
     model = module["model"]
     if _is_vit(module):
-        return "image", model["shuffle"]
+        return "image", *(model.get(key) for key in ("shuffle", "tiles", "pooling"))
     keys = "kind", "stack", "fixed_length", "chunk"
     return "clip", *(model.get(key) for key in keys)
 
