@@ -15,6 +15,11 @@ CHUNKS: dict[str, Any] = {
 AUT: dict[str, Any] = {
     "kind": "aut", "stack": 1, "mels": 5, "channels": 3, "chunk": 12, "window": 2, "frames": 60,
 }  # fmt: skip
+# Clips of several tokens, the last of which may see fewer frames.
+CONFORMER: dict[str, Any] = {
+    "kind": "conformer", "stack": 1, "mels": 8, "channels": 3, "kernel": 3, "frames": 60,
+    "hidden": 16,
+}  # fmt: skip
 DATA: dict[str, Any] = {"max_images": 3, "max_frames": 16, "text_only": 0.2, "mbs": 2}
 
 
@@ -44,18 +49,26 @@ DATA: dict[str, Any] = {"max_images": 3, "max_frames": 16, "text_only": 0.2, "mb
         pytest.param(AUT, {"cp": 3, "pp": 2, "recompute": "full"}, marks=pytest.mark.sweep),
         pytest.param(AUT, {"dp": 2, "sharding": "full"}, marks=pytest.mark.sweep),
         pytest.param(AUT, {"tp": 2, "frozen": "except_projector"}, marks=pytest.mark.sweep),
+        (CONFORMER, {"tp": 2}),
+        (CONFORMER, {"dp": 2}),
+        (CONFORMER, {"pp": 2, "recompute": "full"}),
+        pytest.param(CONFORMER, {"dp": 2, "sharding": "full"}, marks=pytest.mark.sweep),
+        pytest.param(
+            CONFORMER, {"tp": 2, "recompute": ["attention", "norms"]}, marks=pytest.mark.sweep
+        ),
     ],
     ids=[
         *("tp dp", "sp cp", "cp 3", "pp sp", "unpadded", "unpadded cp 3", "full sharding"),
         *("chunks pp", "chunks cp 3", "chunks full sharding", "aut cp", "aut cp 3"),
-        *("aut full sharding", "aut tp"),
+        *("aut full sharding", "aut tp", "conformer tp", "conformer dp"),
+        *("conformer pp", "conformer full sharding", "conformer tp, recompute"),
     ],
 )
 def test_gradients_are_those_of_one_rank(model: dict[str, Any], audio: dict[str, Any]) -> None:
     module = box(0, model={**AUDIO, **model}, **audio)
     first = 1 + int(module["ranks"].partition("-")[2])
     # Of clips in chunks, some are longer than a window.
-    data = DATA | ({"max_frames": 40, "seq": 64} if "chunk" in model else {})
+    data = DATA | ({"max_frames": 40, "seq": 64} if {"chunk", "kernel"} & {*model} else {})
     made = spec({"audio": module, "language": box(first)}, microbatches=2, **data)
     assert failures(verdicts(made)) == []
 

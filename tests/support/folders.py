@@ -331,6 +331,10 @@ FORMS: dict[str, Config] = {
             key: each for key, each in PUBLISHED["Qwen2-VL-7B"].items() if key != "vision_config"
         } | {"model_type": "qwen2_vl_text"},
     },
+    "parakeet_encoder, bare but for dropout": {
+        "model_type": "parakeet_encoder", "dropout": 0.0, "layerdrop": 0.0,
+        "activation_dropout": 0.0, "attention_dropout": 0.0,
+    },
     "native AIMv2": {"model_type": "aimv2_vision_model", "is_native": True},
     **{
         f"{kind}, bare": {"model_type": kind}
@@ -914,6 +918,12 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
         },
         "decoder": {"tied": False, "heads": 16},
     },
+    "parakeet_encoder, bare but for dropout": {
+        "conformer": {
+            "layers": 24, "hidden": 1024, "heads": 8, "mlp": 4096, "mels": 80, "channels": 256,
+            "kernel": 9, "bias": True, "conv_bias": True, "scale_input": True,
+        },
+    },
     "radio, bare": {"vit": {"registers": 10, "image": (128, 128), "mlp": 5120}},
     "dinov2, bare": {
         "vit": {"image": (16, 16), "mlp": 3072, "layer_scale": 1.0, "class_token": True},
@@ -1207,6 +1217,11 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("Qwen3-ASR", "aut", "audio_config"): [
         {"output_dim": 1024}, {"activation_function": "relu"}, {"n_window": 40},
         {"n_window_infer": 99}, {"max_position_embeddings": 12},
+    ],
+    ("parakeet_encoder, bare but for dropout", "conformer", ""): [
+        {"hidden_act": "relu"}, {"subsampling_factor": 4}, {"subsampling_conv_kernel_size": 5},
+        {"subsampling_conv_stride": 4}, {"dropout": 0.1}, {"dropout_positions": 0.1},
+        {"layerdrop": 0.1}, {"activation_dropout": 0.1}, {"attention_dropout": 0.1},
     ],
     ("radio, bare", "vit", ""): [
         {"hidden_act": "relu"}, {"drop_path_rate": 0.1}, {"attention_probs_dropout_prob": 0.5},

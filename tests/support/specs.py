@@ -244,6 +244,12 @@ def aut(grid: dict[str, int]) -> dict[str, Any]:
     return {**audio(grid), "kind": "aut", "channels": 2}
 
 
+def conformer(grid: dict[str, int]) -> dict[str, Any]:
+    """Return the smallest encoder of Parakeet that `grid` can split."""
+    sizes = {"mels": 8, "channels": 2, "kernel": 3}
+    return {**audio(grid), "kind": "conformer", "hidden": 4 * grid["tp"], **sizes}
+
+
 def connector(grid: dict[str, int]) -> dict[str, Any]:
     """Return the smallest connector that `grid` can split."""
     sizes = vit(grid)
@@ -271,6 +277,7 @@ ENCODER_MODELS = {
     "ovis2_vision": ovis2,
     "audio": audio,
     "aut": aut,
+    "conformer": conformer,
     "connector": connector,
     "flow": flow,
     "talker": talker,

@@ -83,6 +83,14 @@ SIZES = {
         },
     ),
     "ovis2_vision": ({**VISION, "vocab_size": 16}, PICTURE),
+    "parakeet_encoder": (
+        {
+            "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_mel_bins": 8,
+            "num_attention_heads": 2, "subsampling_conv_channels": 2, "dropout": 0.0,
+            "layerdrop": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0,
+        },
+        {"input_features": torch.linspace(-1, 1, 320).view(1, 40, 8)},
+    ),
     "whisper": (AUDIO, CLIP),
     "qwen2_audio_encoder": (AUDIO, CLIP),
     "voxtral_encoder": (VOXTRAL, CLIP),

@@ -269,6 +269,17 @@ def specs() -> dict[str, Spec]:
         ),
         "audio, in chunks": hearing({"chunk": 8, "stack": 2, "mels": 5}, tp=2, pp=2),
         "aut": spec({"audio": box(0, model={"kind": "aut", "mels": 5}, tp=2), "language": box(4)}),
+        "conformer": spec(
+            {"audio": box(0, model={"kind": "conformer"}, tp=2, pp=2), "language": box(4)}
+        ),
+        "conformer without biases": spec(
+            {
+                "audio": box(
+                    0, model={"kind": "conformer", "bias": False, "conv_bias": False}, tp=2
+                ),
+                "language": box(4),
+            }
+        ),
         "audio, linear": hearing(
             {"projector": "linear", "frames": 30}, tp=4, sequence_parallel=True
         ),

@@ -14,12 +14,15 @@ from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.audio_encoder import AudioStage
 from mimo_launch.models.aut import AutStage
+from mimo_launch.models.conformer import ConformerStage
 from mimo_launch.models.patches import Patches, cut_clip, pack, reader
 from mimo_launch.spec.aut import AutModel
+from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.spec import AudioModel
 
 MODEL = AudioModel(kind="audio", layers=1, hidden=8, heads=1, mels=3, frames=40)
 AUT = AutModel(kind="aut", layers=1, hidden=8, heads=1, channels=4)
+CONFORMER = ConformerModel(kind="conformer", layers=1, hidden=8, heads=1, channels=4)
 
 
 def clip(frames: int, seed: int) -> np.ndarray:
@@ -31,7 +34,8 @@ def first_stage(model: AudioModel, dtype: torch.dtype = torch.float64) -> Any:
     stage = Stage("audio", 0, 0, 1, is_first=True, is_last=False)
     ends = Ends(is_first=True, is_last=False, vocab=0, row_width=8)
     kind = kind_of(model)
-    made = AutStage if isinstance(model, AutModel) else AudioStage
+    stages = {"audio": AudioStage, "aut": AutStage, "conformer": ConformerStage}
+    made = stages[model.kind]
     network = made(context, kind, stage, ends, recompute="none")
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
@@ -84,12 +88,12 @@ def test_places_count_from_the_start_of_each_clip() -> None:
     assert cut.positions.tolist() == [[place, 0] for place in range(5)]
 
 
-@pytest.mark.parametrize("model", [MODEL, AUT], ids=["audio", "aut"])
+@pytest.mark.parametrize("model", [MODEL, AUT, CONFORMER], ids=["audio", "aut", "conformer"])
 def test_in_front_of_the_blocks_is_kept_what_the_estimates_say(model: AudioModel) -> None:
-    model = model.model_copy(update={"hidden": 64, "mels": 10})
+    model = model.model_copy(update={"hidden": 64, "mels": 16})
     network = first_stage(model, torch.float32)
     places = torch.stack([torch.arange(50) % 20, torch.zeros(50, dtype=torch.int64)], dim=1)
-    packed = Patches(torch.randn(50, 10 * model.frames_seen), places)
+    packed = Patches(torch.randn(50, 16 * model.frames_seen), places)
     weights = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     kept: dict[int, int] = {}
 

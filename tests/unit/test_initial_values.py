@@ -164,6 +164,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "vision": {**HALF, "heads": 2, "positions": "learned", "image": [16, 16], "class_token": True},
     "audio": {"kind": "audio", **HALF},
     "aut": {"kind": "aut", **HALF, "heads": 2, "mels": 16, "channels": 24},
+    "conformer": {"kind": "conformer", **HALF, "heads": 2, "mels": 16, "channels": 24},
     "dinov3": {"kind": "dinov3", **HALF, "heads": 2, "layer_scale": FACTOR},
     "gemma4_vision": {
         "kind": "gemma4_vision",
@@ -256,6 +257,8 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
     if name.endswith("lora_a.weight"):
         # Uniform of Linear, with the same deviation, as in peft.
         return (3 * inputs) ** -0.5
+    if ".bias_" in name:
+        return 0.02  # As in transformers.
     if name.endswith("lora_b.weight"):
         return 0.0
     if name == "per_layer.table.weight":
@@ -266,12 +269,12 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
     if layer == "router" and kind == "separate norms":
         # Its input is over the root of the width.
         return 1.0
-    if ".conv." in name:
+    if ".conv." in name and kind == "hybrid":
         # Uniform of Conv1d, with the same deviation.
         return (3 * inputs) ** -0.5
     if layer in ("class_token", "newline"):
         return shape[-1] ** -0.5
-    added = layer in ("o", "down") or (layer == "out" and kind == "hybrid")
+    added = layer in ("o", "down") or (layer == "out" and kind in ("hybrid", "conformer"))
     if added and not name.startswith(("project", "time.")):
         own = 3 if name.startswith("predictor.") else 2
         additions = 6 if kind == "hybrid" else 2 * own
@@ -293,7 +296,7 @@ def expected_number(name: str, kind: str) -> float:
         found = (numbers | {"beta": 0.5, "eps": -1e-6})[name.rpartition(".")[2]]
         return torch.tensor(found, dtype=torch.float32).item()
     own = kind == "wide norms"  # Their offset is 1.
-    return float(name.endswith(("norm.weight", ".D")) and not own)
+    return float(name.endswith(("norm.weight", "norm.variance", ".D")) and not own)
 
 
 def network_of(kind: str, tp: int = 1, **model: Any) -> tuple[str, nn.Module]:
@@ -322,7 +325,8 @@ def test_matrices_decay_and_biases_norms_and_numbers_of_heads_do_not(
     for item in declared_parameters("", network_of(kind, **more)[1]):
         for name, segment in ((placed.name, placed.segment) for placed in item.placed):
             is_table = segment.weight.role == "embedding"
-            is_matrix = len(segment.shape) > 1 and segment.trains and not is_table
+            is_vector = len(segment.shape) == 1 or ".bias_" in name
+            is_matrix = not is_vector and segment.trains and not is_table
             assert segment.weight.decay == is_matrix, name
 
 

@@ -11,6 +11,8 @@ import torch
 from tests.support.bf16_products import products_in_fp32
 from tests.support.memory import INNER, TOKENS, WIDTH, memory_of, model, per_block
 from tests.support.shapes import block_shape
+from tests.support.specs import box, spec
+from tests.support.works import nominal_work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -36,6 +38,7 @@ from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.sequence_contexts import sequence_context
 from mimo_launch.layers.shaped_layer import built
 from mimo_launch.layers.vocab_parallel import vocab_cross_entropy
+from mimo_launch.layout.layout import build_layout
 from mimo_launch.models.transformer_block import Block, MtpDepth
 from mimo_launch.spec.layers import Mla
 from mimo_launch.spec.values import PRECISIONS
@@ -540,3 +543,34 @@ def test_a_projector_with_a_width_keeps_what_the_table_says(kind: Any, activatio
     ends = Ends(is_first=False, is_last=True, vocab=0, row_width=out)
     # The table counts the rows as well, which a bridge keeps.
     assert kind_of(made).saved_at_ends(ends, held) == sum(kept.values()) + rows.numel()
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_block_of_a_conformer_keeps_what_the_estimates_say(
+    precision: str, recompute: str
+) -> None:
+    """Of two clips of 256 tokens, whose scores and convolutions are computed again."""
+    keys = {"kind": "conformer", "layers": 4, "hidden": WIDTH, "heads": 8, "mlp": INNER}
+    made = spec(
+        {
+            "audio": box(0, model={**keys, "frames": 2048}, recompute=recompute, compile=False),
+            "language": box(1),
+        },
+        mbs=2,
+        seq=300,
+        data={"kind": "synthetic", "max_frames": 2048, "text_only": 0.0},
+        train={"steps": 1, "precision": precision},
+    )
+    dtype = torch_type(PRECISIONS[precision].computed)
+    shape = kind_of(made.modules["audio"].model).layer(0)
+    block = built(ParallelContext(compute_dtype=dtype, dtype=dtype, owner="audio"), shape)
+    block.recompute = recompute
+    for parameter in (*block.parameters(), *block.buffers()):
+        torch.nn.init.constant_(parameter, 0.02)
+    # Clips of synthetic data have several lengths: per token.
+    layout = build_layout(made)
+    tokens = nominal_work(layout, layout["audio"], made).held
+    assert per_block(made, "audio") / tokens == pytest.approx(
+        kept_by_block(block, images(dtype), dtype) / TOKENS, rel=0.02
+    )

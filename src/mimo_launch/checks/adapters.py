@@ -19,6 +19,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import Adapter
 from mimo_launch.spec.adapters import AdapterSpec, adapter_in
 from mimo_launch.spec.base import LANGUAGE
+from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.load import saved_spec
 from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.spec import AudioModel, LanguageModel, Spec, VitModel
@@ -66,7 +67,15 @@ def dropout_has_place(spec: Spec, name: str) -> Findings:
     of_adapter = module.adapter is not None and module.adapter.dropout > 0
     key = "dropout" if module.dropout else "attention_dropout"
     path = (*(("adapter", "dropout") if of_adapter and not module.dropout else (key,)),)
-    if not isinstance(module.model, LanguageModel | VitModel | AudioModel):
+    if isinstance(module.model, ConformerModel):
+        yield Diagnostic(
+            code="dropout-cannot",
+            headline=f"`{name}` cannot drop numbers",
+            path=("modules", name, *path),
+            why="the blocks of a `conformer` drop nothing",
+            help=f"delete `{path[-1]}`",
+        )
+    elif not isinstance(module.model, LanguageModel | VitModel | AudioModel):
         yield Diagnostic(
             code="dropout-cannot",
             headline=f"`{name}` cannot drop numbers",

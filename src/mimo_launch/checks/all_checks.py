@@ -12,6 +12,7 @@ from mimo_launch.checks import (
     backends,
     backward_settings,
     batch,
+    conformers,
     data,
     evaluations,
     expected_data,
@@ -49,6 +50,7 @@ from mimo_launch.checks.rule import (
 )
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.base import Strict
+from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.language_models import CausalModel, DecoderBlocks
 from mimo_launch.spec.spec import (
     AudioModel,
@@ -167,6 +169,8 @@ RULES: tuple[Rule, ...] = (
     ModelRule(HybridModel, widths.recurrent_heads_over_groups),
     ModelRule(HybridModel, widths.recurrent_over_grid),
     ModelRule(AudioModel, positions.hidden_holds_sinusoids, needs=_HEADS),
+    ModelRule(ConformerModel, conformers.clips_stay_whole),
+    ModelRule(ConformerModel, conformers.convolutions_have_middles),
     ModuleRule(data.frames_are_whole_rows),
     SpecRule(batch.batch_splits),
     SpecRule(batch.groups_split, needs=_BATCH),
@@ -218,7 +222,10 @@ RULES: tuple[Rule, ...] = (
     DataRule(UserData, shards.classes_are_run),
     DataRule(UserData, tiles_and_videos.processors_cut_alike),
     DataRule(UserData, joined_rows.shards_show_graph, needs=_READS),
-    SpecRule(shards.members_for_encoders, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")),
+    SpecRule(
+        shards.members_for_encoders,
+        needs=(*_PACKAGES, *_SHARDS, "not-supported-yet", "conformer-cannot"),
+    ),
     SpecRule(
         tiles_and_videos.video_package_installed, needs=(*_PACKAGES, *_SHARDS, "not-supported-yet")
     ),

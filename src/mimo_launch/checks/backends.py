@@ -16,6 +16,7 @@ from mimo_launch.checks.rule import Findings, chosen_keys
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.diag.installed import ENGINE
 from mimo_launch.kinds.attention_shapes import AttentionShape
+from mimo_launch.kinds.conformer import ConformerBlockShape
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.mlp_shapes import MlpShape
 from mimo_launch.kinds.registry import kind_of
@@ -152,6 +153,13 @@ _LACKS = (
         "its kernels need the tokens of an image next to each other, and rows come after those of "
         "all images",
         "tokens of its own",
+    ),
+    _Lack(
+        lambda kind: isinstance(kind.layer(0), ConformerBlockShape),
+        "kind",
+        "provide the blocks of a conformer",
+        "its blocks have one attention, without scores of distances, and no convolution",
+        "a conformer",
     ),
     _Lack(
         lambda kind: kind.moe is not None,

@@ -79,6 +79,10 @@ def _names(model: Any) -> Iterator[str]:
             for each in shape.weights()
             for weight in each
         )
+    if kind.clips is not None:
+        both = Ends(is_first=True, is_last=True, vocab=0, row_width=1)
+        for weights in kind.weights(range(model.layers), both):
+            yield from (weight.name for weight in weights)
     layers = [*_LAYER]
     if kind.moe is not None:
         numbers = range(kind.moe.experts)

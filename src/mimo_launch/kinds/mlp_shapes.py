@@ -21,7 +21,7 @@ from mimo_launch.spec.language_models import GateActivation
 from mimo_launch.spec.layers import Moe
 
 # Of MLPs without a gate.
-PlainActivation = Activation | Literal["squared_relu", "xielu"]
+PlainActivation = Activation | Literal["squared_relu", "silu", "xielu"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,14 +103,20 @@ def squared_relu(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
+def silu(x: Tensor) -> Tensor:
+    """Return x * sigmoid(x) (same section)."""
+    return F.silu(x)
+
+
 ACTIVATIONS = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "quick_gelu": quick_gelu,
     "squared_relu": squared_relu,
+    "silu": silu,
 }
 # Of these torch has a kernel that reads and writes once; it starts sooner than a compiled pass.
-KERNELS = frozenset({gelu, gelu_tanh})
+KERNELS = frozenset({gelu, gelu_tanh, silu})
 # By the activation of the gate.
 GATED = {"silu": swiglu, "gelu_tanh": geglu_tanh, "clamped_silu": clamped_swiglu}
 

@@ -62,7 +62,7 @@ class AudioStage(ModelStage):
     conv1: Convolution
     conv2: Convolution
     positions: WholeTable | None
-    norm: Norm
+    norm: Norm | None
     projector: nn.Module
 
     def inputs(self, forward: ListForward) -> ClipsInput:
@@ -90,7 +90,8 @@ class AudioStage(ModelStage):
         x_nD = x_nD[: len(x_nD) - packed.extra_tokens]
         if self.model.pooling == "mean":
             x_nD = x_nD.view(-1, self.model.stack, x_nD.shape[1]).mean(dim=1)
-        rows: Tensor = self.projector(self.norm(x_nD).view(-1, self.model.row_width))
+        x_nD = x_nD if self.norm is None else self.norm(x_nD)
+        rows: Tensor = self.projector(x_nD.view(-1, self.model.row_width))
         return owned(rows, packed.sizes, self.context)
 
     def _embed(self, given: Patches | None, loose: Patches | None = None) -> Tensor:
@@ -104,6 +105,10 @@ class AudioStage(ModelStage):
         sizes = len(places), self.model.mels, self.model.frames_seen
         frames_nMF = mine.values.view(sizes)
         x_nD: Tensor = self.convolved(frames_nMF, places, missing)
+        return self.placed(x_nD, places)
+
+    def placed(self, x_nD: Tensor, places: Tensor) -> Tensor:
+        """Return the tokens that enter the blocks, with their positions."""
         if self.positions is None:
             return x_nD + sines(places, self.model.hidden, x_nD.dtype)
         placed: Tensor = self.positions(places)

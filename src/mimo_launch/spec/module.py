@@ -33,6 +33,7 @@ from mimo_launch.spec.base import (
     Strict,
     rank_range,
 )
+from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.custom_loss import CustomLoss
 from mimo_launch.spec.dinov3 import Dinov3Model
 from mimo_launch.spec.encoders import AudioModel, ConnectorModel, EncoderModel, GeneratorKinds
@@ -132,7 +133,7 @@ Offloaded = Literal["activations", "optimizer"]
 
 # Every kind of encoder except users' own classes.
 VisionKinds = VitModel | Dinov3Model | Gemma4VisionModel | Llama4VisionModel | Ovis2VisionModel
-EncoderKinds = VisionKinds | AudioModel | AutModel | ConnectorModel
+EncoderKinds = VisionKinds | AudioModel | AutModel | ConformerModel | ConnectorModel
 Kinds = EncoderKinds | GeneratorKinds | DecoderModel | HybridModel
 Model = Annotated[Kinds, Field(discriminator="kind")] | CustomModel
 # The class of each kind, encoders first.

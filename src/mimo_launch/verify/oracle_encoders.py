@@ -23,6 +23,7 @@ from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.ovis2_vision import Ovis2VisionModel
 from mimo_launch.spec.spec import AudioModel, Model, VitModel
 from mimo_launch.verify.oracle_blocks import NORMS, activated, block, blocks, project
+from mimo_launch.verify.oracle_conformer import encode_conformer
 from mimo_launch.verify.oracle_dropout import EXTRA, IMAGE, Weights
 from mimo_launch.verify.oracle_layers import layer_norm, linear
 from mimo_launch.verify.oracle_towers import TOWERS
@@ -304,7 +305,8 @@ def connect(
 
 
 ENCODERS: dict[str, Callable[..., Tensor]] = {
-    "audio": _encode_clip, "aut": _encode_clip, **dict.fromkeys(TOWERS, _encode_image),
+    "audio": _encode_clip, "aut": _encode_clip, "conformer": encode_conformer,
+    **dict.fromkeys(TOWERS, _encode_image),
 }  # fmt: skip
 
 

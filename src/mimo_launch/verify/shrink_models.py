@@ -13,6 +13,7 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.stages import even_stages
 from mimo_launch.spec.aut import AutModel
 from mimo_launch.spec.base import LayerChoice, Strict
+from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 from mimo_launch.spec.hybrid import MambaSizes, RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
@@ -409,6 +410,8 @@ def shrink_audio(model: AudioModel, module: ModuleSpec, layers: int) -> AudioMod
         update["chunk"] = min(model.chunk, 2 * model.frames_per_row)
     if isinstance(model, AutModel):
         update |= {"channels": min(3, model.channels), "window": min(2, model.window)}
+    if isinstance(model, ConformerModel):
+        update |= {"channels": min(3, model.channels), "mels": 8, "kernel": min(3, model.kernel)}
     small = shrink_encoder(model, module, layers).replace(**update)
     rows = min(MAX_CLIP_ROWS, model.max_rows)
     return small.replace(frames=small.frames_of(rows * small.stack))
