@@ -18,7 +18,9 @@ from mimo_launch.plan.plan import Plan
 from mimo_launch.search.bounds import least_bytes, least_seconds
 from mimo_launch.search.changes import changed
 from mimo_launch.search.judge import Judge
+from mimo_launch.search.ladders import ladders
 from mimo_launch.search.moves import neighbours
+from mimo_launch.search.settled_points import settled
 from mimo_launch.search.wide_moves import jump
 from mimo_launch.spec.spec import Spec
 
@@ -121,6 +123,21 @@ def test_pipelines_that_models_forbid_are_no_layouts(model: dict[str, object]) -
     alone, cut = (spec({"language": box(0, pp=pp, model=model)}) for pp in (1, 4))
     assert is_legal_layout(alone)
     assert not is_legal_layout(cut)
+
+
+def test_grids_that_cut_clips_of_a_conformer_are_no_layouts() -> None:
+    """A search leaves out their sequence parallelism, so that it may still take tp."""
+    alone, cut = (
+        spec({"audio": box(0, model={"kind": "conformer"}, **grid), "language": box(0, tp=2)})
+        for grid in ({"tp": 2}, {"cp": 2})
+    )
+    assert is_legal_layout(alone)
+    assert not is_legal_layout(cut)
+    point = Point.of(alone)
+    moved = settled(alone, point.moved("audio", sequence_parallel=True))
+    rungs = [rung for ladder in ladders(alone, point) for rung in ladder]
+    assert rungs
+    assert not any(each.places["audio"].sequence_parallel for each in (moved, *rungs))
 
 
 # Layouts of one spec that share what is kept of their stages.

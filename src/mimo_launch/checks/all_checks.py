@@ -354,7 +354,7 @@ _LAYOUT_RULES = tuple(rule for rule in RULES if rule.run not in _OF_FILES)
 _PLACES = {
     each.__name__
     for each in (
-        *(backends, batch, experts, per_layer, ranks, schedules),
+        *(backends, batch, conformers, experts, per_layer, ranks, schedules),
         *(shared_keys, training_settings, widths),
     )
 }

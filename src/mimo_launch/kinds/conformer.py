@@ -20,7 +20,7 @@ from mimo_launch.kinds.saved_activations import (
     Temporary,
 )
 from mimo_launch.kinds.shapes import ColumnShape, NormShape, Output, RowShape, WholeShape
-from mimo_launch.kinds.transformer_encoder import PatchWork, TransformerEncoderKind
+from mimo_launch.kinds.transformer_encoder import BlocksCuts, PatchWork, TransformerEncoderKind
 from mimo_launch.kinds.weights import LayerShape, Parameters, Weight, buffer
 from mimo_launch.spec.conformer import ConformerModel
 
@@ -241,6 +241,16 @@ class SubsamplingShape(LayerShape):
 
 
 @dataclass(frozen=True, slots=True)
+class WholeClips(BlocksCuts):
+    """Heads and widths; the layers of a token read its neighbours."""
+
+    @property
+    def tokens(self) -> bool:
+        """Whether the tokens of a clip may be cut over ranks."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class ConformerKind(AudioKind):
     """The FastConformer of Parakeet over log-mel clips."""
 
@@ -255,6 +265,11 @@ class ConformerKind(AudioKind):
     def has_final_norm(self) -> bool:
         """Each block ends with a norm."""
         return False
+
+    @property
+    def cuts(self) -> WholeClips:
+        """Heads and widths, no tokens."""
+        return WholeClips(self.model)
 
     @property
     def attending(self) -> Attending:

@@ -147,6 +147,11 @@ class TpCuts:
     """The sizes that tp cuts; None where there is none."""
 
     @property
+    def tokens(self) -> bool:
+        """Whether the tokens of an image, a clip or a sequence may be cut over ranks."""
+        return True
+
+    @property
     def heads(self) -> int | None:
         """Number of query heads."""
         return None

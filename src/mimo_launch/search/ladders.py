@@ -13,7 +13,14 @@ from typing import Any
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.space import Point, microbatch_numbers
-from mimo_launch.search.settled_points import LESS_AGAIN, may_offload, settled, sharing, with_part
+from mimo_launch.search.settled_points import (
+    LESS_AGAIN,
+    cuts_tokens,
+    may_offload,
+    settled,
+    sharing,
+    with_part,
+)
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.module import Offloaded
 from mimo_launch.spec.spec import ExpertGrid, Spec
@@ -29,7 +36,7 @@ def ladders(spec: Spec, point: Point) -> Iterator[list[Point]]:
     every, encoders = list(point.places), list(spec.encoders)
     cutting = [name for name, place in point.places.items() if place.grid.dp * place.grid.cp > 1]
     for name, place in point.places.items():
-        if place.grid.tp > 1:
+        if cuts_tokens(spec, name, place.grid):
             point = point.moved(name, sequence_parallel=True)
     pp, legal = point.language.grid.pp, microbatch_numbers(spec, point.language.grid)
     least = [min(legal[-1], factor * point.microbatches) for factor in (1, 2, 4, 8, 16)]

@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import get_args
 
 from mimo_launch.kinds.module_weights import has_backward
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.space import Point, divisors, expert_grids, microbatch_numbers
+from mimo_launch.spec.base import Grid
 from mimo_launch.spec.module import Offloaded, Recompute
 from mimo_launch.spec.spec import Spec
 
@@ -34,7 +36,7 @@ def settled(spec: Spec, point: Point) -> Point:
     for name, place in point.places.items():
         if place.shard_over and place.grid.dp % place.shard_over:
             point = point.moved(name, shard_over=None)
-        if place.sequence_parallel and place.grid.tp == 1:
+        if place.sequence_parallel and not cuts_tokens(spec, name, place.grid):
             point = point.moved(name, sequence_parallel=False)
         ranks = place.grid.tp * place.grid.cp * place.grid.dp
         own = place.experts
@@ -42,6 +44,11 @@ def settled(spec: Spec, point: Point) -> Point:
             fitting = [e for e in expert_grids(ranks) if e.tp == 1 and own.ep % e.ep == 0]
             point = point.moved(name, experts=fitting[-1])
     return point
+
+
+def cuts_tokens(spec: Spec, name: str, grid: Grid) -> bool:
+    """Return whether the tp ranks of a module on a grid may share its tokens."""
+    return grid.tp > 1 and kind_of(spec.modules[name].model).cuts.tokens
 
 
 def _grouped(spec: Spec, point: Point) -> Point:
