@@ -1,10 +1,14 @@
 """A file or folder that cannot be written is refused before any work."""
 
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
 
+import mimo_launch.cli as cli_modules
 from mimo_launch.checks import load_and_check
 from mimo_launch.cli import init_draft
 from mimo_launch.train import history
@@ -19,9 +23,14 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         pytest.fail("there was work before the error")
 
-    monkeypatch.setattr(load_and_check, "load_and_check", fails)
-    monkeypatch.setattr(init_draft, "draft", fails)
-    monkeypatch.setattr(history, "read_history", fails)
+    # A module that was imported meanwhile would keep the function that fails.
+    for each in walk_packages(cli_modules.__path__, f"{cli_modules.__name__}."):
+        import_module(each.name)
+    for work in (load_and_check.load_and_check, init_draft.draft, history.read_history):
+        name = work.__name__
+        for module in list(sys.modules.values()):
+            if vars(module).get(name) is work:
+                monkeypatch.setattr(module, name, fails)
 
 
 @pytest.mark.parametrize(
