@@ -26,7 +26,7 @@ from mimo_launch.bench.measure_kernels import measured_table
 from mimo_launch.bench.measure_steps import measure
 from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.time_shares import Measured, RankStep, align, step_seconds
-from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.world import device_name
 from mimo_launch.estimate.communication_times import LinkTimes

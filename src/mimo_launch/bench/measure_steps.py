@@ -35,7 +35,7 @@ from mimo_launch.bench.time_shares import (
     shares_of,
     step_seconds,
 )
-from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.comm.step_clock import Section
 from mimo_launch.comm.world import (
     device_name,

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.comm.torch_internals import dump_memory, record_memory
 from mimo_launch.diag.quantities import span_text
 from mimo_launch.drawing.spans import Timeline, measured, timeline_json

@@ -28,7 +28,7 @@ from mimo_launch.checkpoint.boxes import (
 )
 from mimo_launch.checkpoint.hugging_face import read_place
 from mimo_launch.checkpoint.storage import CheckpointError
-from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.hugging_face import adapter_config as theirs
 from mimo_launch.hugging_face.adapter_config import AdapterConfig, StackName, read_adapter_config
 from mimo_launch.hugging_face.folder import FilesError, read_config

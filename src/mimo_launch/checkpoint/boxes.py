@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.layers.parameter_segments import (
     DeclaredParameter,
     LocalSegment,

@@ -32,7 +32,7 @@ from mimo_launch.checkpoint.boxes import (
 )
 from mimo_launch.checkpoint.folder_tensors import FolderTensors, block_scales, mean_row
 from mimo_launch.checkpoint.storage import CheckpointError
-from mimo_launch.comm.collectives import from_first, gather_objects
+from mimo_launch.comm.objects import from_first, gather_objects
 from mimo_launch.hugging_face.folder import (
     TYPES,
     Config,

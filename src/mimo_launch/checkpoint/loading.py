@@ -36,7 +36,7 @@ from mimo_launch.checkpoint.saver import CheckpointSaver
 from mimo_launch.checkpoint.starts import Start, Starts
 from mimo_launch.checkpoint.storage import CheckpointError, read_boxes
 from mimo_launch.checkpoint.usable import Usable, newest_usable
-from mimo_launch.comm.collectives import from_first
+from mimo_launch.comm.objects import from_first
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Contents, Dataset
 from mimo_launch.data.order.mixture import begun_phases

@@ -35,8 +35,8 @@ from mimo_launch.checkpoint.folder import (
 )
 from mimo_launch.checkpoint.index import TENSORS
 from mimo_launch.checkpoint.storage import CheckpointError, write_boxes
-from mimo_launch.comm.collectives import from_first, gather_objects
 from mimo_launch.comm.finite_flags import not_finite
+from mimo_launch.comm.objects import from_first, gather_objects
 from mimo_launch.data.dataset import Contents
 from mimo_launch.runtime.progress import Phase, RunState
 from mimo_launch.spec.load import dump_spec

@@ -26,7 +26,7 @@ from mimo_launch.checkpoint.folder import Base, Sums, with_bases
 from mimo_launch.checkpoint.hugging_face import load_hugging_face
 from mimo_launch.checkpoint.storage import CheckpointError, read_boxes
 from mimo_launch.checkpoint.usable import Usable, newest_usable, sums_of
-from mimo_launch.comm.collectives import from_first, gather_objects
+from mimo_launch.comm.objects import from_first, gather_objects
 from mimo_launch.hugging_face.folder import FilesError, is_hugging_face, weight_files
 from mimo_launch.kinds.adapters import UP, is_adapter
 from mimo_launch.kinds.language import is_of_loss

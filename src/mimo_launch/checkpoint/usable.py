@@ -25,7 +25,7 @@ from mimo_launch.checkpoint.folder import (
 )
 from mimo_launch.checkpoint.index import read_index
 from mimo_launch.checkpoint.storage import CheckpointError
-from mimo_launch.comm.collectives import from_first, gather_objects
+from mimo_launch.comm.objects import from_first, gather_objects
 from mimo_launch.train.events import CheckpointPassedOver, Listener
 
 

@@ -2,8 +2,7 @@
 
 Decides: one name for each call that torch 2.13 renamed, and padding for uneven shards; the calls
 made once at the start, and their order.
-Relies on: groups from `process_groups`; a group without a handle has one rank and needs no call;
-for objects, pickles between ranks of one job, which trust each other.
+Relies on: groups from `process_groups`; a group without a handle has one rank and needs no call.
 Leaves: gradients to `autograd_collectives`.
 
 NCCL creates a communicator, and the connections of an algorithm, at the first call that uses it.
@@ -166,20 +165,6 @@ def all_to_all_uneven(
     out = x.new_empty((sum(receive), *x.shape[1:]))
     dist.all_to_all_single(out, x.contiguous(), list(receive), list(send), group=group.handle)
     return out
-
-
-def gather_objects(value: Any, group: ProcessGroup | None = None) -> list[Any]:
-    """Return the values of all ranks of `group` (default: the world), by rank."""
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
-
-
-def from_first(value: Any, group: ProcessGroup) -> Any:
-    """Return the value of the first rank of `group`, rank 0."""
-    values = [value]
-    dist.broadcast_object_list(values, src=0, group=group)
-    return values[0]
 
 
 def require_work(work: Work | None) -> Work:

@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mimo_launch.comm.objects import gather_objects
+
 # Barriers before and after the copies of an exchange.
 _READY, _READ = 0, 1
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -123,13 +125,13 @@ def open_copies(group: ProcessGroup, device: torch.device, most: int) -> PeerCop
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     boot = _BOOT.read_text(encoding="ascii") if _BOOT.exists() else ""
-    places = _of_all((platform.node(), boot, device.index), group)
+    places = gather_objects((platform.node(), boot, device.index), group)
     near = all(each[:2] == places[rank][:2] for each in places)
     reads = near and all(
         each[2] == device.index or torch.cuda.can_device_access_peer(device, each[2])
         for each in places
     )
-    if not all(_of_all(reads, group)):
+    if not all(gather_objects(reads, group)):
         return None
     import torch.distributed._symmetric_memory as symmetric_memory
 
@@ -140,13 +142,7 @@ def open_copies(group: ProcessGroup, device: torch.device, most: int) -> PeerCop
             spaces.append(_Space(symmetric_memory.rendezvous(made, group), bytes_held))
     except RuntimeError:  # The system forbids processes to share memory of GPUs.
         spaces = []
-    if not all(_of_all(len(spaces) == 2, group)):
+    if not all(gather_objects(len(spaces) == 2, group)):
         return None
     gathers, exchanges = spaces
     return PeerCopies(gathers, exchanges, rank, size)
-
-
-def _of_all(value: Any, group: ProcessGroup) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found

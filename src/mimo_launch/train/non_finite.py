@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from mimo_launch.comm.collectives import gather_objects
 from mimo_launch.comm.finite_flags import not_finite
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.diag.quantities import named_ranks, some
 from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.layout.layout import Layout

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from mimo_launch.comm.async_copies import MaxOverRanks
-from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.comm.world import group_timeout, peak_memory
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.order.record_order import Sample

@@ -12,7 +12,8 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from mimo_launch.comm.collectives import gather_objects, warm
+from mimo_launch.comm.collectives import warm
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.comm.world import group_timeout
 from mimo_launch.layers.parallel_context import torch_type
@@ -68,8 +69,7 @@ class RankSession:
             device=self.device,
         )
         warm(self.grids, self.mine.channels)
-        most = bytes_of_regions(spec, self.layout)
-        if most and self.rank in self.layout.language.grid.ranks:
+        if most := bytes_of_regions(spec, self.layout):
             self.grids.open_copies(LANGUAGE, most)
         self.progress.enter(Phase.BUILDING)
         self.modules = build_modules(spec, self.layout, self.grids)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from mimo_launch import __version__
-from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.data.sources.kept_files import cache_folder
 from mimo_launch.layers.parallel_context import torch_type
 from mimo_launch.layers.parameter_segments import LocalSegment, local_segments

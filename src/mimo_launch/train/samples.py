@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.comm.collectives import gather_objects
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.order.sample_order import heldout_batches
