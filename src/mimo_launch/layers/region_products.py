@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mimo_launch.comm.collectives import room, start_exchange, start_gather
+from mimo_launch.comm.collectives import all_gather, room, start_exchange, start_gather
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.recompute import Remake
 
@@ -66,13 +66,7 @@ class _Gathered(torch.autograd.Function):
         tp: Group,
         again: Remake | None,
     ) -> Tensor:
-        x_ND, gathering = start_gather(x_nD, tp)
-        out_NF = x_nD.new_empty(len(x_ND), len(weight_FD))
-        own, others = _rows(len(x_nD), tp)
-        _multiply(x_nD, weight_FD.t(), out_NF[own], bias_F)
-        gathering.wait()
-        for rows in others:
-            _multiply(x_ND[rows], weight_FD.t(), out_NF[rows], bias_F)
+        x_ND, out_NF = _gathered(x_nD, weight_FD.t(), tp, bias_F)
         keeps = ctx.needs_input_grad[1] and again is None
         ctx.save_for_backward(weight_FD, x_ND if keeps else None)
         ctx.gradients, ctx.tp, ctx.again = gradients, tp, again
@@ -111,20 +105,28 @@ class _Scattered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_nD: Tensor) -> tuple[Tensor | None, ...]:
         weight_DF, x_NF = ctx.saved_tensors
-        grad_ND, gathering = start_gather(grad_nD, ctx.tp)
         by_x = by_weight = None
         if ctx.needs_input_grad[0]:
-            own, others = _rows(len(grad_nD), ctx.tp)
-            by_x = grad_nD.new_empty(len(grad_ND), weight_DF.shape[1])
-            _multiply(grad_nD, weight_DF, by_x[own])
-            gathering.wait()
-            for rows in others:
-                _multiply(grad_ND[rows], weight_DF, by_x[rows])
+            grad_ND, by_x = _gathered(grad_nD, weight_DF, ctx.tp)
         else:
-            gathering.wait()
+            grad_ND = all_gather(grad_nD, ctx.tp)
         if ctx.needs_input_grad[1]:
             by_weight = _of_weight(ctx.gradients, grad_ND, x_NF)
         return by_x, by_weight, None, None
+
+
+def _gathered(
+    x_nA: Tensor, matrix_AB: Tensor, tp: Group, bias_B: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the tokens of all ranks, [N, A], and their products, [N, B]."""
+    x_NA, gathering = start_gather(x_nA, tp)
+    out_NB = x_nA.new_empty(len(x_NA), matrix_AB.shape[1])
+    own, others = _rows(len(x_nA), tp)
+    _multiply(x_nA, matrix_AB, out_NB[own], bias_B)
+    gathering.wait()
+    for rows in others:
+        _multiply(x_NA[rows], matrix_AB, out_NB[rows], bias_B)
+    return x_NA, out_NB
 
 
 class _Sum:
