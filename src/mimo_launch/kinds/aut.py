@@ -24,11 +24,12 @@ class SquaresShape(LayerShape):
 
     channels: int
     width: int
+    side: int = KERNEL
 
     def own(self, tp: int) -> Parameters:
         """Return its weight and its bias."""
-        shape = (self.width, self.channels, KERNEL, KERNEL)
-        weight = Weight(name="weight", shape=shape, std=(self.channels * KERNEL**2) ** -0.5)
+        shape = (self.width, self.channels, self.side, self.side)
+        weight = Weight(name="weight", shape=shape, std=(self.channels * self.side**2) ** -0.5)
         bias = Weight(name="bias", shape=shape[:1], init="zeros", decay=False)
         return {"weight": (weight,), "bias": (bias,)}
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mimo_launch.kinds.audio import KERNEL, AudioKind, ClipAttending
+from mimo_launch.kinds.aut import SquaresShape
 from mimo_launch.kinds.facts import Attending
 from mimo_launch.kinds.layer import Ends, Widths
 from mimo_launch.kinds.mlp_shapes import MlpShape
@@ -210,21 +211,10 @@ class ConformerBlockShape(LayerShape):
 
 
 @dataclass(frozen=True, slots=True)
-class SquareShape(LayerShape):
-    """A convolution over time and mel bands with stride 2, or of one place, held whole."""
+class SquareShape(SquaresShape):
+    """A convolution over time and mel bands with stride 2, or of one place."""
 
     layer = f"{_MODELS}:Square"
-
-    channels: int
-    width: int
-    side: int = KERNEL
-
-    def own(self, tp: int) -> Parameters:
-        """Return its weight and its bias."""
-        shape = (self.width, self.channels, self.side, self.side)
-        weight = Weight(name="weight", shape=shape, std=(self.channels * self.side**2) ** -0.5)
-        bias = Weight(name="bias", shape=shape[:1], init="zeros", decay=False)
-        return {"weight": (weight,), "bias": (bias,)}
 
 
 @dataclass(frozen=True, slots=True)

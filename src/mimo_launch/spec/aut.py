@@ -10,10 +10,10 @@ from typing import Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import Count
-from mimo_launch.spec.encoders import AudioModel, Projector
+from mimo_launch.spec.encoders import Projector, SubsampledAudio
 
 
-class AutModel(AudioModel):
+class AutModel(SubsampledAudio):
     """The audio encoder of Qwen3-Omni (arXiv:2509.17765): a token for eight frames of 10 ms.
 
     Three convolutions over time and mel bands, each with stride 2, see one chunk of a clip, with
@@ -35,20 +35,6 @@ class AutModel(AudioModel):
         description="Last layer of the encoder, as in other encoders; by default two linear maps, "
         "as wide between them as the blocks.",
     )
-    stack: Literal[1] = Field(1, description="Each token is a row.")
-    pooling: None = Field(None, description="Each token is a row.")
-    unpadded: Literal[True] = Field(True, description="Silence after a clip is left out.")
-    fixed_length: Literal[False] = Field(False, description="Silence after a clip is left out.")
-
-    @property
-    def frames_per_token(self) -> int:
-        """Frames from the middle of one token to that of the next."""
-        return 8
-
-    @property
-    def frames_seen(self) -> int:
-        """Frames that the convolutions of a token see."""
-        return 15
 
     @property
     def window_rows(self) -> int:

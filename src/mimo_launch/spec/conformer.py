@@ -10,10 +10,10 @@ from typing import Literal
 from pydantic import Field
 
 from mimo_launch.spec.base import Count
-from mimo_launch.spec.encoders import AudioModel
+from mimo_launch.spec.encoders import SubsampledAudio
 
 
-class ConformerModel(AudioModel):
+class ConformerModel(SubsampledAudio):
     """A FastConformer (arXiv:2305.05084): a token for eight frames of 10 ms.
 
     Each block has a half of an MLP, attention with relative positions (arXiv:1901.02860), a
@@ -35,21 +35,7 @@ class ConformerModel(AudioModel):
     scale_input: bool = Field(
         True, description="Multiply tokens by the root of `hidden` before the first block."
     )
-    stack: Literal[1] = Field(1, description="Each token is a row.")
-    pooling: None = Field(None, description="Each token is a row.")
     chunk: None = Field(None, description="Tokens attend to their whole clip.")
-    unpadded: Literal[True] = Field(True, description="Silence after a clip is left out.")
-    fixed_length: Literal[False] = Field(False, description="Silence after a clip is left out.")
-
-    @property
-    def frames_per_token(self) -> int:
-        """Frames from the middle of one token to that of the next."""
-        return 8
-
-    @property
-    def frames_seen(self) -> int:
-        """Frames that the convolutions of a token see."""
-        return 15
 
     @property
     def chunk_frames(self) -> int:

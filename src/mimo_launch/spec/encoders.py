@@ -172,6 +172,25 @@ class AudioModel(Clips, TransformerEncoder):
         return self.hidden * (1 if self.pooling else self.patches_per_row)
 
 
+class SubsampledAudio(AudioModel):
+    """An encoder with three convolutions of stride 2: a token, and a row, for eight frames."""
+
+    stack: Literal[1] = Field(1, description="Each token is a row.")
+    pooling: None = Field(None, description="Each token is a row.")
+    unpadded: Literal[True] = Field(True, description="Silence after a clip is left out.")
+    fixed_length: Literal[False] = Field(False, description="Silence after a clip is left out.")
+
+    @property
+    def frames_per_token(self) -> int:
+        """Frames from the middle of one token to that of the next."""
+        return 8
+
+    @property
+    def frames_seen(self) -> int:
+        """Frames that the convolutions of a token see."""
+        return 15
+
+
 class FlowModel(Images, EncoderBlocks):
     """A generator of images: a transformer that learns the path from noise to patches, given rows.
 
