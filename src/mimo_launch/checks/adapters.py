@@ -67,21 +67,17 @@ def dropout_has_place(spec: Spec, name: str) -> Findings:
     of_adapter = module.adapter is not None and module.adapter.dropout > 0
     key = "dropout" if module.dropout else "attention_dropout"
     path = (*(("adapter", "dropout") if of_adapter and not module.dropout else (key,)),)
-    if isinstance(module.model, ConformerModel):
+    drops_nothing = isinstance(module.model, ConformerModel)
+    if drops_nothing or not isinstance(module.model, LanguageModel | VitModel | AudioModel):
+        kind = module.model.kind
         yield Diagnostic(
             code="dropout-cannot",
             headline=f"`{name}` cannot drop numbers",
             path=("modules", name, *path),
-            why="the blocks of a `conformer` drop nothing",
-            help=f"delete `{path[-1]}`",
-        )
-    elif not isinstance(module.model, LanguageModel | VitModel | AudioModel):
-        yield Diagnostic(
-            code="dropout-cannot",
-            headline=f"`{name}` cannot drop numbers",
-            path=("modules", name, *path),
-            why=f"the tokens of a model of kind {module.model.kind} have no numbers that are the "
-            "same on every layout",
+            why=f"the blocks of a `{kind}` drop nothing"
+            if drops_nothing
+            else f"the tokens of a model of kind {kind} have no numbers that are the same on every "
+            "layout",
             help=f"delete `{path[-1]}`",
         )
     elif module.backend != "torch":
