@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -60,6 +61,22 @@ def the_line_it_hangs_in() -> None:
 def die_on_one() -> None:
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def the_line_it_aborts_in() -> None:
+    os.abort()
+
+
+def abort_on_one() -> None:
+    if dist.get_rank() == 1:
+        the_line_it_aborts_in()
+    time.sleep(60)
+
+
+def leave_from_one() -> None:
+    if dist.get_rank() == 1:
+        os._exit(3)
     time.sleep(60)
 
 
@@ -129,10 +146,18 @@ def test_a_rank_that_hangs_shows_where() -> None:
         run_ranks(hang_on_one, world_size=2, timeout_s=2)
 
 
-def test_a_rank_that_is_killed_is_named() -> None:
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (die_on_one, "rank 1 was ended by SIGKILL without a message"),
+        (abort_on_one, r"rank 1 was ended by SIGABRT(.|\n)*the_line_it_aborts_in"),
+        (leave_from_one, "rank 1 exited with code 3 without a message"),
+    ],
+)
+def test_a_rank_that_ends_is_named_with_how_it_ended(end: Callable[[], None], message: str) -> None:
     started = time.monotonic()
-    with pytest.raises(RankError, match="rank 1 died without a message"):
-        run_ranks(die_on_one, world_size=2)
+    with pytest.raises(RankError, match=message):
+        run_ranks(end, world_size=2)
     assert time.monotonic() - started < 10
 
 

@@ -32,10 +32,13 @@ from torch import Tensor
 from mimo_launch.comm.world import device_for, join_world
 from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.gpus import refuse_initialised_cuda
+from mimo_launch.launcher.worker_processes import signal_name
 
 RankDevice = Literal["cpu", "cuda"]
 # The default group times out this much after the job, so that the parent gives up first.
 MARGIN_SECONDS = 5
+# A rank whose pipe is closed has this long to end, so that its exit code is known.
+EXIT_SECONDS = 5
 
 
 class RankError(RuntimeError):
@@ -150,15 +153,25 @@ class Ranks:
                 try:
                     ok, value = pickle.loads(pipe.recv_bytes())
                 except (EOFError, ConnectionResetError):
-                    raise RankError(f"rank {rank} died without a message") from None
+                    raise RankError(f"rank {rank} {self._end(rank)}") from None
                 if not ok:
                     raise RankError(f"rank {rank} failed:\n{value}")
                 results[rank] = value
         return [results[rank] for rank in range(len(self._pipes))]
 
+    def _end(self, rank: int) -> str:
+        """Say how a rank that closed its pipe has ended, and where, if a fault left a stack."""
+        process = self._processes[rank]
+        process.join(EXIT_SECONDS)
+        code = process.exitcode
+        if code is None:
+            return f"closed its pipe and runs on\n{self._stack(rank)}"
+        how = f"exited with code {code}" if code >= 0 else f"was ended by {signal_name(-code)}"
+        return f"{how} without a message\n{self._stack(rank)}"
+
     def _stack(self, rank: int) -> str:
         path = _stack_file(Path(self._folder.name), rank)
-        return path.read_text() if path.exists() else "(no stack)"
+        return (path.read_text() if path.exists() else "") or "(no stack)"
 
     def _kill(self) -> None:
         for process in self._processes:
@@ -225,6 +238,7 @@ def _rank_main(
     # them takes a fifth of the time of `verify`.
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     with _stack_file(job.store.parent, rank).open("w") as stack:
+        faulthandler.enable(stack)
         while True:
             # A little before the parent gives up, so that it can read the stack.
             faulthandler.dump_traceback_later(max(0.1, job.timeout_s - 0.5), file=stack)
