@@ -223,3 +223,42 @@ def test_digits_to_draw_have_words_pictures_and_a_judge() -> None:
         pixels = np.stack([dataset.pixels("drawer", image)[0] for image in images])
         assert abs(pixels - shown * 255 / 16).max() <= 0.501
         assert abs(np.stack(images) * PIXEL_DEVIATION + 5 - shown[:, None]).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kind": "flow", "patch": 2, "channels": 1},
+        {"kind": "flow", "patch": 2, "channels": 3},
+        {"kind": "talker", "codebooks": 1, "vocab": 19},
+        {"kind": "talker", "codebooks": 8, "vocab": 19},
+    ],
+    ids=lambda each: " ".join(map(str, each.values())),
+)
+def test_a_digit_is_judged_by_all_of_its_channels_and_codes(model: dict[str, Any]) -> None:
+    """Neither one channel alone shows the digit, nor codes in another order."""
+    drawer = box(0, model=model, reads=["language"])
+    made = spec(
+        {"language": box(0, model={"vocab": "digits"}), "drawer": drawer},
+        data={"kind": "digits", "tasks": ["draw"], "max_digits": 3},
+        seq=24,
+    )
+    dataset, rng = build_dataset(made), np.random.default_rng(0)
+    found, wrong = np.zeros(2, int), 0
+    for index in range(20):
+        images = dataset.images("heldout", index, "drawer")
+        channels = model.get("channels", 1)
+        noise = rng.normal(scale=5, size=(channels, 8, 8)).astype(np.float32)
+        noise -= noise.mean(axis=0)
+        drawn = [each + noise if "channels" in model else each for each in images]
+        # What is said behind the last pixel does not count.
+        drawn = [each if "channels" in model else np.tile(each, 2) for each in drawn]
+        found += dataset.count_recognised("heldout", index, drawn)
+        ones = [each[:1] if "channels" in model else each[::-1] for each in drawn]
+        wrong += len(images) - dataset.count_recognised("heldout", index, ones)[0]
+    right, judged = found
+    assert judged > 30
+    assert right >= 0.95 * judged
+    # Where there are several, one of them or another order is judged otherwise.
+    several = model.get("channels", 1) > 1 or model.get("codebooks", 1) > 1
+    assert (wrong > judged / 2) == several
