@@ -1,9 +1,11 @@
 """A tiny Parakeet encoder of `transformers` with random weights, specs with it, their tokens."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tests.support.encoder_outputs import Seen, deviations_of, seen_on_rank
 from tests.support.radio import TOKEN
@@ -24,6 +26,8 @@ KEYS: dict[str, Any] = {
     "kind": "conformer", "layers": 2, "hidden": 32, "heads": 4, "mlp": 48, "kernel": 5,
     "channels": 6, "mels": MELS, "frames": FRAMES,
 }  # fmt: skip
+# Statistics of norms, and the number of batches that they are of.
+CONSTANT = r"running_|num_batches"
 LAYOUTS: dict[str, tuple[Box, Box]] = {
     "one rank": (box(0), box(0)),
     "tp2": (box(0, tp=2), box(0, tp=2)),
@@ -74,8 +78,8 @@ def tokens_on_rank(made: Spec, run: Path) -> list[Seen]:
     return seen_on_rank(made, run, "audio", watch)[0]
 
 
-def widened(model: Any) -> Any:
-    """Return it with distances in its own type: `transformers` has them in fp32, whatever it is."""
+def widen(model: Any) -> None:
+    """Have distances in the type of a model: `transformers` has them in fp32, whatever that is."""
     width = model.config.hidden_size
 
     def positions(hidden: Tensor) -> Tensor:
@@ -85,12 +89,12 @@ def widened(model: Any) -> Any:
         return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).expand(len(hidden), -1, -1)
 
     model.encode_positions.forward = positions
-    return model
 
 
-def heard(model: Any, clip: Tensor) -> Tensor:
+def features_of(model: Any, clip: np.ndarray) -> Tensor:
     """Return the tokens [n, D] of one clip [mels, frames] alone."""
-    found: Tensor = model(clip.T[None].to(model.dtype)).last_hidden_state[0]
+    frames = torch.from_numpy(clip).T[None].to(model.dtype)
+    found: Tensor = model(frames).last_hidden_state[0]
     return found
 
 
@@ -107,4 +111,4 @@ def heard_together(model: Any, clips: list[Tensor]) -> list[Tensor]:
 
 def deviations(model: Any, made: Spec, parts: list[list[Seen]]) -> list[float]:
     """Return, per group and replica with a clip, the largest difference by the largest output."""
-    return deviations_of("audio", made, parts, lambda clip: heard(model, torch.from_numpy(clip)))
+    return deviations_of("audio", made, parts, partial(features_of, model))

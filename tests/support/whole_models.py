@@ -42,6 +42,8 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 # These have one dimension, and are no norms or biases.
 DECAYED = ("class_embedding", "cls_token")
+# These have several, and are biases of all experts or of each head, or learned rows.
+NOT_DECAYED = ("bias", "bias_u", "bias_v", "feature_extensor")
 
 
 def deviation(found: Tensor, wanted: Tensor) -> float:
@@ -94,11 +96,11 @@ def moved_by_torch(model: Any, optimizer: str) -> None:
 
 
 def decays_in(name: str, weight: Tensor) -> bool:
-    """Return whether a tensor decays; biases of all experts together are a matrix.
+    """Return whether a tensor decays.
 
-    A learned row does not, even if its file has it in several dimensions.
+    A bias or a learned row does not, even if its file has it in several dimensions.
     """
-    is_matrix = weight.dim() > 1 and not name.endswith(("bias", "feature_extensor"))
+    is_matrix = weight.dim() > 1 and not name.endswith(NOT_DECAYED)
     return is_matrix or name.endswith(DECAYED)
 
 
