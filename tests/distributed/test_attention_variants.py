@@ -210,6 +210,14 @@ NORMS: Layouts = {
         "cp": 2,
         "model": {"wide_qk_norm": False, "rotated_qk_norm": True, "rotary_interleaved": True},
     },
+    "norms of rotated heads, packed, cp 2": {
+        "cp": 2, "data": {"packing": True},
+        "model": {"wide_qk_norm": False, "rotated_qk_norm": True, "mtp": {"depth": 1}},
+    },
+    "norms of rotated heads, documents, tp 2": {
+        "tp": 2, "data": {"max_documents": 3},
+        "model": {"wide_qk_norm": False, "rotated_qk_norm": True},
+    },
     "gates, capped, cp 2": {
         "cp": 2, "model": {"gated_attention": True, "logit_softcap": 3.0},
     },
@@ -434,7 +442,13 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
     "norms after layers": (
         normed_after,
         NORMS,
-        {"tp 4, heads shared", DOCUMENTS, "experts, tp 2"},
+        {
+            "tp 4, heads shared",
+            DOCUMENTS,
+            "experts, tp 2",
+            "norms of rotated heads, packed, cp 2",
+            "norms of rotated heads, documents, tp 2",
+        },
         None,
     ),
     "layers beside each other": (
@@ -558,7 +572,7 @@ def test_chunks_and_layers_without_positions_are_those_of_llama_4(
         ),
     )  # fmt: skip
     x = torch.randn(1, 17, 32, dtype=torch.float64)
-    angle = text_angles(17, frequencies(12, 500.0))
+    angle = text_angles(range(17), frequencies(12, 500.0))
     text = RecordText(torch.zeros(17), torch.ones(17, dtype=torch.bool), Load(), angles=angle)
     for layer, mask in enumerate((create_chunked_causal_mask, create_causal_mask)):
         theirs = Llama4TextAttention(config, layer).double()

@@ -16,7 +16,7 @@ from mimo_launch.estimate.alike_stages import alike_layers
 from mimo_launch.estimate.workload import backward_path, gathered_numbers, mask_of_sequences
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.block_shapes import narrow_width
-from mimo_launch.kinds.language import CausalKind
+from mimo_launch.kinds.language import CausalKind, LanguageKind
 from mimo_launch.kinds.layer import Workload, even_cut
 from mimo_launch.kinds.module_weights import lowest_trained
 from mimo_launch.kinds.registry import kind_of
@@ -321,7 +321,7 @@ class Activations:
             tp=self.tp,
             tokens=self.tokens,
             patches=self.tokens - self.work.extra_tokens,
-            positions=self.seq // cp if self.module.is_language else self.tokens,
+            positions=self._positions,
             stream_tokens=self.shared_tokens,
             sequence_parts=self.tp if self.module.sequence_parallel else 1,
             words=self.words,
@@ -332,6 +332,15 @@ class Activations:
             reads=tuple(-(-rows // cp) for rows in self.work.reads),
             gathered=self.tp > 1 and not self.module.sequence_parallel,
         )
+
+    @property
+    def _positions(self) -> int:
+        """The positions on a cp rank: sequences share theirs, unless they restart in documents."""
+        kind, work = self.kind, self.work
+        if not isinstance(kind, LanguageKind):
+            return self.tokens
+        restarts = kind.restarts_positions and work.spans.total() * self.seq > work.tokens
+        return self.tokens if restarts else self.seq // self.module.grid.size(Axis.CP)
 
 
 def _first_alike(own: ModuleSpec, numbers: Iterable[int]) -> dict[int, int]:

@@ -125,6 +125,12 @@ class DecoderKind(DecoderBlocksKind, LanguageKind):
         return self.model.query_scaling
 
     @property
+    def restarts_positions(self) -> bool:
+        """Whether rotary positions count anew in each document."""
+        model = self.model
+        return model.qk_norm and model.rotated_qk_norm and not model.wide_qk_norm
+
+    @property
     def torch_only(self) -> Iterable[str]:
         """The keys set in the model that blocks of other libraries do not support."""
         fields = type(self.model).model_fields.items()

@@ -217,6 +217,14 @@ class LanguageKind(CausalKind):
         return _axes_of_pairs(tuple(pairs), is_interleaved=self.model.mrope_interleaved)
 
     @property
+    def restarts_positions(self) -> bool:
+        """Whether rotary positions count anew in each document, as scores need more than distances.
+
+        They do if the norm of a head, with a weight for each number, follows its rotation.
+        """
+        return False
+
+    @property
     def mtp(self) -> Mtp | None:
         """How it predicts further tokens, if it learns to."""
         return self.model.mtp

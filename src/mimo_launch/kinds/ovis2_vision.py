@@ -37,7 +37,7 @@ class VocabularyShape(LayerShape):
     def parts(self) -> Mapping[str, LayerShape]:
         """Return the map to words, its norm, the vectors of words, and the learned rows."""
         return {
-            "head": WholeShape(self.width, self.words, bias=False),
+            "head": WholeShape(self.width, self.words, bias=False, matrix=False),
             "head_norm": NormShape(self.words, "layer"),
             "table": self._rows(self.words, "ovis2_vision:WordTable"),
             "indicators": self._rows(INDICATORS, "tiled_rows:TiledRows"),

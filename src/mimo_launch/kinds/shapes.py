@@ -98,7 +98,10 @@ class WideNormShape(LayerShape):
 
 @dataclass(frozen=True, slots=True)
 class WholeShape(LayerShape):
-    """A linear map that each tp rank holds whole, for tokens between regions."""
+    """A linear map that each tp rank holds whole, for tokens between regions.
+
+    One to the scores of words is no `matrix` of hidden vectors.
+    """
 
     layer = "mimo_launch.layers.linear:WholeLinear"
     unpacks: ClassVar[bool] = True
@@ -106,11 +109,12 @@ class WholeShape(LayerShape):
     inputs: int
     outputs: int
     bias: bool = True
+    matrix: bool = True
 
     def own(self, tp: int) -> Parameters:
         """Return its weight and its bias, if it has one."""
         shape, std = (self.outputs, self.inputs), self.inputs**-0.5
-        weight = Weight(name="weight", shape=shape, std=std, matrix=True)
+        weight = Weight(name="weight", shape=shape, std=std, matrix=self.matrix)
         bias = Weight(name="bias", shape=shape[:1], init="zeros", decay=False)
         return {"weight": (weight,), "bias": (bias,) if self.bias else ()}
 

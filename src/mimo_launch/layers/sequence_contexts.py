@@ -237,13 +237,13 @@ def sequence_context(
 ) -> SequenceContext:
     """Return the context of `batch` sequences with `positions` held by this rank.
 
-    Shapes: positions [S], for all axes and all sequences; or [axes, B, S]. Positions may continue
-    from one document to the next: only distances matter to a rotary embedding.
+    Shapes: positions [S] of all sequences, or [B, S]; [axes, B, S] for several axes. Positions may
+    continue from one document to the next where only distances matter.
     """
     if rotary is None:
         return SequenceContext(batch, positions.device, None, None, documents, routing)
     angle = angles(positions, rotary.size, rotary.theta, dtype, rotary.scaling)
-    if positions.dim() > 1:
+    if positions.dim() == 3:
         if rotary.axes is None:
             raise ValueError("positions on several axes need the axis of each pair of a head")
         axis_of = to_device(np.array(rotary.axes, dtype=np.int64), positions.device)

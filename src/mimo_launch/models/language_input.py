@@ -22,7 +22,7 @@ from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.router import AuxLoss, RoutingContext
-from mimo_launch.layers.sequence_contexts import Documents, zigzag_positions
+from mimo_launch.layers.sequence_contexts import Documents, places, zigzag_positions
 from mimo_launch.layout.replica_views import LanguageView
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.row_places import RowPlaces
@@ -147,7 +147,10 @@ def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
     looked_up = None
     if tokens is not None and kind.padding is not None:
         looked_up = tokens.masked_fill(read_is_row(view, device), kind.padding)
+    documents = read_documents(view, samples, device)
     positions = held
+    if kind.restarts_positions:
+        positions = places(documents, view.layout.seq, device)[..., held]
     if kind.text.mrope is not None:
         # Every stage computes them from the data of the step. Rows of images that language sees
         # through a connector count like text.
@@ -165,7 +168,7 @@ def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
         num_sequences=len(view.samples),
         tokens=None if tokens is None else tokens[:, held],
         positions=positions,
-        documents=read_documents(view, samples, device),
+        documents=documents,
         images=read_prompts(view, samples, device)
         if module.whole_prompts
         else read_images(view, module.whole_images, device),

@@ -47,6 +47,7 @@ from mimo_launch.verify.oracle_layers import (
     frequencies,
     image_numbers,
     linear,
+    places_in,
     prompt_numbers,
     text_angles,
 )
@@ -347,7 +348,7 @@ class Oracle:
         def angles(theta: float, scaling: RopeScaling | None, size: int) -> Tensor:
             turns = frequencies(size, theta, scaling)
             if model.mrope is None:
-                return text_angles(len(given), turns)
+                return text_angles(places_in(documents), turns)
             later = {
                 placeholder_id(self.spec, name): [s.later for s in described.spans.get(name, ())]
                 for name in self.spec.sources_of(LANGUAGE)

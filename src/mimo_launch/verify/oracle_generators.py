@@ -165,7 +165,7 @@ class OneRankTalker:
             x_SD = linear(weights, torch.cat([read_rE, codes_NE]), f"{name}.project")
         turns = frequencies(model.head_size, model.rope_theta, model.rope_scaling)
         one, all_count = torch.zeros(len(x_SD)), torch.ones(len(x_SD)) > 0
-        text = RecordText(one, all_count, Load(), angles=text_angles(len(x_SD), turns))
+        text = RecordText(one, all_count, Load(), angles=text_angles(range(len(x_SD)), turns))
         *_, (_, x_SD) = decoder_streams(weights, x_SD, model, text, name=name)
         x_ND = rms_norm(weights, x_SD[len(read_rE) :], f"{name}.norm", model.norm_eps)
         heads = range(1 if alone else model.codebooks)
@@ -197,7 +197,7 @@ class OneRankTalker:
             read = [self._code(book, codes[book]) for book in books]
             x_KD = torch.stack([state_D, *read])
             one, counts = torch.zeros(len(x_KD)), torch.ones(len(x_KD)) > 0
-            text = RecordText(one, counts, Load(), angles=text_angles(len(x_KD), turns))
+            text = RecordText(one, counts, Load(), angles=text_angles(range(len(x_KD)), turns))
             for number in range(model.layers):
                 x_KD = decoder_block(weights, x_KD, model, text, number, f"{name}.blocks.{number}")
             x_KD = rms_norm(weights, x_KD, f"{name}.norm", model.norm_eps)

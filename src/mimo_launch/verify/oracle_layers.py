@@ -283,11 +283,9 @@ def query_growth(scaling: QueryScaling | None, documents: Tensor) -> Tensor | No
     return torch.tensor(found, dtype=torch.float64)
 
 
-def text_angles(num_tokens: int, turns: Sequence[float]) -> Tensor:
-    """Return position x frequency for each pair of a head, [S, K/2]."""
-    return torch.tensor(
-        [[place * turn for turn in turns] for place in range(num_tokens)], dtype=torch.float64
-    )
+def text_angles(places: Sequence[int], turns: Sequence[float]) -> Tensor:
+    """Return place x frequency for each pair of a head, [S, K/2]."""
+    return torch.tensor([[place * turn for turn in turns] for place in places], dtype=torch.float64)
 
 
 def axis_angles(

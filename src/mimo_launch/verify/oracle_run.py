@@ -9,6 +9,7 @@ coefficients from kellerjordan.github.io/posts/muon).
 Leaves: checkpoints: a run that stops and resumes must equal this one.
 """
 
+import re
 from dataclasses import dataclass, field
 from math import cos, inf, isnan, nan, pi, sqrt
 
@@ -25,19 +26,19 @@ from mimo_launch.train.evaluation import DRAWING_STEPS
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_blocks import Load
 
-# Tables of tokens and of positions do not count as matrices, although they have two axes.
-TABLES = tuple(
-    f".{table}.weight"
-    for table in (
-        *("embedding", "per_layer.table", "codes", "positions"),
-        *("class_token", "registers", "queries"),
-    )
+# Tables of tokens, of codes and of positions do not count as matrices, although they have two axes.
+TABLES = re.compile(
+    r"\.(embedding|per_layer\.table|codes|later\.\d+|positions|class_token|registers|queries"
+    r"|projector\.table|projector\.indicators)\.weight$"
 )
-
-# These do not map hidden vectors to hidden vectors, nor do the convolutions of recurrent layers and
-# the output layers of codes.
-NOT_HIDDEN = (*TABLES, ".head.weight", ".shared_gate.weight")
-NOT_IN = (".conv.", ".heads.", ".lora_")
+# Biases of heads, which have two axes: those of relative positions.
+HEAD_BIASES = (".bias_u", ".bias_v")
+# These do not map hidden vectors to hidden vectors, nor do convolutions along time and adapters.
+NOT_HIDDEN = (".head.weight", ".shared_gate.weight", *HEAD_BIASES)
+NOT_IN = (
+    *(".mamba.conv.", ".deltanet.conv.", ".short_conv.conv.", ".conv.depthwise."),
+    *(".heads.", ".lora_"),
+)
 # AdamW's second moment.
 SQUARES = "exp_avg_sq"
 
@@ -209,21 +210,22 @@ def _update(
         for name, grad in grads.items():
             module, weight = name.partition(".")[0], oracle.weights[name]
             clipped = direction = grad * scale
-            kind = _kind(oracle, name)
+            kind = rule_of(oracle, name)
             if kind == "adamw":
                 direction = _adamw(settings, name, clipped, count, found)
             elif kind == "muon":
                 direction = _muon(settings, name, clipped, found)
-            weight -= lrs[module] * (direction + _decay(oracle, name) * weight)
+            weight -= lrs[module] * (direction + decay_of(oracle, name) * weight)
 
 
-def _kind(oracle: Oracle, name: str) -> OptimizerName:
+def rule_of(oracle: Oracle, name: str) -> OptimizerName:
     """Return the word for the rule that a weight follows."""
     spec = oracle.spec
     module, weight = spec.modules[name.partition(".")[0]], oracle.weights[name]
     kind = module.optimizer.kind or spec.optimizer.kind
     is_hidden = not name.endswith(NOT_HIDDEN) and not any(each in name for each in NOT_IN)
-    if kind == "muon" and (weight.ndim != 2 or not is_hidden or kind_of(module.model).is_custom):
+    is_matrix = weight.ndim == 2 and is_hidden and not TABLES.search(name)
+    if kind == "muon" and (not is_matrix or kind_of(module.model).is_custom):
         return "adamw"
     return kind
 
@@ -256,15 +258,15 @@ def _running(key: str, name: str, term: Tensor, rate: float, found: RightRun) ->
     return found.state[key][name]
 
 
-def _decay(oracle: Oracle, name: str) -> float:
+def decay_of(oracle: Oracle, name: str) -> float:
     """Return the decay of a weight: its module's or the common rate, 0 if it does not decay."""
     module, common = oracle.spec.modules[name.partition(".")[0]], oracle.spec.optimizer
     if kind_of(module.model).is_custom:
         decays = oracle.custom_decays[name]
-    elif name.endswith(TABLES):
+    elif TABLES.search(name):
         decays = common.decay.embeddings
     else:
-        decays = oracle.weights[name].ndim > 1
+        decays = oracle.weights[name].ndim > 1 and not name.endswith(HEAD_BIASES)
     own = module.optimizer.weight_decay
     rate = own if own is not None else common.weight_decay
     return rate if decays else 0.0
