@@ -16,6 +16,8 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "one rank": ({}, {"first": 0}, {}),
     "tp": ({"tp": 2}, {"first": 0, "tp": 2}, {}),
     "sequence parallel": ({"tp": 2, **SP}, {}, {}),
+    # Values have biases, and keys have none.
+    "keys and values shared": ({"tp": 2, "model": MODEL | {"kv_heads": 1}}, {}, {}),
     "cp 3": ({"cp": 3, "recompute": "full"}, {}, {}),
     "sequence parallel, cp": ({"tp": 2, "cp": 2, **SP}, {}, {}),
     "pp, sequence parallel": ({"pp": 2, "tp": 2, **SP}, {"pp": 2}, {}),
@@ -28,7 +30,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "frozen": ({"tp": 2, "frozen": True}, {"cp": 2}, {}),
 }  # fmt: skip
-OFTEN = {"sequence parallel, cp", "pp, sequence parallel"}
+OFTEN = {"keys and values shared", "sequence parallel, cp", "pp, sequence parallel"}
 
 
 @pytest.mark.parametrize(

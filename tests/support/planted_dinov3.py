@@ -30,7 +30,7 @@ def centred(
     for axis in ("tp", "cp", "pp", "dp"):
         ranks *= vision.get(axis, 1)
     modules = {
-        "vision": box(0, model=MODEL, **vision),
+        "vision": box(0, **{"model": MODEL, **vision}),
         "language": box(**{"first": ranks, **(language or {})}),
     }
     usual = {"microbatches": 2, "mbs": 2, "max_images": 2, "max_patches": 24, "text_only": 0.2}

@@ -164,38 +164,37 @@ class ColumnLinear(RegionInputs[ColumnShape]):
         """Return the same for tokens before the region; see `RegionInputs.of_tokens`."""
         if self.shared_weight is not None or not _overlaps(self):
             return super().of_tokens(x_nD, draws, again)
-        given = x_nD, self.weight, self._whole_bias(), self.weight_gradients
+        given = x_nD, self.weight, self._whole_bias("weight"), self.weight_gradients
         return gathered_product(*given, self.context.tp, again)
 
     def forward(self, x_ND: Tensor, draws: Draws | None = None) -> Tensor:
         """Return this rank's features of all outputs, concatenated."""
         if self.weight is None:
-            return self._mapped("shared_weight", x_ND, self.shared_bias, draws)
-        out = self._mapped("weight", x_ND, self._whole_bias(), draws)
+            return self._mapped("shared_weight", x_ND, draws)
+        out = self._mapped("weight", x_ND, draws)
         if self.shared_weight is None:
             return out
-        shared = self._mapped("shared_weight", x_ND, self.shared_bias, draws)
-        return torch.cat([out, shared], dim=1)
+        return torch.cat([out, self._mapped("shared_weight", x_ND, draws)], dim=1)
 
-    def _mapped(
-        self, attribute: str, x_ND: Tensor, bias: Tensor | None, draws: Draws | None
-    ) -> Tensor:
-        maps = self.segments[attribute]
+    def _mapped(self, attribute: str, x_ND: Tensor, draws: Draws | None) -> Tensor:
+        maps, bias = self.segments[attribute], self._whole_bias(attribute)
         sizes = {each.name.removesuffix("weight"): each.local_shape[0] for each in maps}
         return mapped(self, attribute, x_ND, bias, None if draws is None else draws.tokens, sizes)
 
-    def _whole_bias(self) -> Tensor | None:
-        """Return the bias of all outputs, with zeros for outputs without one."""
-        if self.bias is None or len(self.bias) == len(self.weight):
-            return self.bias
-        sizes = {segment.name: segment.local_shape[0] for segment in self.segments["bias"]}
-        given = iter(torch.split(self.bias, list(sizes.values())))
+    def _whole_bias(self, attribute: str) -> Tensor | None:
+        """Return the bias of all outputs of a weight, with zeros for outputs without one."""
+        key = attribute.replace("weight", "bias")
+        bias: Tensor | None = getattr(self, key)
+        if bias is None or len(bias) == len(getattr(self, attribute)):
+            return bias
+        sizes = {segment.name: segment.local_shape[0] for segment in self.segments[key]}
+        given = iter(torch.split(bias, list(sizes.values())))
         return torch.cat(
             [
                 next(given)
                 if segment.name.replace("weight", "bias") in sizes
-                else self.bias.new_zeros(segment.local_shape[0])
-                for segment in self.segments["weight"]
+                else bias.new_zeros(segment.local_shape[0])
+                for segment in self.segments[attribute]
             ]
         )
 
