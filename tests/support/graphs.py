@@ -13,11 +13,14 @@ from tests.support.specs import (
     AXES,
     DRAWS,
     ENCODERS,
+    HEARING,
     KINDS,
     LANGUAGES,
     Box,
     closed,
     common_parts,
+    fit_tiles,
+    frames_each,
     grids_of,
     one_grid,
     one_module,
@@ -104,6 +107,7 @@ def _graph_specs(draw: st.DrawFn, max_ranks: int, languages: tuple[str, ...]) ->
     for generator, adapter in adapters.items():
         modules[adapter]["reads"], modules[generator]["reads"] = ["language"], [adapter]
         modules[adapter].pop("placeholder", None)
+    fit_tiles(modules)
     if all(module.get("frozen") is True for module in modules.values()):
         del modules["language"]["frozen"]
     if generators and draw(st.sampled_from([False, False, True])):
@@ -116,7 +120,7 @@ def _graph_specs(draw: st.DrawFn, max_ranks: int, languages: tuple[str, ...]) ->
         virtual_stages=virtual_stages,
         mbs=mbs,
         max_patches=draw(st.integers(1, 4)) * max(shuffle_of(m) ** 2 for m in modules.values()),
-        max_frames=draw(st.integers(3, 6)) * 2,
+        max_frames=draw(st.integers(3, 6)) * frames_each(modules),
         max_images=draw(st.sampled_from([1, 2])),
         packing=draw(st.sampled_from([False, True, False])),
         text_only=draw(st.sampled_from([0.1, 0.0, 0.5])),
@@ -202,7 +206,7 @@ def _connect(modules: dict[str, Box], reads: Reads) -> None:
 
 
 def _is_vit(module: Box) -> bool:
-    return module["model"].get("kind") not in ("audio", "aut")
+    return module["model"].get("kind") not in HEARING
 
 
 def _size(module: Box) -> Any:

@@ -6,6 +6,7 @@ from mimo_launch.checks.adapters import targets_of
 from mimo_launch.checks.quantized_base import base_has_place, cuts_lie_between_blocks
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.adapters import AdapterSpec
+from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.module import FrozenLayers, ModuleSpec
 from mimo_launch.spec.quantized_base import QuantizedBase
 from mimo_launch.spec.spec import AudioModel, LanguageModel, Spec, VitModel
@@ -37,7 +38,7 @@ def _part_of(draw: st.DrawFn, module: ModuleSpec) -> ModuleSpec:
         last = draw(st.integers(first, layers - 1))
         return module.replace(frozen=FrozenLayers(layers=f"{first}-{last}"))
     targets = tuple(dict.fromkeys(targets_of(kind_of(module.model), layers)))
-    if what != "adapter" or not targets:
+    if what != "adapter" or not targets or isinstance(module.model, ConformerModel):
         return module
     chosen = tuple(sorted(draw(st.sets(st.sampled_from(targets), min_size=1))))
     drops = isinstance(module.model, LanguageModel | VitModel | AudioModel)

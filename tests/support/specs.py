@@ -36,6 +36,8 @@ KEPT_BY_OVIS2 = frozenset({
     "norm_eps", "layer_scale", "qkv_bias", "block_bias", "qk_norm", "head_qk_norm", "patch_bias",
     "patch_norm", "pre_norm", "final_norm",
 })  # fmt: skip
+# Kinds that hear, which make a list of rows of a clip.
+HEARING = ("audio", "aut", "conformer")
 KINDS = get_args(ScheduleKind)
 INTERPOLATIONS = get_args(VitModel.model_fields["interpolation"].annotation)
 POSITIONS = get_args(VitModel.model_fields["positions"].annotation)
@@ -384,10 +386,7 @@ def _layout_specs(
         if not stacked:
             del modules[name]["model"]["deepstack"]
         modules[name]["model"] |= draw(_tiles(modules[name]["model"]))
-        if "tiles" in modules[name]["model"]:
-            # What language does not do with tiles.
-            model = modules["language"]["model"]
-            model |= {key: value for key, value in NO_TILES.items() if key in model}
+    fit_tiles(modules)
     group_sizes = [k] if groups > 1 else [None, k]
     grouped = k if apart else None
     made = spec(
@@ -399,8 +398,7 @@ def _layout_specs(
         mbs=mbs,
         # So many that every encoder has an image of a whole row.
         max_patches=draw(st.integers(1, 4)) * max(shuffle_of(m) ** 2 for m in modules.values()),
-        # So many that a stack of three tokens is a row.
-        max_frames=draw(st.integers(3, 6)) * 2,
+        max_frames=draw(st.integers(3, 6)) * frames_each(modules),
         max_images=draw(st.sampled_from([1, 1, 2, 3])),
         max_documents=draw(st.sampled_from([1, 1, 2, 4])),
         packing=draw(st.sampled_from([False, True, False])),
@@ -584,11 +582,22 @@ def one_module(
         }
         # Whole rows, whatever the stack.
         model["chunk"] = draw(st.sampled_from([None, None, 12]))
-        if draw(seldom):
-            for key in ("stack", "fixed_length", "unpadded", "pooling"):
+        subsampled = draw(st.sampled_from(["audio", "audio", "aut", "conformer"]))
+        if subsampled != "audio":
+            for key in ("stack", "fixed_length", "unpadded", "pooling", "chunk"):
                 del model[key]
+        if subsampled == "aut":
             size = {"chunk": draw(st.sampled_from([9, 12, 20])), "window": draw(st.integers(1, 2))}
             model |= {"kind": "aut", "channels": 2, **size}
+        elif subsampled == "conformer" and cp == 1:
+            made.pop("sequence_parallel", None)
+            model |= {
+                "kind": "conformer",
+                "mels": draw(st.sampled_from([8, 16])),
+                "channels": draw(st.integers(1, 3)),
+                "kernel": draw(st.sampled_from([1, 3, 5])),
+                **{key: draw(st.booleans()) for key in ("bias", "conv_bias", "scale_input")},
+            }
     else:
         model |= {
             "channels": draw(st.integers(1, 2)),
@@ -613,6 +622,17 @@ def one_module(
                 "projector": draw(st.sampled_from(["linear", "mlp", "swiglu"])),
             }
         elif draw(seldom):
+            model |= {
+                "kind": "llama4_vision",
+                "positions": "learned+rope2d",
+                "image": [2, draw(st.integers(1, 3))],
+                "rope_frequencies": "shared",
+                "rope_theta": 30.0,
+                "windows": None,
+            }
+            if model["projector"] in ("mlp", "swiglu"):
+                model["projector_out"] = draw(st.sampled_from([None, 6]))
+        elif draw(seldom):
             side = model["shuffle"]
             grids = draw(st.sampled_from([[[1, 1]], [[1, 1], [1, 2]], [[2, 2]], [[2, 1]]]))
             model = {
@@ -635,6 +655,8 @@ def _beside(
     draw: st.DrawFn, name: str, model: dict[str, Any], *, is_frozen: bool
 ) -> dict[str, Any]:
     """Draw what steps drop, and an adapter."""
+    if model.get("kind") == "conformer":
+        return {}  # It has no place for either.
     found: dict[str, Any] = {"dropout": draw(st.sampled_from([0.0, 0.0, 0.0, 0.2]))}
     if name == "language":
         found["attention_dropout"] = draw(st.sampled_from([0.0, 0.0, 0.0, 0.2]))
@@ -897,7 +919,7 @@ def _deepstack(draw: st.DrawFn, model: dict[str, Any], language: dict[str, Any])
     Later layers of a decoder attend to them; those of a hybrid may not.
     """
     most = min(2, model["layers"], language["layers"] - 1)
-    alone = ("audio", "aut", "ovis2_vision")
+    alone = (*HEARING, "ovis2_vision")
     if "pattern" in language or model.get("kind") in alone or most < 1:
         return []
     return draw(st.sampled_from([[], list(range(most)), [model["layers"] - 1]]))
@@ -918,6 +940,22 @@ def _tiles(draw: st.DrawFn, model: dict[str, Any]) -> dict[str, Any]:
         return {"tiles": last, "image": [2 * side, 3 * side], "windows": None}
     tiles = {"grids": grids, "most": draw(st.sampled_from([None, 1, 2]))}
     return {"tiles": tiles, "shuffle": 1, "windows": None}
+
+
+def frames_each(modules: dict[str, Box]) -> int:
+    """Return of how many frames three are a stack of three tokens, or of several large tokens.
+
+    A token that is alone in its clip would attend to itself alone.
+    """
+    kinds = {module["model"].get("kind") for module in modules.values()}
+    return 4 if kinds & {"aut", "conformer"} else 2
+
+
+def fit_tiles(modules: dict[str, Box]) -> None:
+    """Take from language what it does not do with tiles, if any module makes them."""
+    if any("tiles" in module["model"] for module in modules.values()):
+        model = modules["language"]["model"]
+        model |= {key: value for key, value in NO_TILES.items() if key in model}
 
 
 def shuffle_of(module: Box) -> int:
