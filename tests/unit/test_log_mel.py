@@ -7,10 +7,11 @@ import pytest
 import soundfile
 import soxr
 from tests.support.shards import clip_bytes
-from transformers import WhisperFeatureExtractor
+from transformers import ParakeetFeatureExtractor, WhisperFeatureExtractor
 
 from mimo_launch.data.samples.decode_media import decode_clip
-from mimo_launch.data.torch_media import RATE, ClipTooLong, log_mel, num_frames
+from mimo_launch.data.torch_media import RATE, ClipTooLong, log_mel, nemo_log_mel, num_frames
+from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.spec import AudioModel
 
 SECONDS = 2.345
@@ -124,3 +125,58 @@ def test_the_part_of_a_clip_that_is_seen_needs_no_more_of_it(rate: int) -> None:
     assert (len(whole[0]), len(part[0])) == (6 * rate, 3 * rate)
     found = log_mel(*part, 80, frames=200)
     np.testing.assert_array_equal(found, log_mel(*whole, 80, frames=200))
+
+
+def of_parakeet(samples: np.ndarray, mels: int) -> np.ndarray:
+    """Return the frames of a clip that count, [mels, frames], by `transformers`."""
+    made = ParakeetFeatureExtractor(feature_size=mels)(
+        samples, sampling_rate=RATE, return_tensors="np"
+    )
+    frames = made.input_features[0][made.attention_mask[0].astype(bool)]
+    return np.asarray(frames.T)
+
+
+def fast_conformer(**more: object) -> ConformerModel:
+    sizes = {"kind": "conformer", "layers": 1, "hidden": 8, "heads": 1}
+    return ConformerModel.model_validate({**sizes, **more})
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+@pytest.mark.parametrize("name", CLIPS)
+def test_frames_of_a_conformer_are_those_of_parakeet(name: str, mels: int) -> None:
+    for size in (320, 479, 481, RATE, len(CLIPS[name](RATE))):
+        samples = CLIPS[name](RATE)[:size].astype(np.float32)
+        wanted, frames = of_parakeet(samples, mels), num_frames(fast_conformer(), size, RATE)
+        found = nemo_log_mel(samples, RATE, mels, frames=frames)
+        assert found.dtype == np.float32
+        assert found.shape == wanted.shape == (mels, size // 160)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
+def test_frames_of_other_rates_are_known_from_the_header(rate: int) -> None:
+    samples = np.stack([chirp(rate), 2 * chirp(rate)], axis=1).astype(np.float32)
+    mono = soxr.resample(samples.mean(axis=1, dtype=np.float32), rate, RATE)
+    frames = num_frames(fast_conformer(), len(samples), rate)
+    found = nemo_log_mel(samples, rate, 80, frames=frames)
+    assert frames == 234, "a part of a frame at the end is none"
+    np.testing.assert_allclose(found, of_parakeet(mono, 80), rtol=1e-4, atol=1e-4)
+
+
+def test_a_long_clip_is_cut_before_its_bands_are_scaled() -> None:
+    model, samples = fast_conformer(frames=100), noise(RATE).astype(np.float32)
+    with pytest.raises(ClipTooLong):
+        num_frames(model, len(samples), RATE)
+    frames = num_frames(model, len(samples), RATE, cuts=True)
+    assert frames == 100
+    found = nemo_log_mel(samples, RATE, 80, frames=frames)
+    np.testing.assert_allclose(found, of_parakeet(samples[: 100 * 160], 80), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 160, 319])
+def test_a_clip_of_less_than_two_frames_is_filled_up_with_silence(size: int) -> None:
+    """Of one frame no band has a deviation."""
+    frames = num_frames(fast_conformer(), size, RATE)
+    found = nemo_log_mel(noise(RATE)[:size], RATE, 80, frames=frames)
+    assert found.shape == (80, frames) == (80, 2)
+    assert np.isfinite(found).all()

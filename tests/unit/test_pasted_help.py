@@ -435,7 +435,6 @@ PROSE = {
     "bad-override.no-value": "only the user knows the value",
     "class-not-found": "the package is missing, not a line",
     "conformer-cannot.adapter": "there is a line to delete",
-    "conformer-cannot.sound": "only the user knows another model or other data",
     "duplicate-key": "either value may be meant",
     "empty-file": "there is nothing to mend",
     "expert-grid-over-stage": "all sizes that fit are listed",

@@ -19,6 +19,7 @@ import pytest
 from tests.support.shards import clip_bytes, image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 from tests.unit.test_shard_samples import VIT, opened, with_vocab
+from transformers import ParakeetEncoderConfig, ParakeetFeatureExtractor
 
 from mimo_launch.checks import sources
 from mimo_launch.checks.all_checks import check
@@ -428,6 +429,36 @@ def test_of_a_long_clip_the_encoder_hears_the_beginning(
     assert clips[1].shape[-1] == most
     sound_of = decode_clip("wav", (tmp_path / "long.wav").read_bytes(), seconds=5)
     assert np.array_equal(clips[1], log_mel(*sound_of, len(clips[1]), frames=most))
+
+
+def test_a_conformer_hears_the_frames_of_parakeet(tmp_path: Path) -> None:
+    """Each clip has as many rows as the encoder of `transformers` makes of its frames."""
+    sizes = {"kind": "conformer", "layers": 1, "hidden": 8, "heads": 1, "mels": 80}
+    names = {"short": 100, "odd": 12_345, "whole": 16_000}
+    for name, size in names.items():
+        (tmp_path / f"{name}.wav").write_bytes(clip_bytes(size, seed=3))
+    said = {"messages": [ASKED, {"role": "assistant", "content": "Noise."}]}
+    (tmp_path / "x.jsonl").write_text(
+        "\n".join(json.dumps({**said, "audio": f"{name}.wav"}) for name in names)
+    )
+    made = files_spec(tmp_path, str(tmp_path / "x.jsonl"), vision=False)
+    sound = made.modules["sound"].model_dump(mode="json") | {"model": sizes}
+    made = made.replace(
+        modules={**made.modules, "sound": type(made.modules["sound"]).model_validate(sound)}
+    )
+    assert not [each for each in check(with_vocab(made)) if each.is_error]
+    data, encoder = opened(made), ParakeetEncoderConfig(num_mel_bins=80)
+    for number, (name, size) in enumerate(names.items()):
+        (clip,) = data.images("train", number, "sound")
+        samples, _ = decode_clip("wav", (tmp_path / f"{name}.wav").read_bytes(), seconds=9)
+        frames = max(2, size // 160)
+        assert clip.shape == (80, frames)
+        (span,) = data.describe("train", number).spans["sound"]
+        assert span.rows == -(-frames // encoder.subsampling_factor)
+        if size >= 320:
+            heard = ParakeetFeatureExtractor()(samples, sampling_rate=16_000, return_tensors="np")
+            wanted = heard.input_features[0, :frames].T
+            np.testing.assert_allclose(clip, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_media_get_the_suffixes_of_their_names_and_types() -> None:

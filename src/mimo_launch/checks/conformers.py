@@ -9,7 +9,6 @@ from mimo_launch.checks.rule import Findings, next_multiple
 from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.spec import Spec
-from mimo_launch.spec.user_data import UserData
 
 _WHY = "its convolutions and scores read the neighbours of a token, so a rank needs whole clips"
 
@@ -36,16 +35,6 @@ def clips_stay_whole(spec: Spec, name: str, model: ConformerModel) -> Findings:
             path=("modules", name, "sequence_parallel"),
             why=_WHY,
             help="write `sequence_parallel: false`",
-            related=(kind,),
-        )
-    if isinstance(spec.data, UserData):
-        yield Diagnostic(
-            code="conformer-cannot",
-            headline=f"`{name}` cannot hear the sound of `kind: {spec.data.kind}`",
-            path=("data", "kind"),
-            why="it becomes the frames of Whisper, and a `conformer` is trained on frames of other "
-            "windows, scaled for each clip",
-            help="name an encoder of another kind, such as `audio`, or train on synthetic clips",
             related=(kind,),
         )
     if module.adapter is not None:

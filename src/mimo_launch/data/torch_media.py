@@ -1,8 +1,8 @@
 """Media processing with torch: clips to log-mel frames of 10 ms, resized frames of videos.
 
-Decides: windows, filters and scaling of clips as in Whisper (arXiv:2212.04356, section 2.2), at
-16 kHz and one channel; how many frames a clip has, known from its header alone; that frames of
-videos are resized as 8-bit pixels.
+Decides: windows, filters and scaling of clips as in Whisper (arXiv:2212.04356, section 2.2), or for
+a FastConformer as in NeMo, at 16 kHz and one channel; how many frames a clip has, known from its
+header alone; that frames of videos are resized as 8-bit pixels.
 Relies on: torch for the Fourier transform, in fp32 as in `transformers`, with features equal to
 within 1e-5, and for antialiased filters on 8 bits, as in the video processors of transformers
 (Pillow's results differ by one in some places); soxr for resampling.
@@ -27,6 +27,9 @@ WINDOW, HOP = 400, 160
 TOP_HERTZ = 8_000.0
 # The minimum power, and how far in bels below the loudest band the others are clamped.
 FLOOR, RANGE = 1e-10, 8.0
+# Of NeMo: the size of the transform, what is added to powers and to deviations, and the share of
+# each sample that is taken from the next.
+_TRANSFORM, _GUARD, _EPSILON, _EMPHASIS = 512, 2.0**-24, 1e-5, 0.97
 # Names in torch of Pillow's filters; torch has the last one since 2.12.
 _MODES = {BILINEAR: "bilinear", BICUBIC: "bicubic", LANCZOS: "lanczos"}
 _HAS_LANCZOS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
@@ -58,6 +61,9 @@ def num_frames(model: Clips, num_samples: int, rate: int, *, cuts: bool = False)
         return model.frames
     if is_long:
         return most
+    if model.features == "nemo":
+        # A part of a frame at the end is none; of one frame no band has a deviation.
+        return min(most, max(2, num_samples * RATE // (rate * HOP)))
     units = -(-num_samples * RATE // (rate * HOP * unit))
     return max(1, min(units, most // unit)) * unit
 
@@ -76,6 +82,44 @@ def log_mel(
     Raises:
         ValueError: The clip is empty, or holds numbers that are not finite.
     """
+    mono = _mono(samples, rate)
+    size = HOP * (-(-len(mono) // HOP) if frames is None else frames)
+    wave = F.pad(torch.from_numpy(mono[:size]), (0, max(0, size - len(mono))))
+    logs = (_filters(mels, WINDOW) @ _powers(wave)).clamp(min=FLOOR).log10()
+    # Scaled to about -1 to 1.
+    return ((torch.maximum(logs, logs.max() - RANGE) + 4.0) / 4.0).numpy()
+
+
+def nemo_log_mel(
+    samples: npt.NDArray[np.floating], rate: int, mels: int, *, frames: int
+) -> npt.NDArray[np.float32]:
+    """Return the log-mel spectrogram of a clip as NeMo makes it, float32 [mels, frames].
+
+    Source: `transformers` 5.24, models/parakeet, `ParakeetFeatureExtractor`. Each band has mean 0
+    and deviation 1 over the clip. The last windows reach beyond the last frame, unless the clip is
+    longer by a frame: then it is cut there. Arguments and errors as in `log_mel`; there are at
+    least two `frames`.
+    """
+    mono, size = _mono(samples, rate), HOP * frames
+    wave = torch.from_numpy(mono if len(mono) < size + HOP else mono[:size])
+    wave = torch.cat([wave[:1], wave[1:] - _EMPHASIS * wave[:-1]])
+    wave = F.pad(wave, (0, max(0, size - len(wave))))
+    spectrum = torch.stft(
+        wave,
+        _TRANSFORM,
+        HOP,
+        WINDOW,
+        window=torch.hann_window(WINDOW, periodic=False),
+        pad_mode="constant",
+        return_complex=True,
+    )
+    logs = (_filters(mels, _TRANSFORM) @ spectrum[:, :frames].abs().square() + _GUARD).log()
+    mean, deviation = logs.mean(dim=1, keepdim=True), logs.std(dim=1, keepdim=True)
+    return ((logs - mean) / (deviation + _EPSILON)).numpy()
+
+
+def _mono(samples: npt.NDArray[np.floating], rate: int) -> npt.NDArray[np.float32]:
+    """Return one channel at 16 kHz. Raises: ValueError for no samples, or not finite ones."""
     mono = np.asarray(samples, dtype=np.float32)
     mono = mono.mean(axis=1) if mono.ndim == 2 else mono
     if not len(mono):
@@ -86,11 +130,7 @@ def log_mel(
         import soxr
 
         mono = soxr.resample(mono, rate, RATE)
-    size = HOP * (-(-len(mono) // HOP) if frames is None else frames)
-    wave = F.pad(torch.from_numpy(mono[:size]), (0, max(0, size - len(mono))))
-    logs = (_filters(mels) @ _powers(wave)).clamp(min=FLOOR).log10()
-    # Scaled to about -1 to 1.
-    return ((torch.maximum(logs, logs.max() - RANGE) + 4.0) / 4.0).numpy()
+    return mono
 
 
 def _powers(wave: Tensor) -> Tensor:
@@ -106,8 +146,10 @@ def _powers(wave: Tensor) -> Tensor:
 
 
 @cache
-def _filters(mels: int) -> Tensor:
-    """Return the triangular filters of mel bands, fp32 [mels, WINDOW / 2 + 1], of equal area.
+def _filters(mels: int, size: int) -> Tensor:
+    """Return the triangular filters of mel bands, of equal area, for a transform of `size`.
+
+    Shape: fp32 [mels, size / 2 + 1].
 
     Source: Slaney, Auditory Toolbox (1998), whose scale is linear up to 1 kHz and logarithmic
     above, with 27 steps for each factor of 6.4.
@@ -116,7 +158,7 @@ def _filters(mels: int) -> Tensor:
     steps = np.linspace(0.0, top, mels + 2)
     above = 1000.0 * np.exp((steps - 15.0) * np.log(6.4) / 27.0)
     corners = np.where(steps < 15.0, steps * 200.0 / 3.0, above)
-    bins = np.linspace(0.0, RATE / 2, WINDOW // 2 + 1)
+    bins = np.linspace(0.0, RATE / 2, size // 2 + 1)
     low, middle, high = (corners[i : mels + i, None] for i in range(3))
     rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
     triangles = np.maximum(0.0, np.minimum(rising, falling)) * 2.0 / (high - low)

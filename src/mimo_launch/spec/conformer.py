@@ -38,6 +38,11 @@ class ConformerModel(SubsampledAudio):
     chunk: None = Field(None, description="Tokens attend to their whole clip.")
 
     @property
+    def features(self) -> Literal["whisper", "nemo"]:
+        """Whose log-mel frames it reads."""
+        return "nemo"
+
+    @property
     def chunk_frames(self) -> int:
         """A whole clip: its last token may see fewer frames."""
         return self.frames

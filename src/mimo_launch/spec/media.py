@@ -233,6 +233,11 @@ class Clips(Strict):
         return self.stack
 
     @property
+    def features(self) -> Literal["whisper", "nemo"]:
+        """Whose log-mel frames it reads; see `data.torch_media`."""
+        return "whisper"
+
+    @property
     def frames_per_token(self) -> int:
         """Frames from the middle of one token to that of the next."""
         return FRAMES_PER_TOKEN

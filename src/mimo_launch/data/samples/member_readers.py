@@ -249,6 +249,7 @@ class ClipReader(MemberReader):
         chunk = [] if clips.chunk_frames is None else [clips.chunk_frames]
         cuts = ["cuts long clips"] if self.cuts_long else []
         cuts += ["hears videos"] if self.of_videos else []
+        cuts += [clips.features] if clips.features != "whisper" else []
         sizes = [clips.frames, clips.fixed_length, clips.frames_per_row]
         return [self.module, *sizes, *drops, *chunk, *cuts]
 
@@ -281,7 +282,7 @@ class ClipReader(MemberReader):
 
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
         """Return the log-mel spectrogram of a clip that becomes `span`, [mels, frames]."""
-        from mimo_launch.data.torch_media import HOP, RATE, WINDOW, log_mel
+        from mimo_launch.data.torch_media import HOP, RATE, WINDOW, log_mel, nemo_log_mel
 
         mels, frames = self.clips.input_shape(span.height, span.width, span.loose)
         # One second more than needed: resampling looks a little ahead.
@@ -290,6 +291,8 @@ class ClipReader(MemberReader):
         if self.clips.chunk_frames is not None:
             # The windows of the last frames reach into silence.
             frames = min(frames, self._num_frames((len(clip[0]), clip[1])))
+            if self.clips.features == "nemo":
+                return nemo_log_mel(*clip, mels, frames=frames)
             heard = min(self.clips.frames, frames + WINDOW // HOP)
         else:
             # Convolutions see dropped silence, and the range of loudness includes it.
