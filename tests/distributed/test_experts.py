@@ -176,3 +176,12 @@ def test_experts_beside_encoders_and_other_layers(name: str) -> None:
     made = WITH_MORE[name]()
     assert not [item for item in check(made) if item.is_error]
     assert failures(verdicts(made)) == []
+
+
+@pytest.mark.parametrize("more", [{}, {"dp": 2, "recompute": "full"}])
+def test_balance_counts_where_scores_can_change(more: dict[str, Any]) -> None:
+    """Below the first map that is updated, no router's scores do."""
+    adapter = {"kind": "lora", "rank": 2, "targets": ["experts"]}
+    language = routed({}, adapter=adapter, **more).modules["language"].model_dump(mode="json")
+    vision = box(0, frozen=True)
+    assert not failures(verdicts(spec({"vision": vision, "language": language})))

@@ -228,6 +228,18 @@ def test_several_depths_of_further_tokens_stay_several(depth: int) -> None:
     assert small.mtp.depth <= min(depth, 3)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "frozen"), [("EG-E", "2"), ("GE-E", "1-2"), ("-EG-", "0-1"), ("GE--E", "2-3")]
+)
+def test_an_adapter_keeps_its_maps_outside_of_frozen_layers(pattern: str, frozen: str) -> None:
+    """Layers that are left out move others."""
+    own = {"kind": "lora", "rank": 2, "targets": ["deltanet"]}
+    model = {**hybrid({}, pattern), "moe": {"experts": 3, "top_k": 2, "width": 8}}
+    made = spec({"language": box(0, model=model, adapter=own, frozen={"layers": frozen})})
+    assert not [each for each in check(made) if each.is_error]
+    assert not [each for each in check(shrink(made)) if each.is_error]
+
+
 def test_a_choice_of_many_experts_stays_one_of_three() -> None:
     moe = {"experts": 64, "top_k": 8, "width": 16}
     for ep in (1, 2, 4):

@@ -104,6 +104,14 @@ def _microbatches(spec: Spec, point: Point) -> Iterator[Point]:
                 yield replace(point, drawn_at_once=None if size == 1 else size)
 
 
+def with_stages(spec: Spec, point: Point) -> Iterator[Point]:
+    """Yield a point as it is, and a pipeline with as many stages on each rank as are worth it."""
+    yield point
+    pp = point.language.grid.pp
+    if pp > 1 and (most := min(_MOST_STAGES, spec.language.model.layers // pp)) > 1:
+        yield replace(point, kind="interleaved", virtual_stages=most)
+
+
 def _orders(spec: Spec, point: Point) -> Iterator[Point]:
     """Yield other orders of the work of a pipeline."""
     pp = point.language.grid.pp

@@ -24,7 +24,7 @@ from mimo_launch.layout.space import Placement, Point, legal_grids, microbatch_n
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import Change, with_settings
 from mimo_launch.search.judge import Judge, Planned, text_of
-from mimo_launch.search.moves import neighbours
+from mimo_launch.search.moves import neighbours, with_stages
 from mimo_launch.search.pins import Pins
 from mimo_launch.search.placements import MICROBATCHES_PER_STAGE, placements, with_others
 from mimo_launch.search.search import INFINITE, Search
@@ -147,7 +147,8 @@ class _Climb:
         least, most = (part * self.wish.plans for part in _FOR_OTHERS)
         last = reserve + min(most, max(least, _PER_OTHER * (self.wish.top - 1)))
         for_starts = last + (1 - _FOR_STARTS) * (search.left - last)
-        search.look(placements(spec, self.start, self.work, gpus), {}, for_starts)
+        starts = placements(spec, self.start, self.work, gpus)
+        search.look((each for one in starts for each in with_stages(spec, one)), {}, for_starts)
         search.drain(for_starts, alone=True)
         if not search.found:
             search.drain(last, alone=True)

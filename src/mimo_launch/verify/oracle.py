@@ -103,15 +103,17 @@ class Oracle:
         self.loads = []
         sums = {name: torch.zeros((), dtype=torch.float64) for name in self.losses}
         terms: dict[str, float] = dict.fromkeys(self.losses, 0)
-        balance, moe = torch.zeros((), dtype=torch.float64), kind_of(self.model).moe
         for sample in samples:
             load = Load()
             for index in records_of(sample):
                 for name, (loss, number) in self.record_losses("train", index, load, step).items():
                     sums[name], terms[name] = sums[name] + loss, terms[name] + number
-            if moe is not None:
-                balance = balance + load.loss(moe) / len(samples)
-                self.loads.append(load)
+            self.loads.append(load)
+        # A run counts the balance in a backward: without one, nothing is balanced.
+        learnt = set[str]().union(*(load.learnt for load in self.loads))
+        balance, moe = torch.zeros((), dtype=torch.float64), kind_of(self.model).moe
+        if moe is not None:
+            balance = sum((load.loss(moe, learnt) for load in self.loads), balance) / len(samples)
         self.balance_loss = float(balance.detach())
         self.terms = terms
         means = {name: sums[name] / (terms[name] or 1) for name in sums}

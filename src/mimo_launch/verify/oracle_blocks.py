@@ -11,6 +11,7 @@ clip, E experts, D width.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -42,10 +43,16 @@ class Load:
     scores: dict[str, list[Tensor]] = field(default_factory=dict)
     chosen: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def loss(self, moe: Moe) -> Tensor:
-        """Return the balance loss: E / k * sum of (share of tokens) * (mean score), per layer."""
+    @property
+    def learnt(self) -> set[str]:
+        """The layers whose scores have a gradient."""
+        return {name for name, each in self.scores.items() if any(x.requires_grad for x in each)}
+
+    def loss(self, moe: Moe, layers: AbstractSet[str]) -> Tensor:
+        """Return the balance loss: E / k * sum of (share of tokens) * (mean score), of `layers`."""
         total = torch.zeros((), dtype=torch.float64)
-        for layer, scores in self.scores.items():
+        for layer in layers & self.scores.keys():
+            scores = self.scores[layer]
             share = torch.cat(self.chosen[layer]).mean(dim=0)
             total = total + (share * torch.cat(scores).mean(dim=0)).sum()
         return total * moe.aux_loss * moe.experts / moe.top_k

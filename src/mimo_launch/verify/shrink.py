@@ -172,7 +172,7 @@ def _shrink_module(
     return module.replace(
         model=small,
         stages=_stages(module, small, sizes),
-        frozen=shrink_frozen(module, small.layers),
+        frozen=shrink_frozen(module, small),
         optimizer=optimizer,
         # Small widths have few inputs; how maps are cut and kept is the same for every kind.
         quantize_base=module.quantize_base and QuantizedBase(kind="int8", block=2),

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from math import lcm
 from typing import Literal, TypeVar
 
+from mimo_launch.checks.adapters import targets_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.stages import even_stages
+from mimo_launch.spec.adapters import AdapterSpec
 from mimo_launch.spec.aut import AutModel
 from mimo_launch.spec.base import LayerChoice, Strict
 from mimo_launch.spec.conformer import ConformerModel
@@ -27,6 +29,7 @@ from mimo_launch.spec.spec import (
     ExpertGrid,
     Grid,
     HybridModel,
+    Model,
     ModuleSpec,
     TalkerModel,
     VitModel,
@@ -197,16 +200,37 @@ def shrink_stages(module: ModuleSpec, before: int, number: int, most: int) -> tu
 
 
 def shrink_frozen(
-    module: ModuleSpec, layers: int
+    module: ModuleSpec, small: Model
 ) -> bool | Literal["except_projector"] | FrozenLayers:
-    """Return what is frozen of a small model; at either end of the layers exactly if it was."""
-    frozen, before = module.frozen_layers, module.model.layers
+    """Return what is frozen of a small model; at either end of the layers exactly if it was.
+
+    Maps with an adapter stay outside of it, wherever that leaves it.
+    """
+    frozen, before, layers = module.frozen_layers, module.model.layers, small.layers
     if not frozen:
         return module.frozen
     first = max(1, frozen.start * layers // before) if frozen.start else 0
     stop = max(first + 1, frozen.stop * layers // before)
     stop = min(layers - 1, stop) if frozen.stop < before else layers
-    return FrozenLayers(layers=f"{first}-{max(first, stop - 1)}")
+    wanted = range(first, max(first + 1, stop))
+    if module.adapter is not None and not _has_targets(module.adapter, small, wanted):
+        ways = (range(n, m) for m in range(1, layers + 1) for n in range(m))
+        legal = [each for each in ways if _has_targets(module.adapter, small, each)]
+
+        def far(way: range) -> tuple[bool, int]:
+            return _at_ends(way, layers) != _at_ends(frozen, before), abs(way.start - first)
+
+        wanted = min(legal, key=far, default=wanted)
+    return FrozenLayers(layers=f"{wanted.start}-{wanted.stop - 1}")
+
+
+def _at_ends(layers: range, number: int) -> tuple[bool, bool]:
+    return layers.start == 0, layers.stop == number
+
+
+def _has_targets(adapter: AdapterSpec, model: Model, frozen: range) -> bool:
+    """Return whether layers outside of frozen ones have all maps that an adapter updates."""
+    return {*adapter.targets} <= {*targets_of(kind_of(model), model.layers, frozen)}
 
 
 def shrink_talker(model: TalkerModel, module: ModuleSpec, layers: int) -> TalkerModel:
