@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.distributed.test_checkpoints import make_spec, numbers, run, run_anew
 from tests.support.planted_experts import mixture
+from tests.support.planted_training import with_settings
 from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.specs import box, hybrid, spec
 
@@ -145,3 +146,11 @@ def test_a_run_goes_on_on_another_layout_and_with_another_range(tmp_path: Path) 
         assert values == pytest.approx(alone[step], rel=1e-9)
     further = run_anew(ranged("one rank", 7, "1"), tmp_path / "run")
     assert [e.step for e in further if isinstance(e, StepFinished)] == [6, 7]
+
+
+def test_training_is_proved_where_the_last_stage_has_nothing_to_train() -> None:
+    """A gradient of another rank is spoilt, to see a step skipped."""
+    adapter = {"kind": "lora", "rank": 2, "targets": ["attention"]}
+    vision = box(0, pp=2, model={"layers": 2}, adapter=adapter, frozen={"layers": "1"})
+    made = spec({"vision": vision, "language": box(2)}, microbatches=2)
+    assert not failures(training_verdicts(with_settings(made)))

@@ -88,3 +88,10 @@ def test_a_checkpoint_goes_on_on_another_layout(tmp_path: Path) -> None:
     assert sorted(went_on) == [4, 5]
     for step, values in went_on.items():
         assert values == pytest.approx(alone[step], rel=1e-9)
+
+
+def test_maps_between_clips_drop_inputs_of_their_updates() -> None:
+    """Each map draws by itself."""
+    adapter = {"kind": "lora", "rank": 2, "dropout": 0.3, "targets": ["attention", "mlp"]}
+    made = pooled({"model": CLIPPED, "tp": 2, "adapter": adapter}, {"first": 0, "tp": 2})
+    assert not failures(verdicts(made))

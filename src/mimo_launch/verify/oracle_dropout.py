@@ -66,8 +66,11 @@ class Weights(dict[str, Tensor]):
             return 0.0
         down, up = self._matrices(f"{name}.")
         parent, _, own = name.rpartition(".")
-        layer = f"{parent}.{own if own in _OWN else _LAYERS.get(own, 'inputs')}.adapter.drop"
-        return self._scale(name) * F.linear(F.linear(self._dropped(x, layer, rate), down), up)
+        layer = own if own in _OWN else _LAYERS.get(own, "inputs")
+        if f"{name}.input_min" in self:  # Each map is apart, between its own clips.
+            layer = f"{layer}.inside" if own in _LAYERS else f"{layer}.{own}.inside"
+        read = self._dropped(x, f"{parent}.{layer}.adapter.drop", rate)
+        return self._scale(name) * F.linear(F.linear(read, down), up)
 
     def added(self, x: Tensor, layer: str) -> Tensor:
         """Return what a layer adds to the stream, without what it drops."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mimo_launch.checkpoint import loading  # noqa: F401 - once, before ranks are forked.
 from mimo_launch.checkpoint.boxes import resharded_parameters
+from mimo_launch.comm.objects import gather_objects
 from mimo_launch.comm.world import device_for
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import heldout_batches
@@ -84,39 +85,35 @@ class StumblingSession(RankSession):
 
     def step_end(self, flags: Sequence[int]) -> StepEnd:
         """Return an end of a step that spoils a gradient first, if this rank is the chosen one."""
-        # The last stage, because the projector may be the only part that trains.
-        module = next(module for module in self.layout.modules if not module.frozen)
-        rank = module.stage_ranks(module.stages[-1].index)[0]
-        return (SpoiltEnd if self.rank == rank else StepEnd)(self.grids, self.updates, flags)
+        return SpoiltEnd(self.grids, self.updates, flags)
 
 
 class SpoiltEnd(StepEnd):
-    """The end of a step; in one step it plants a NaN in a gradient that this rank counts."""
+    """The end of a step; in one step it plants a NaN in a gradient of the last rank that has any.
+
+    A rank has none if its stages are frozen, or if other ranks hold all of a small tensor.
+    """
 
     def begin(self, step: StepState) -> None:
-        """Spoil a gradient before it is summed with others.
-
-        Raises: RuntimeError if the rank has none that it counts.
-        """
+        """Spoil a gradient before it is summed. Raises: RuntimeError if no rank has one."""
         if step.data.step == SKIPPED:
-            self._spoil()
+            values = next(self._counted(), None)
+            having = [rank for rank, has in enumerate(gather_objects(values is not None)) if has]
+            if not having:
+                raise RuntimeError("no rank has a gradient to spoil")
+            if values is not None and having[-1] == self.grids.rank:
+                values.view(-1)[0] = float("nan")
         super().begin(step)
 
-    def _spoil(self) -> None:
-        """Plant a NaN in a gradient that this rank counts.
-
-        Raises: RuntimeError if the rank has no such gradient.
-        """
+    def _counted(self) -> Iterator[Tensor]:
+        """Yield the gradients that this rank counts, without autograd."""
         for module in self.updates.modules.values():
             for item in module.declared():
                 gradient = item.parameter.grad
                 if gradient is not None and item.placed[0].segment.counted:
-                    values = local_tensor(gradient)
+                    values = local_tensor(gradient).detach()
                     if values.numel():
-                        with torch.no_grad():
-                            values.view(-1)[0] = float("nan")
-                        return
-        raise RuntimeError(f"rank {self.grids.rank} has no gradient to spoil")
+                        yield values
 
 
 def first_part(
