@@ -104,12 +104,20 @@ def _microbatches(spec: Spec, point: Point) -> Iterator[Point]:
                 yield replace(point, drawn_at_once=None if size == 1 else size)
 
 
-def with_stages(spec: Spec, point: Point) -> Iterator[Point]:
-    """Yield a point as it is, and a pipeline with as many stages on each rank as are worth it."""
-    yield point
+def varied(spec: Spec, point: Point) -> Iterator[Point]:
+    """Yield a start with other microbatches, or a pipeline with several stages on each rank.
+
+    These fill it with fewer microbatches.
+    """
     pp = point.language.grid.pp
+    legal = [n for n in microbatch_numbers(spec, point.language.grid) if n >= pp]
     if pp > 1 and (most := min(_MOST_STAGES, spec.language.model.layers // pp)) > 1:
-        yield replace(point, kind="interleaved", virtual_stages=most)
+        for number in dict.fromkeys((point.microbatches, *legal[:1])):
+            yield replace(
+                point, kind="interleaved", virtual_stages=most, microbatches=number, at_once=None
+            )
+    elif legal and (middle := legal[len(legal) // 2]) != point.microbatches:
+        yield settled(spec, replace(point, microbatches=middle, at_once=None))
 
 
 def _orders(spec: Spec, point: Point) -> Iterator[Point]:

@@ -24,7 +24,7 @@ from mimo_launch.layout.space import Placement, Point, legal_grids, microbatch_n
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import Change, with_settings
 from mimo_launch.search.judge import Judge, Planned, text_of
-from mimo_launch.search.moves import neighbours, with_stages
+from mimo_launch.search.moves import neighbours, varied
 from mimo_launch.search.pins import Pins
 from mimo_launch.search.placements import MICROBATCHES_PER_STAGE, placements, with_others
 from mimo_launch.search.search import INFINITE, Search
@@ -47,6 +47,8 @@ _AT_ONCE = 32
 # Parts of all plans: what starting points may take; what is kept for the other layouts of the list,
 # at least and at most, and how many plans for each; what is kept to estimate the best over the run.
 _FOR_STARTS, _FOR_OTHERS, _PER_OTHER, _FOR_WHOLE = 0.4, (0.05, 0.2), 40, (0.1, 0.25)
+# The part of all plans that further ways of starting points may take.
+_FOR_VARIED = 0.2
 # What a bound costs; this number of layers, which can be cut in many ways, doubles it.
 _BOUND, _LAYERS_PER_BOUND = 0.4, 64
 # The layouts that are estimated over the run if the plans suffice: a multiple of those that are
@@ -147,8 +149,10 @@ class _Climb:
         least, most = (part * self.wish.plans for part in _FOR_OTHERS)
         last = reserve + min(most, max(least, _PER_OTHER * (self.wish.top - 1)))
         for_starts = last + (1 - _FOR_STARTS) * (search.left - last)
-        starts = placements(spec, self.start, self.work, gpus)
-        search.look((each for one in starts for each in with_stages(spec, one)), {}, for_starts)
+        starts = list(placements(spec, self.start, self.work, gpus))
+        search.look(starts, {}, for_starts)
+        others = (each for start in starts for each in varied(spec, start))
+        search.look(others, {}, max(for_starts, search.left - _FOR_VARIED * self.wish.plans))
         search.drain(for_starts, alone=True)
         if not search.found:
             search.drain(last, alone=True)
