@@ -110,10 +110,10 @@ class Oracle:
                     sums[name], terms[name] = sums[name] + loss, terms[name] + number
             self.loads.append(load)
         # A run counts the balance in a backward: without one, nothing is balanced.
-        learnt = set[str]().union(*(load.learnt for load in self.loads))
+        balanced = set[str]().union(*(load.balanced for load in self.loads))
         balance, moe = torch.zeros((), dtype=torch.float64), kind_of(self.model).moe
         if moe is not None:
-            balance = sum((load.loss(moe, learnt) for load in self.loads), balance) / len(samples)
+            balance = sum((load.loss(moe, balanced) for load in self.loads), balance) / len(samples)
         self.balance_loss = float(balance.detach())
         self.terms = terms
         means = {name: sums[name] / (terms[name] or 1) for name in sums}

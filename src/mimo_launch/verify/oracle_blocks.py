@@ -44,7 +44,7 @@ class Load:
     chosen: dict[str, list[Tensor]] = field(default_factory=dict)
 
     @property
-    def learnt(self) -> set[str]:
+    def balanced(self) -> set[str]:
         """The layers whose scores have a gradient."""
         return {name for name, each in self.scores.items() if any(x.requires_grad for x in each)}
 
