@@ -4,8 +4,9 @@ Decides: windows, filters and scaling of clips as in Whisper (arXiv:2212.04356, 
 a FastConformer as in NeMo, at 16 kHz and one channel; how many frames a clip has, known from its
 header alone; that frames of videos are resized as 8-bit pixels.
 Relies on: torch for the Fourier transform, in fp32 as in `transformers`, with features equal to
-within 1e-5, and for antialiased filters on 8 bits, as in the video processors of transformers
-(Pillow's results differ by one in some places); soxr for resampling.
+within 1e-5 (those of NeMo 1e-4, as short clips have small deviations), and for antialiased filters
+on 8 bits, as in the video processors of transformers (Pillow's results differ by one in some
+places); soxr for resampling.
 Leaves: decoding to its callers.
 """
 

@@ -336,10 +336,10 @@ class Activations:
     @property
     def _positions(self) -> int:
         """The positions on a cp rank: sequences share theirs, unless they restart in documents."""
-        kind, work = self.kind, self.work
+        kind = self.kind
         if not isinstance(kind, LanguageKind):
             return self.tokens
-        restarts = kind.restarts_positions and work.spans.total() * self.seq > work.tokens
+        restarts = kind.restarts_positions and self.work.has_documents(self.seq)
         return self.tokens if restarts else self.seq // self.module.grid.size(Axis.CP)
 
 

@@ -126,7 +126,7 @@ def mask_of_sequences(
     window = kind.window(number) if isinstance(kind, CausalKind) else None
     is_cut = window is not None and window.size < layout.seq
     found: Mask = "causal"
-    if is_cut or work.spans.total() * layout.seq > work.tokens:
+    if is_cut or work.has_documents(layout.seq):
         found = "documents"
     is_wide = spec.train.numbers.computed.bytes > 2 and (cp > 1 or found == "documents")
     sees_later = work.blocks and kind.attending.sees_later(number)

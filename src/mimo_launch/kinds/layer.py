@@ -116,6 +116,10 @@ class Workload:
         """Tokens of all cp ranks, without padding."""
         return sum(length * number for length, number in self.spans.items())
 
+    def has_documents(self, seq: int) -> bool:
+        """Return whether sequences of `seq` tokens hold several documents."""
+        return self.spans.total() * seq > self.tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flops:

@@ -149,12 +149,12 @@ def language_input(forward: TextForward, kind: LanguageKind) -> LanguageInput:
         looked_up = tokens.masked_fill(read_is_row(view, device), kind.padding)
     documents = read_documents(view, samples, device)
     positions = held
-    if kind.restarts_positions:
-        positions = places(documents, view.layout.seq, device)[..., held]
     if kind.text.mrope is not None:
         # Every stage computes them from the data of the step. Rows of images that language sees
         # through a connector count like text.
         positions = read_positions(view, samples, module.image_sources, device)[:, :, held]
+    elif kind.restarts_positions:
+        positions = places(documents, view.layout.seq, device)[..., held]
     routing = None
     if balance is not None:
         routing = RoutingContext(token_shares(view, device)[:, held], balance)

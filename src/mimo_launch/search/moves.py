@@ -111,7 +111,7 @@ def varied(spec: Spec, point: Point) -> Iterator[Point]:
     """
     pp = point.language.grid.pp
     legal = [n for n in microbatch_numbers(spec, point.language.grid) if n >= pp]
-    if pp > 1 and (most := min(_MOST_STAGES, spec.language.model.layers // pp)) > 1:
+    if pp > 1 and (most := _most_stages(spec, pp)) > 1:
         for number in dict.fromkeys((point.microbatches, *legal[:1])):
             yield replace(
                 point, kind="interleaved", virtual_stages=most, microbatches=number, at_once=None
@@ -120,15 +120,18 @@ def varied(spec: Spec, point: Point) -> Iterator[Point]:
         yield settled(spec, replace(point, microbatches=middle, at_once=None))
 
 
+def _most_stages(spec: Spec, pp: int) -> int:
+    """Return how many stages a rank may have: each has a layer."""
+    return min(_MOST_STAGES, spec.language.model.layers // pp)
+
+
 def _orders(spec: Spec, point: Point) -> Iterator[Point]:
     """Yield other orders of the work of a pipeline."""
     pp = point.language.grid.pp
     if pp == 1:
         return
-    most = spec.language.model.layers // pp
-    stages = [number for number in range(2, _MOST_STAGES + 1) if number <= most]
     yield replace(point, kind="1f1b", virtual_stages=1)
-    for virtual in stages:
+    for virtual in range(2, _most_stages(spec, pp) + 1):
         yield replace(point, kind="interleaved", virtual_stages=virtual)
     if sharing(spec, point):
         yield replace(point, kind="bubble_filling", virtual_stages=1)

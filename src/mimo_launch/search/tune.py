@@ -10,7 +10,7 @@ change of the best layouts, then jumps from them and draws points at random, by 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, islice, tee
 from random import Random
 from typing import Any
 
@@ -149,9 +149,9 @@ class _Climb:
         least, most = (part * self.wish.plans for part in _FOR_OTHERS)
         last = reserve + min(most, max(least, _PER_OTHER * (self.wish.top - 1)))
         for_starts = last + (1 - _FOR_STARTS) * (search.left - last)
-        starts = list(placements(spec, self.start, self.work, gpus))
+        starts, again = tee(placements(spec, self.start, self.work, gpus))
         search.look(starts, {}, for_starts)
-        others = (each for start in starts for each in varied(spec, start))
+        others = (each for start in again for each in varied(spec, start))
         search.look(others, {}, max(for_starts, search.left - _FOR_VARIED * self.wish.plans))
         search.drain(for_starts, alone=True)
         if not search.found:

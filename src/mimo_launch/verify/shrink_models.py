@@ -204,7 +204,7 @@ def shrink_frozen(
 ) -> bool | Literal["except_projector"] | FrozenLayers:
     """Return what is frozen of a small model; at either end of the layers exactly if it was.
 
-    Maps with an adapter stay outside of it, wherever that leaves it.
+    The targets of an adapter stay outside of it, even if that moves it to an end or off one.
     """
     frozen, before, layers = module.frozen_layers, module.model.layers, small.layers
     if not frozen:

@@ -249,9 +249,9 @@ class ClipReader(MemberReader):
         chunk = [] if clips.chunk_frames is None else [clips.chunk_frames]
         cuts = ["cuts long clips"] if self.cuts_long else []
         cuts += ["hears videos"] if self.of_videos else []
-        cuts += [clips.features] if clips.features != "whisper" else []
+        features = [] if clips.features == "whisper" else [clips.features]
         sizes = [clips.frames, clips.fixed_length, clips.frames_per_row]
-        return [self.module, *sizes, *drops, *chunk, *cuts]
+        return [self.module, *sizes, *drops, *chunk, *cuts, *features]
 
     def rows(self, size: MediumSize) -> tuple[int, int]:
         """Return 1 and the number of rows of a clip. Raises: BadSample."""
