@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import parakeet
 from tests.support.exports import digits_run, header_only, llava_folder
 from tests.support.folders import CONFIGS
 from tests.support.headers import NO_TENSORS
@@ -419,3 +420,20 @@ def test_inspect_says_what_becomes_of_an_image(
     assert said in out.splitlines()
     module, other = json.loads(run_cli(f"inspect '{tmp_path}' --json")[1])["modules"]
     assert (module["images"], other["images"]) == (said.strip(), None)
+
+
+def test_inspect_says_which_setting_makes_other_frames(
+    tmp_path: Path, run_cli: Callable[[str], tuple[int, str, str]]
+) -> None:
+    save(parakeet.tiny(), tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text('{"feature_extractor_type": "ParakeetFeatureExtractor", "hop_length": 160}')
+    assert "clips are not read" not in run_cli(f"inspect '{tmp_path}'")[1]
+    file.write_text('{"feature_extractor_type": "ParakeetFeatureExtractor", "hop_length": 200}')
+    said = (
+        "    clips are not read: preprocessor_config.json says `hop_length: 200`: samples from one "
+        "frame to the next, here 160"
+    )
+    assert said in run_cli(f"inspect '{tmp_path}'")[1].splitlines()
+    [module] = json.loads(run_cli(f"inspect '{tmp_path}' --json")[1])["modules"]
+    assert module["clips"] == said.strip()

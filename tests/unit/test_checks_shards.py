@@ -99,7 +99,7 @@ def test_a_template_with_several_tokens_for_an_image_needs_a_placeholder(
         (["data.eval_shards={tmp}/000.tar"], "setting-without-effect", "without an `eval`"),
         (["data.tokenizer={tmp}"], "tokenizer-not-usable", "cannot be used"),
         (["modules.vision.placeholder=7"], "placeholder-not-in-tokenizer", "token with id 7"),
-        (["data.processors={visoin: {tmp}}"], "processor-not-supported", "not an image encoder"),
+        (["data.processors={visoin: {tmp}}"], "processor-not-supported", "not an encoder"),
         (["data.processors={vision: {tmp}}"], "processor-not-supported", "does not fit"),
         (["modules.vision.model.channels=1", "data.processors={vision: {tmp}/clip}"],
          "processor-not-supported", "does not fit"),
@@ -352,9 +352,7 @@ def test_a_graph_over_shards_is_checked_as_any_other(text: str, tmp_path: Path) 
     assert found(graph, *settings) == []
     assert [each.code for each in found(text, *settings)] == ["setting-without-effect"] * 2
     [only] = found(graph, "data.processors={merger: x}")
-    assert (
-        only.help == "the image encoders and generators of this spec: `vision`, `coarse`, `drawer`"
-    )
+    assert only.help == "the modules of this spec that have one: `vision`, `coarse`, `drawer`"
 
 
 def test_plan_knows_the_rows_of_a_graph_over_shards(text: str, tmp_path: Path) -> None:

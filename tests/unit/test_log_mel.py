@@ -10,7 +10,8 @@ from tests.support.shards import clip_bytes
 from transformers import ParakeetFeatureExtractor, WhisperFeatureExtractor
 
 from mimo_launch.data.samples.decode_media import decode_clip
-from mimo_launch.data.torch_media import RATE, ClipTooLong, log_mel, nemo_log_mel, num_frames
+from mimo_launch.data.torch_media import ClipTooLong, log_mel, nemo_log_mel, num_frames
+from mimo_launch.processors.sounds import RATE
 from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.spec import AudioModel
 

@@ -31,6 +31,7 @@ from mimo_launch.checks import (
     schedules,
     shards,
     shared_keys,
+    sounds,
     sources,
     tiles_and_videos,
     training_settings,
@@ -218,6 +219,7 @@ RULES: tuple[Rule, ...] = (
         vocabulary.placeholder_is_token, needs=("tokenizer-not-usable", "placeholder-outside-vocab")
     ),
     ModuleRule(shards.processor_is_understood),
+    ModuleRule(sounds.frames_are_those_of_the_folder),
     DataRule(UserData, shards.processors_have_encoders),
     DataRule(UserData, shards.classes_are_run),
     DataRule(UserData, tiles_and_videos.processors_cut_alike),

@@ -143,23 +143,26 @@ def files_of(
 
 
 def processor_is_understood(spec: Spec, name: str) -> Findings:
-    """The processor of a module is supported, and its images fit the module's patches."""
+    """The processor of a module is there; that of images is supported and fits its patches."""
     data = spec.data
     if not isinstance(data, UserData):
         return
     kind = kind_of(spec.modules[name].model)
     images = kind.images
-    if images is None:
+    if images is None and kind.clips is None:
         return
     if name in data.processors and not Path(data.processors[name]).exists():
+        what = "feature extractor" if images is None else "image processor"
         yield Diagnostic(
             code="processor-not-supported",
-            headline=f"the image processor of `{name}` is not there: {data.processors[name]}",
+            headline=f"the {what} of `{name}` is not there: {data.processors[name]}",
             path=("data", "processors"),
             is_absence=True,
             why=f"paths are relative to {Path.cwd()}",
             help="name the folder that the encoder's weights come from in `data.processors`",
         )
+        return
+    if images is None:
         return
     folder, why, grids = processor_folder(spec, name), "", ""
     remedy = "name the folder that the encoder's weights come from in `data.processors`"
@@ -265,20 +268,23 @@ def classes_are_run(spec: Spec, data: UserData) -> Findings:
 
 
 def processors_have_encoders(spec: Spec, data: UserData) -> Findings:
-    """Every module named in `processors` takes images."""
-    readers = [name for name, m in spec.modules.items() if kind_of(m.model).images is not None]
+    """Every module named in `processors` takes images or clips."""
+    kinds = {name: kind_of(module.model) for name, module in spec.modules.items()}
+    readers = [
+        name for name, kind in kinds.items() if kind.images is not None or kind.clips is not None
+    ]
     for name in data.processors:
         if name not in readers:
             known = ", ".join(f"`{each}`" for each in readers) or "none"
             made = bool(spec.generators)
             yield Diagnostic(
                 code="processor-not-supported",
-                headline=f"`processors` names `{name}`, which is not an image encoder"
-                + " or generator" * made,
+                headline=f"`processors` names `{name}`, which is not an encoder of images or clips"
+                + " or a generator" * made,
                 path=("data", "processors"),
-                why="a processor says how the images of one encoder are made"
+                why="a processor says how the images or clips of one encoder are made"
                 + ", or those that a generator learns to make" * made,
-                help=f"the image encoders{' and generators' * made} of this spec: {known}",
+                help=f"the modules of this spec that have one: {known}",
             )
 
 

@@ -133,8 +133,8 @@ def _draft(folder: Path, console: Console) -> None:
 
 # What JSON says of a module as `hugging_face.contents` says it.
 _OF_MODULE = (
-    "parameters", "tensors", "not_computed", "placeholder", "video", "images", "depths", "untied",
-    "missing",
+    "parameters", "tensors", "not_computed", "placeholder", "video", "images", "clips", "depths",
+    "untied", "missing",
 )  # fmt: skip
 
 
@@ -264,8 +264,8 @@ def _of_module(part: "Module") -> Iterator[str]:
     if part.video is not None:
         said = {key: value for key, value in part.video.items() if value is not None}
         yield f"    reads videos, too, with `video: {flow(said)}` in `model`"
-    if part.images is not None:
-        yield f"    {part.images}"
+    for media in filter(None, (part.images, part.clips)):
+        yield f"    {media}"
     if part.depths:
         keys = f"{{depth: {part.depths}}}"
         yield f"    left out without `mtp: {keys}` in `model`: multi-token prediction"

@@ -3,10 +3,10 @@
 Decides: windows, filters and scaling of clips as in Whisper (arXiv:2212.04356, section 2.2), or for
 a FastConformer as in NeMo, at 16 kHz and one channel; how many frames a clip has, known from its
 header alone; that frames of videos are resized as 8-bit pixels.
-Relies on: torch for the Fourier transform, in fp32 as in `transformers`, with features equal to
-within 1e-5 (those of NeMo 1e-4, as short clips have small deviations), and for antialiased filters
-on 8 bits, as in the video processors of transformers (Pillow's results differ by one in some
-places); soxr for resampling.
+Relies on: `processors.sounds` for rates and windows; torch for the Fourier transform, in fp32 as in
+`transformers`, with features equal to within 1e-5 (those of NeMo 1e-4, as short clips have small
+deviations), and for antialiased filters on 8 bits, as in the video processors of transformers
+(Pillow's results differ by one in some places); soxr for resampling.
 Leaves: decoding to its callers.
 """
 
@@ -20,17 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.processors.images import BICUBIC, BILINEAR, LANCZOS
+from mimo_launch.processors.sounds import EMPHASIS, HOP, RATE, TRANSFORM, WINDOW
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips
 
-RATE = 16_000
-WINDOW, HOP = 400, 160
 TOP_HERTZ = 8_000.0
 # The minimum power, and how far in bels below the loudest band the others are clamped.
 FLOOR, RANGE = 1e-10, 8.0
-# Of NeMo: the size of the transform, what is added to powers and to deviations, and the share of
-# each sample that is taken from the next.
-_TRANSFORM, _GUARD, _EPSILON, _EMPHASIS = 512, 2.0**-24, 1e-5, 0.97
+# Of NeMo: what is added to powers and to deviations.
+_GUARD, _EPSILON = 2.0**-24, 1e-5
 # Names in torch of Pillow's filters; torch has the last one since 2.12.
 _MODES = {BILINEAR: "bilinear", BICUBIC: "bicubic", LANCZOS: "lanczos"}
 _HAS_LANCZOS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
@@ -103,18 +101,18 @@ def nemo_log_mel(
     """
     mono, size = _mono(samples, rate), HOP * frames
     wave = torch.from_numpy(mono if len(mono) < size + HOP else mono[:size])
-    wave = torch.cat([wave[:1], wave[1:] - _EMPHASIS * wave[:-1]])
+    wave = torch.cat([wave[:1], wave[1:] - EMPHASIS * wave[:-1]])
     wave = F.pad(wave, (0, max(0, size - len(wave))))
     spectrum = torch.stft(
         wave,
-        _TRANSFORM,
+        TRANSFORM,
         HOP,
         WINDOW,
         window=torch.hann_window(WINDOW, periodic=False),
         pad_mode="constant",
         return_complex=True,
     )
-    logs = (_filters(mels, _TRANSFORM) @ spectrum[:, :frames].abs().square() + _GUARD).log()
+    logs = (_filters(mels, TRANSFORM) @ spectrum[:, :frames].abs().square() + _GUARD).log()
     mean, deviation = logs.mean(dim=1, keepdim=True), logs.std(dim=1, keepdim=True)
     return ((logs - mean) / (deviation + _EPSILON)).numpy()
 

@@ -31,10 +31,8 @@ from mimo_launch.hugging_face.registry import parts_of
 from mimo_launch.hugging_face.settings import value_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.processors.files import ProcessorError
-from mimo_launch.processors.images import (
-    read_processor,
-    read_recipe,
-)
+from mimo_launch.processors.images import read_processor, read_recipe
+from mimo_launch.processors.sounds import other_frames
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import Model
@@ -57,8 +55,8 @@ class Module:
     one; `reads` are the modules that it takes rows from; `video` is the optional key of `model`
     that lets it read videos. `depths` counts the depths of multi-token prediction that the optional
     key `mtp` reads. `images` describes what its processor makes of an image of shards, if that is
-    several images or not supported. `untied` is as in `Part`; `missing` are ends and layers that
-    the files lack.
+    several images or not supported; `clips` says why its frames of clips are not ours. `untied` is
+    as in `Part`; `missing` are ends and layers that the files lack.
     """
 
     name: str
@@ -73,6 +71,7 @@ class Module:
     video: Mapping[str, Any] | None = None
     depths: int = 0
     images: str | None = None
+    clips: str | None = None
     untied: bool = False
     missing: tuple[str, ...] = ()
 
@@ -115,6 +114,7 @@ class Contents:
 class _Folder:
     """Data that the parts of a folder share: settings, tensors, and what becomes of images."""
 
+    folder: Path
     config: Config
     headers: Mapping[str, TensorHeader]
     images: str | None
@@ -151,6 +151,7 @@ class _Folder:
             video=None if not_computed else part.video(),
             depths=depths,
             images=self.images if keys and family.is_vision else None,
+            clips=None if model is None else _clips(self.folder, model),
             untied=part.untied,
             missing=() if model is None else tuple(accounts.lacking(part, model, self.headers)),
         )
@@ -165,7 +166,7 @@ def read_contents(folder: Path) -> Contents:
     for header in headers.values():
         dtypes[header.dtype] += header.numel
     model_type = str(config.get("model_type"))
-    around = _Folder(config, headers, _images(folder))
+    around = _Folder(folder, config, headers, _images(folder))
     parts = [repeats.as_stored(part, folder, headers) for part in parts_of(config)]
     pairs = [(part, _model_of(part)) for part in parts]
     mine = [
@@ -207,6 +208,17 @@ def _images(folder: Path) -> str | None:
         return f"an image of shards becomes one of {sides}"
     order = "all of it, then tiles" if cut.whole_first else "tiles, then all of it"
     return f"an image of shards becomes {cut.fewest} to {cut.most} of {sides}: {order}"
+
+
+def _clips(folder: Path, model: Model) -> str | None:
+    """Return why the folder's frames of clips are not those of a model that reads ours."""
+    if (clips := kind_of(model).clips) is None:
+        return None
+    try:
+        found = other_frames(folder, clips)
+    except ProcessorError as error:
+        return f"clips are not read: {error}"
+    return None if found is None else f"clips are not read: {found}"
 
 
 def _keys_of(part: Part) -> dict[str, Any]:

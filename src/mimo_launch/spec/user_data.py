@@ -198,8 +198,8 @@ class UserData(Samples):
     processors: dict[str, LocalPath] = Field(
         {},
         description="By encoder or generator, the Hugging Face folder with the "
-        "preprocessor_config.json that says how its images are made; default: the folder of its "
-        "`init_from`, if it has one.",
+        "preprocessor_config.json that says how its images or the frames of its clips are made; "
+        "default: the folder of its `init_from`, if it has one.",
     )
     processor: Literal["own", "transformers"] = Field(
         "own",

@@ -32,6 +32,7 @@ from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.frame_sampling import VideoSize, VideoTooShort
 from mimo_launch.processors.images import ImageRecipe
 from mimo_launch.processors.resize_rules import ImageTooThin
+from mimo_launch.processors.sounds import HOP, RATE, WINDOW
 from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe
 from mimo_launch.spec.spec import Clips, Codes, Images
 
@@ -282,7 +283,7 @@ class ClipReader(MemberReader):
 
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
         """Return the log-mel spectrogram of a clip that becomes `span`, [mels, frames]."""
-        from mimo_launch.data.torch_media import HOP, RATE, WINDOW, log_mel, nemo_log_mel
+        from mimo_launch.data.torch_media import log_mel, nemo_log_mel
 
         mels, frames = self.clips.input_shape(span.height, span.width, span.loose)
         # One second more than needed: resampling looks a little ahead.

@@ -59,7 +59,8 @@ AUDIO = replace(
     + refusals(where(_WINDOW[0], "that is odd", lambda config: number(config, *_WINDOW) % 2 > 0)),
     random=(),
     row_width="output_dim",
-    notes="`frames` is the longest clip; the processor of published folders cuts clips at 300 s.",
+    notes="`frames` is the longest clip; the processor of published folders cuts clips at 300 s, "
+    "the most that `frames` may be.",
 )
 _THINKS = (AUDIO, VISION, TEXT)
 # Frames and sound of a video take turns by chunks of this length.
