@@ -21,6 +21,7 @@ from tests.support.parakeet import (
 )
 from tests.support.running_ranks import run_on_running_ranks
 
+from mimo_launch.hugging_face.contents import read_contents
 from mimo_launch.layers import conformer
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
@@ -28,10 +29,10 @@ from mimo_launch.spec.spec import Spec
 BOUNDS = {"fp32": 1e-5, "fp64": 1e-9}
 
 
-def found_on(layout: str, precision: str, run: Path) -> list[float]:
-    """Return the deviations of a tiny model on a layout."""
+def found_on(layout: str, precision: str, run: Path, whole: str = "") -> list[float]:
+    """Return the deviations of a tiny model on a layout, or of the encoder of a whole one."""
     model = tiny(torch.float64 if precision == "fp64" else torch.float32)
-    save(model, run / "model")
+    save(parakeet.whole(whole) if whole else model, run / "model")
     asked = made(layout, run / "model", precision)
     parts = run_on_running_ranks(tokens_on_rank, asked, run, world_size=world_size(asked))
     widen(model)
@@ -45,6 +46,18 @@ def test_tokens_are_those_of_transformers(layout: str, precision: str, tmp_path:
     found = found_on(layout, precision, tmp_path)
     assert found
     assert max(found) < BOUNDS[precision]
+
+
+@pytest.mark.parametrize("name", parakeet.WHOLES)
+def test_the_encoder_of_a_model_that_makes_text_is_read(name: str, tmp_path: Path) -> None:
+    found = found_on("tp2", "fp32", tmp_path, name)
+    assert found
+    assert max(found) < BOUNDS["fp32"]
+    contents = read_contents(tmp_path / "model")
+    assert [each.name for each in contents.modules] == ["audio"]
+    assert not contents.unknown
+    heads = ("ctc_head.", "encoder_projector.", "decoder.", "joint.", "encoder.layers.")
+    assert all(each.startswith(heads) for each in contents.left_out)
 
 
 def test_a_clip_in_a_batch_of_transformers_is_as_if_it_were_alone() -> None:
@@ -95,6 +108,11 @@ def test_an_untouched_encoder_comes_out_bit_for_bit(tmp_path: Path) -> None:
     """With statistics, and the number of batches that they are of."""
     save(tiny(torch.bfloat16), tmp_path / "model")
     assert_untouched(made("tp2", tmp_path / "model"), "audio", tmp_path)
+
+
+def test_the_encoder_of_a_whole_model_comes_out_alone(tmp_path: Path) -> None:
+    save(parakeet.whole("CTC"), tmp_path / "model")
+    assert_untouched(made("tp2", tmp_path / "model"), "audio", tmp_path, "encoder.")
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

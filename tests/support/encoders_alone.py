@@ -26,12 +26,21 @@ from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import Spec
 
 
-def assert_untouched(asked: Spec, name: str, run: Path) -> None:
-    """Export module `name`, which started from `run / "model"` and did not train: same bits."""
+def assert_untouched(asked: Spec, name: str, run: Path, prefix: str = "") -> None:
+    """Export module `name`, which started from `run / "model"` and did not train: same bits.
+
+    A whole model has it behind `prefix`; its numbers of batches are then left out.
+    """
     asked = with_sections(asked)
     run_on_running_ranks(save_on_rank, asked, run / "run", world_size=world_size(asked))
     exported(run / "run", run / "out", [name])
     found, wanted = tensors(run / "out" / name), tensors(run / "model")
+    if prefix:
+        wanted = {
+            each.removeprefix(prefix): tensor
+            for each, tensor in wanted.items()
+            if each.startswith(prefix) and not each.endswith("num_batches_tracked")
+        }
     assert found.keys() == wanted.keys()
     for each, tensor in wanted.items():
         assert bits(found[each]) == bits(tensor), each

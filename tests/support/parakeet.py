@@ -48,6 +48,19 @@ def tiny(dtype: torch.dtype = torch.float32, **more: Any) -> Any:
     return model
 
 
+WHOLES = ("CTC", "RNNT", "TDT")
+
+
+def whole(name: str) -> Any:
+    """Return a model that makes text, around a tiny encoder."""
+    more = {} if name == "CTC" else {"decoder_hidden_size": 16, "blank_token_id": 19}
+    sizes = {"encoder_config": SIZES, "vocab_size": 20, "pad_token_id": 3, **more}
+    config = getattr(theirs(), f"Parakeet{name}Config")(**sizes)
+    model = getattr(theirs(), f"ParakeetFor{name}")(config)
+    model.encoder.load_state_dict(tiny().state_dict())
+    return model
+
+
 def made(
     layout: str, folder: Path, precision: str = "fp32", text: dict[str, Any] | None = None
 ) -> Spec:

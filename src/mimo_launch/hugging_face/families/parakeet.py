@@ -1,4 +1,4 @@
-"""The FastConformer encoder of Parakeet.
+"""The FastConformer encoder of Parakeet, alone or before what makes text of its tokens.
 
 Sources: arXiv:2305.05084; `transformers` 5.24, models/parakeet.
 """
@@ -6,7 +6,8 @@ Sources: arXiv:2305.05084; `transformers` 5.24, models/parakeet.
 from typing import Any
 
 from mimo_launch.hugging_face.family import Family
-from mimo_launch.hugging_face.refusals import only, refusals
+from mimo_launch.hugging_face.nested import Nested, NestedWhole
+from mimo_launch.hugging_face.refusals import left_out, only, refusals
 from mimo_launch.hugging_face.settings import Settings
 from mimo_launch.hugging_face.tensors import Dropped, Entry, Reshaped, Rows, Tensors, in_layers
 
@@ -119,3 +120,22 @@ PARAKEET = Family(
     notes="Norms of convolutions use their stored statistics, as `transformers` does in "
     "evaluation: those of a batch would depend on the layout.",
 )  # fmt: skip
+
+
+def _whole(model_type: str, what: str, *prefixes: str) -> NestedWhole:
+    """Return a model of which the encoder alone is read; `what` is behind `prefixes`."""
+    return NestedWhole(
+        model_type=model_type,
+        architecture="",
+        parts=(Nested(family=PARAKEET, where=("encoder_config",), prefixes=(("encoder.", ""),)),),
+        refusals=refusals(left_out(what)),
+        left_out=prefixes,
+        notes="Its encoder is read as a tower for language, and written alone, as a "
+        "`parakeet_encoder`.",
+    )
+
+
+_TRANSDUCER = ("encoder_projector.", "decoder.", "joint.")
+PARAKEET_CTC = _whole("parakeet_ctc", "the map to letters (CTC)", "ctc_head.")
+PARAKEET_RNNT = _whole("parakeet_rnnt", "the transducer that makes text", *_TRANSDUCER)
+PARAKEET_TDT = _whole("parakeet_tdt", "the transducer that makes text", *_TRANSDUCER)
