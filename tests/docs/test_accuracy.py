@@ -44,7 +44,7 @@ def test_estimates_are_as_near_to_the_measured_steps_as_this() -> None:
         mean(step for row, step in zip(judged(), steps, strict=True) if "far_off" not in row.data)
         < 0.05
     )
-    assert mean(steps) < 0.061
+    assert mean(steps) < 0.059
     assert max(steps) < 0.34
 
 
@@ -58,12 +58,7 @@ def test_memory_is_as_near_as_this_and_hardly_ever_too_small() -> None:
     memory = [error for row in judged() for error in row.memory]
     assert mean(map(abs, memory)) < 0.025
     assert max(memory) < 0.12
-    # The aim is -0.02. One of three steps with adapters and a frozen tower allocated 0.6 GB more
-    # than the others, for no known reason.
-    short = [row.data["note"] for row in judged() if min(row.memory, default=0) < -0.02]
-    assert len(short) <= 1
-    assert all("which is not explained" in note for note in short)
-    assert min(memory) > -0.025
+    assert min(memory) > -0.02
 
 
 def test_leaving_a_model_out_does_not_judge_it_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

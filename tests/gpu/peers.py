@@ -57,8 +57,11 @@ class Course:
         return f"{spread} | {tokens / middle:,.0f} | {self.memory:.1f} GB"
 
 
-def folder_of(spec: Spec, folder: Path) -> None:
-    """Write a model of `transformers` with the sizes of a spec, from a fixed seed, in bf16."""
+def folder_of(spec: Spec, folder: Path, device: str = "cpu") -> None:
+    """Write a model of `transformers` with the sizes of a spec, from a fixed seed, in bf16.
+
+    Its weights are drawn on the device, which takes a processor minutes.
+    """
     torch.manual_seed(0)
     vision, language = spec.modules["vision"].model, spec.language.model
     sections = [*language.mrope]
@@ -86,7 +89,12 @@ def folder_of(spec: Spec, folder: Path) -> None:
             },
         },
     )  # fmt: skip
-    save(theirs().Qwen3VLForConditionalGeneration(config).to(torch.bfloat16), folder)
+    with torch.device(device):
+        model = theirs().Qwen3VLForConditionalGeneration(config).to(torch.bfloat16)
+    save(model, folder)
+    del model
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def ours(spec_file: Path, settings: Sequence[str], folder: Path, runs: Path, device: str) -> Course:
@@ -237,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "model"
-        folder_of(spec, folder)
+        folder_of(spec, folder, given.device)
         mine = ours(given.spec, settings, folder, Path(made), given.device)
         other = with_transformers(given.spec, settings, folder, given.device)
     for line in table(spec, mine, other):

@@ -1,10 +1,14 @@
 """The parts of packed documents that a cp rank holds, against the mask over all pairs of tokens."""
 
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.backends.cuda import SDPAParams
 
+from mimo_launch.layers import varlen_attention
 from mimo_launch.layers.sequence_contexts import Documents, sequence_context, zigzag_positions
 from mimo_launch.layers.varlen_attention import parts_of_documents, takes_lists
 
@@ -61,6 +65,22 @@ def test_no_key_is_taken_that_no_query_of_the_chunk_sees(cp_size: int) -> None:
                 # The first document reaches into the chunk.
                 following = min(start for start in [*starts, 2 * SEQ] if start > row * SEQ + first)
                 assert following > row * SEQ + last - SEQ // (2 * cp_size)
+
+
+@pytest.mark.parametrize("shape", [(48, 4, 64), (2, 24, 4, 64)])
+def test_on_gpus_queries_of_sequences_and_of_images_go_over_lists(shape: tuple[int, ...]) -> None:
+    """Flash attention refuses queries with other than four dimensions, without a word."""
+    asked = []
+
+    def can(given: SDPAParams) -> bool:
+        asked.append(tuple(given.query.shape))
+        return given.query.dim() == 4
+
+    # A tensor that holds no numbers needs no GPU.
+    with FakeTensorMode(), patch.object(varlen_attention, "can_use_flash_attention", can):
+        queries = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+        assert takes_lists(queries)
+    assert asked == [(1, 4, 48, 64)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

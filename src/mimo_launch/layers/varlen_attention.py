@@ -69,15 +69,15 @@ def _rows(x: Tensor, first: int, last: int) -> Tensor:
     return x if (first, last) == (0, len(x)) else x[first:last]
 
 
-def takes_lists(q_NhK: Tensor) -> bool:
+def takes_lists(q: Tensor) -> bool:
     """Return whether attention over packed documents and ragged images needs no masks.
 
     It needs none on GPUs, in 16 bits and with head sizes that flash attention supports;
-    `torch.backends.cuda.enable_flash_sdp(False)` turns it off.
+    `torch.backends.cuda.enable_flash_sdp(False)` turns it off. Queries are [..., h, K].
     """
-    if not q_NhK.is_cuda or q_NhK.shape[-1] % 8:
+    if not q.is_cuda or q.shape[-1] % 8:
         return False
-    q_1hNK = q_NhK.transpose(0, 1).unsqueeze(0)
+    q_1hNK = q.flatten(0, -3).transpose(0, 1).unsqueeze(0)
     return can_use_flash_attention(SDPAParams(q_1hNK, q_1hNK, q_1hNK, None, 0.0, False, False))
 
 
