@@ -2,7 +2,7 @@
 
 import json
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tokenizers import Tokenizer, models
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples import template_program
 from mimo_launch.data.samples.media_rows import ShardInputs
+from mimo_launch.data.samples.media_text import with_parts
 from mimo_launch.data.samples.records import read_records
 from mimo_launch.data.samples.sample_encoder import SampleEncoder
 from mimo_launch.data.samples.template_program import TemplateRefused
@@ -548,6 +549,19 @@ def test_tokens_of_a_learnt_span_are_found_whether_or_not_they_are_in_order(
     for first, last, near in _near(offsets, learn):
         inside = [n for n, (a, b) in enumerate(offsets) if a < last and b > first]
         assert {*inside} <= {*range(len(offsets))[near]}
+
+
+def test_what_is_learnt_stays_the_same_text_if_media_get_longer_or_shorter_ones() -> None:
+    """A span may begin and end right before or behind a medium, with or without it."""
+    parts = ["a", "<i>", "b", "<i>", "<i>", "c", "<i>"]
+    written = ["<one><i>", "", "[<i>]", "."]
+    ends, media = [0, *accumulate(map(len, parts))], iter(written)
+    made = [next(media) if part == "<i>" else part for part in parts]
+    cuts = [(start, end) for end in range(len(ends)) for start in range(end)]
+    spans = [(ends[start], ends[end]) for start, end in cuts]
+    text, moved = with_parts("".join(parts), spans, "<i>", written, "image")
+    found = [text[first:last] for first, last in moved]
+    assert found == ["".join(made[start:end]) for start, end in cuts]
 
 
 @given(st.lists(st.booleans(), max_size=20))

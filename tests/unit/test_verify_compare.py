@@ -94,11 +94,15 @@ def test_a_share_that_only_one_side_has_is_no_equal_one(
     mine, right = dict.fromkeys(SHARES), dict.fromkeys(SHARES.values())
     told = EvalFinished(step=1, eval_loss=1.0, samples=1, **(mine | {name: got}))
     asked = RightEvaluation(1.0, {}, **(right | {SHARES[name]: want}))
-    run = RankRun([told], {"weights": []})
-    verdicts = compare_runs(
-        spec({"language": box(0)}), [run], RightRun(evaluations={1: asked}, state={})
-    )
-    assert all(verdict.passed for verdict in verdicts) is passes
+    same = replace(told, **{name: want})
+
+    def compared(*ranks: EvalFinished) -> bool:
+        runs = [RankRun([each], {"weights": []}) for each in ranks]
+        made, numbers = spec({"language": box(0)}), RightRun(evaluations={1: asked}, state={})
+        return all(verdict.passed for verdict in compare_runs(made, runs, numbers))
+
+    # On any rank: the others may have the right number.
+    assert [compared(*ranks) for ranks in ((told,), (told, same), (same, told))] == [passes] * 3
 
 
 def test_an_evaluation_or_a_loss_that_only_one_side_has_fails() -> None:
