@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from tests.support.proof import failures, verdicts
-from tests.support.specs import box, spec
+from tests.support.specs import OF_PHI4, box, spec
 
 AUDIO: dict[str, Any] = {"kind": "audio", "heads": 2, "stack": 2}
 # Chunks of 8 frames and 2 rows; some clips end with a frame or a token alone.
@@ -20,6 +20,7 @@ CONFORMER: dict[str, Any] = {
     "kind": "conformer", "stack": 1, "mels": 8, "channels": 3, "kernel": 3, "frames": 60,
     "hidden": 16,
 }  # fmt: skip
+PHI4: dict[str, Any] = CONFORMER | OF_PHI4
 DATA: dict[str, Any] = {"max_images": 3, "max_frames": 16, "text_only": 0.2, "mbs": 2}
 
 
@@ -56,12 +57,16 @@ DATA: dict[str, Any] = {"max_images": 3, "max_frames": 16, "text_only": 0.2, "mb
         pytest.param(
             CONFORMER, {"tp": 2, "recompute": ["attention", "norms"]}, marks=pytest.mark.sweep
         ),
+        (PHI4, {"tp": 2, "recompute": "full"}),
+        (PHI4, {"dp": 2}),
+        (PHI4, {"dp": 2, "sharding": "full", "recompute": ["attention"]}),
     ],
     ids=[
         *("tp dp", "sp cp", "cp 3", "pp sp", "unpadded", "unpadded cp 3", "full sharding"),
         *("chunks pp", "chunks cp 3", "chunks full sharding", "aut cp", "aut cp 3"),
         *("aut full sharding", "aut tp", "conformer tp", "conformer dp"),
         *("conformer pp", "conformer full sharding", "conformer tp, recompute"),
+        *("phi4 tp", "phi4 dp", "phi4 full sharding"),
     ],
 )
 def test_gradients_are_those_of_one_rank(model: dict[str, Any], audio: dict[str, Any]) -> None:

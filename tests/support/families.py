@@ -24,6 +24,7 @@ from tests.support import (
     nemotron_omni,
     omni,
     phi4,
+    phi4_audio,
     qwen3_next,
     qwen_vl,
     seeing,
@@ -571,6 +572,19 @@ _PHI4 = TinyModel(
     undecided=r"img_processor.*k_proj\.bias$",
     sections=("vision_config", "audio_config"),
 )
+_PHI4_HEARING = TinyModel(
+    tiny=phi4_audio.tiny,
+    made=phi4_audio.made,
+    logits_of=phi4_audio.logits_of,
+    widen=exact_text,
+    layouts=plain(phi4_audio.LAYOUTS),
+    often={"tp2", "apart"},
+    steps=_ALL_STEPS,
+    # Nothing is seen; maps of sound beside images, and what norms bands, do not train.
+    stays=r"image_embed|vision_speech|global_(mean|invstd)",
+    undecided=r"encoders.*k_proj\.bias$",
+    sections=("vision_config", "audio_config"),
+)
 
 # Its images are words.
 _EMU3 = TinyModel(
@@ -661,7 +675,7 @@ _HYBRIDS = {
 }
 FAMILIES: Mapping[str, TinyModel] = {
     **_DECODERS, **_EXPERTS, "kimi_k2": _KIMI, **_LLAVAS, **_SEEING, **_QWENS,
-    **_HEARING, "emu3": _EMU3, "phi4_multimodal": _PHI4,
+    **_HEARING, "emu3": _EMU3, "phi4_multimodal": _PHI4, "phi4_multimodal, hearing": _PHI4_HEARING,
     "llava_onevision": _ONEVISION, **_NEXT, **_OMNIS, **_HYBRIDS,
 }  # fmt: skip
 # Settings that are wrong in our module, or in the model of transformers: each moves the logits.
@@ -759,6 +773,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], bool]] = {
         ("emu3", "language", {"rope_theta": 400.0}, True),
         ("phi4_multimodal", "vision", {"norm_eps": 1e-2}, False),
         ("phi4_multimodal", "vision", {"projector_activation": "gelu_tanh"}, True),
+        ("phi4_multimodal, hearing", "audio", {"scale_input": True}, True),
         ("qwen3_5", "language", {"rotary_factor": 1.0, "mrope": [2, 2, 2]}, False),
         ("nemotron_h", "language", {"mamba": {"min_step": 0.0}}, True),
         ("nemotron_h with experts", "theirs", {"norm_topk_prob": False}, True),
@@ -776,6 +791,9 @@ ROWS: dict[str, Any] = {
     "phi4_multimodal": lambda model: (
         model.model.embed_tokens_extend.image_embed.global_img_feature_extensor[..., 3:4]
     ),
+    "phi4_multimodal, hearing": lambda model: (
+        model.model.embed_tokens_extend.audio_embed.encoder.relative_attention_bias_layer
+    ).bias_values.weight[2],
     "apertus": lambda model: model.model.layers[1].mlp.act_fn.alpha_n,
     "emu3": lambda model: model.model.text_model.layers[1].mlp.up_proj.weight[3],
     "qwen3_asr": lambda model: model.model.multi_modal_projector.linear_2.weight[3],

@@ -854,6 +854,11 @@ READ: dict[str, dict[str, dict[str, Any]]] = {
             "layers": 26, "hidden": 1152, "heads": 16, "mlp": 4304, "patch": 14, "image": (32, 32),
             "shuffle": 2, "pooling": "mean", "final_norm": False, "tiles.whole": "last",
         },
+        "conformer": {
+            "layers": 24, "hidden": 1024, "heads": 16, "mlp": 1536, "kernel": 3, "channels": 1024,
+            "mels": 80, "distance_bias": 1000, "gated": True, "causal": True, "sound": "phi4",
+            "scale_input": False, "bias": True, "conv_bias": True, "projector": "mlp",
+        },
         "decoder": {
             "layers": 32, "hidden": 3072, "heads": 24, "kv_heads": 8, "mlp": 8192, "vocab": 200064,
             "rotary_factor": 0.75, "sliding_window": None, "tied": False,
@@ -1065,6 +1070,13 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         {"attention_dropout": 0.1},
     ],
     ("Phi-4 multimodal", "vit", ""): [{"embd_pdrop": 0.1}],
+    ("Phi-4 multimodal", "conformer", "audio_config"): [
+        {"activation": "gelu"}, {"conv_activation": "gelu"}, {"conv_glu_type": "sigmoid"},
+        {"nemo_activation": "gelu"}, {"time_reduction": 4}, {"chunk_size": 18},
+        {"depthwise_multiplier": 2}, {"bias_symmetric": True}, {"downsample_rate": 2},
+        {"ext_pw_out_channel": 512}, {"depthwise_separable_out_channel": 512},
+        {"dropout_rate": 0.1},
+    ],
     ("Phi-4 multimodal", "decoder", ""): [{"resid_pdrop": 0.1}, {"hidden_act": "gelu"}],
     ("Nemotron-H", "hybrid", ""): [
         ({"hybrid_override_pattern": "MEM*", "n_group": 4, "topk_group": 1}, "n_group: 4"),

@@ -37,8 +37,8 @@ _AUDIO = {
 }  # fmt: skip
 
 
-def tiny(dtype: torch.dtype = torch.float32) -> Any:
-    """Return a model in which no weight is a constant."""
+def tiny(dtype: torch.dtype = torch.float32, audio: dict[str, Any] | None = None) -> Any:
+    """Return a model in which no weight is a constant; `audio` are sizes of its second tower."""
     transformers = theirs()
     config = transformers.Phi4MultimodalConfig(
         **TEXT | {
@@ -50,7 +50,7 @@ def tiny(dtype: torch.dtype = torch.float32) -> Any:
             "partial_rotary_factor": 0.7,
         },
         vision_config={**VISION, "crop_size": SIDE, "image_token_id": TOKEN},
-        audio_config=_AUDIO,
+        audio_config=audio or _AUDIO,
         # With the other kernel patches attend to earlier ones only.
         attn_implementation="eager",
     )  # fmt: skip

@@ -38,6 +38,11 @@ KEPT_BY_OVIS2 = frozenset({
 })  # fmt: skip
 # Kinds that hear, which make a list of rows of a clip.
 HEARING = ("audio", "aut", "conformer")
+# A conformer as in Phi-4 multimodal: some tokens of a clip are further apart than two places.
+OF_PHI4 = {
+    "kind": "conformer", "gated": True, "causal": True, "distance_bias": 2, "sound": "phi4",
+    "scale_input": False,
+}  # fmt: skip
 KINDS = get_args(ScheduleKind)
 INTERPOLATIONS = get_args(VitModel.model_fields["interpolation"].annotation)
 POSITIONS = get_args(VitModel.model_fields["positions"].annotation)
@@ -597,6 +602,10 @@ def one_module(
                 "channels": draw(st.integers(1, 3)),
                 "kernel": draw(st.sampled_from([1, 3, 5])),
                 **{key: draw(st.booleans()) for key in ("bias", "conv_bias", "scale_input")},
+                **{key: draw(st.booleans()) for key in ("gated", "causal")},
+                # One stage holds the numbers that all layers share.
+                "distance_bias": draw(st.sampled_from([None, 1, 3] if pp == 1 else [None])),
+                "sound": draw(st.sampled_from(["parakeet", "phi4"])),
             }
     else:
         model |= {

@@ -43,7 +43,10 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 # These have one dimension, and are no norms or biases.
 DECAYED = ("class_embedding", "cls_token")
 # These have several, and are biases of all experts or of each head, or learned rows.
-NOT_DECAYED = ("bias", "bias_u", "bias_v", "feature_extensor")
+NOT_DECAYED = (
+    *("bias", "bias_u", "bias_v", "feature_extensor"),
+    *("glu.b1", "glu.b2", "bias_values.weight"),
+)
 
 
 def deviation(found: Tensor, wanted: Tensor) -> float:

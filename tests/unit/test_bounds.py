@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.poor_specs import B7, POOR, TEXT, job, module
-from tests.support.specs import box, layout_specs, spec
+from tests.support.specs import OF_PHI4, box, layout_specs, spec
 
 from mimo_launch.checks.all_checks import is_legal, is_legal_layout
 from mimo_launch.estimate.estimates import Estimator
@@ -123,6 +123,15 @@ def test_pipelines_that_models_forbid_are_no_layouts(model: dict[str, object]) -
     alone, cut = (spec({"language": box(0, pp=pp, model=model)}) for pp in (1, 4))
     assert is_legal_layout(alone)
     assert not is_legal_layout(cut)
+
+
+def test_a_pipeline_of_layers_that_share_distances_is_no_layout() -> None:
+    found = [
+        is_legal_layout(spec({"audio": box(0, model=model, pp=pp), "language": box(pp)}))
+        for model in ({"kind": "conformer"}, OF_PHI4)
+        for pp in (1, 2)
+    ]
+    assert found == [True, True, True, False]
 
 
 def test_grids_that_cut_clips_of_a_conformer_are_no_layouts() -> None:

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import AutoModel
 from transformers.models.emu3.modeling_emu3 import Emu3TextModel
 from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionModel
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import (
+    Phi4MultimodalAudioModel,
     Phi4MultimodalVisionModel,
 )
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
@@ -91,16 +93,32 @@ SIZES = {
         },
         {"input_features": torch.linspace(-1, 1, 320).view(1, 40, 8)},
     ),
+    "phi4_multimodal_audio": (
+        {
+            "hidden_size": 16, "intermediate_size": 16, "num_blocks": 2, "input_size": 8,
+            "num_attention_heads": 2, "ext_pw_out_channel": 16, "nemo_conv_channels": 16,
+            "depthwise_separable_out_channel": 16,
+        },
+        {"hidden_states": torch.linspace(-1, 1, 320).view(1, 40, 8)},
+    ),
     "whisper": (AUDIO, CLIP),
     "qwen2_audio_encoder": (AUDIO, CLIP),
     "voxtral_encoder": (VOXTRAL, CLIP),
     "audioflamingo3_encoder": (VOXTRAL, CLIP | {"input_features_mask": torch.ones(1, 8)}),
 }  # fmt: skip
 
+
+class Hearing(Phi4MultimodalAudioModel):  # type: ignore[misc]
+    """The tower of a Phi-4, with its states under the name that others give them."""
+
+    def forward(self, hidden_states: torch.Tensor) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=super().forward(hidden_states, None))
+
+
 # No `AutoModel` makes these.
 BUILT: dict[str, Any] = {
     "whisper": WhisperEncoder, "emu3_text_model": Emu3TextModel, "ovis2_vision": Ovis2VisionModel,
-    "phi4_multimodal_vision": Phi4MultimodalVisionModel,
+    "phi4_multimodal_vision": Phi4MultimodalVisionModel, "phi4_multimodal_audio": Hearing,
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from tests.support.planted_registers import MODEL as REGISTERED
 from tests.support.planted_registers import SQUARED
 from tests.support.planted_scales import EACH, GATED, MERGED
 from tests.support.planted_tiles import LAST, TILES
-from tests.support.specs import box, hybrid, spec
+from tests.support.specs import OF_PHI4, box, hybrid, spec
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.estimate.parameters import stage_weights
@@ -280,6 +280,7 @@ def specs() -> dict[str, Spec]:
                 "language": box(4),
             }
         ),
+        "as the sound of a Phi-4": spec({"audio": box(0, model=OF_PHI4, tp=2), "language": box(4)}),
         "audio, linear": hearing(
             {"projector": "linear", "frames": 30}, tp=4, sequence_parallel=True
         ),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.specs import box, spec
+from tests.support.specs import OF_PHI4, box, spec
 from torch import nn
 
 from mimo_launch.comm.process_groups import Group
@@ -165,6 +165,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "audio": {"kind": "audio", **HALF},
     "aut": {"kind": "aut", **HALF, "heads": 2, "mels": 16, "channels": 24},
     "conformer": {"kind": "conformer", **HALF, "heads": 2, "mels": 16, "channels": 24},
+    "conformer of Phi-4": {**OF_PHI4, **HALF, "heads": 2, "mels": 16, "channels": 24},
     "dinov3": {"kind": "dinov3", **HALF, "heads": 2, "layer_scale": FACTOR},
     "gemma4_vision": {
         "kind": "gemma4_vision",
@@ -257,9 +258,9 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
     if name.endswith("lora_a.weight"):
         # Uniform of Linear, with the same deviation, as in peft.
         return (3 * inputs) ** -0.5
-    if ".bias_" in name:
+    if ".bias_" in name or (layer == "distances" and kind == "conformer of Phi-4"):
         return 0.02  # As in transformers.
-    if name.endswith("lora_b.weight"):
+    if name.endswith("lora_b.weight") or ".shift." in name:
         return 0.0
     if name == "per_layer.table.weight":
         # Vectors of layers are multiplied by the root of their width.
@@ -274,7 +275,9 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
         return (3 * inputs) ** -0.5
     if layer in ("class_token", "newline"):
         return shape[-1] ** -0.5
-    added = layer in ("o", "down") or (layer == "out" and kind in ("hybrid", "conformer"))
+    added = layer in ("o", "down") or (
+        layer == "out" and kind in ("hybrid", "conformer", "conformer of Phi-4")
+    )
     if added and not name.startswith(("project", "time.")):
         own = 3 if name.startswith("predictor.") else 2
         additions = 6 if kind == "hybrid" else 2 * own
@@ -296,7 +299,9 @@ def expected_number(name: str, kind: str) -> float:
         found = (numbers | {"beta": 0.5, "eps": -1e-6})[name.rpartition(".")[2]]
         return torch.tensor(found, dtype=torch.float32).item()
     own = kind == "wide norms"  # Their offset is 1.
-    return float(name.endswith(("norm.weight", "norm.variance", ".D")) and not own)
+    return float(
+        name.endswith(("norm.weight", "norm.variance", "over_deviation", ".D")) and not own
+    )
 
 
 def network_of(kind: str, tp: int = 1, **model: Any) -> tuple[str, nn.Module]:
@@ -325,7 +330,9 @@ def test_matrices_decay_and_biases_norms_and_numbers_of_heads_do_not(
     for item in declared_parameters("", network_of(kind, **more)[1]):
         for name, segment in ((placed.name, placed.segment) for placed in item.placed):
             is_table = segment.weight.role == "embedding"
+            # Biases of a head, or of a distance, or in a column.
             is_vector = len(segment.shape) == 1 or ".bias_" in name
+            is_vector = is_vector or ".shift." in name or name == "distances.weight"
             is_matrix = not is_vector and segment.trains and not is_table
             assert segment.weight.decay == is_matrix, name
 

@@ -11,7 +11,7 @@ import torch
 from tests.support.bf16_products import products_in_fp32
 from tests.support.memory import INNER, TOKENS, WIDTH, memory_of, model, per_block
 from tests.support.shapes import block_shape
-from tests.support.specs import box, spec
+from tests.support.specs import OF_PHI4, box, spec
 from tests.support.works import nominal_work
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -545,13 +545,14 @@ def test_a_projector_with_a_width_keeps_what_the_table_says(kind: Any, activatio
     assert kind_of(made).saved_at_ends(ends, held) == sum(kept.values()) + rows.numel()
 
 
+@pytest.mark.parametrize("more", [{}, OF_PHI4])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_block_of_a_conformer_keeps_what_the_estimates_say(
-    precision: str, recompute: str
+    precision: str, recompute: str, more: dict[str, Any]
 ) -> None:
     """Of two clips of 256 tokens, whose scores and convolutions are computed again."""
-    keys = {"kind": "conformer", "layers": 4, "hidden": WIDTH, "heads": 8, "mlp": INNER}
+    keys = {"kind": "conformer", "layers": 4, "hidden": WIDTH, "heads": 8, "mlp": INNER, **more}
     made = spec(
         {
             "audio": box(0, model={**keys, "frames": 2048}, recompute=recompute, compile=False),
@@ -568,9 +569,10 @@ def test_a_block_of_a_conformer_keeps_what_the_estimates_say(
     block.recompute = recompute
     for parameter in (*block.parameters(), *block.buffers()):
         torch.nn.init.constant_(parameter, 0.02)
+    heard = replace(images(dtype), distances=torch.zeros(4, 8, dtype=dtype))
     # Clips of synthetic data have several lengths: per token.
     layout = build_layout(made)
     tokens = nominal_work(layout, layout["audio"], made).held
     assert per_block(made, "audio") / tokens == pytest.approx(
-        kept_by_block(block, images(dtype), dtype) / TOKENS, rel=0.02
+        kept_by_block(block, heard, dtype) / TOKENS, rel=0.02
     )

@@ -7,10 +7,20 @@ import pytest
 import soundfile
 import soxr
 from tests.support.shards import clip_bytes
-from transformers import ParakeetFeatureExtractor, WhisperFeatureExtractor
+from transformers import (
+    ParakeetFeatureExtractor,
+    Phi4MultimodalFeatureExtractor,
+    WhisperFeatureExtractor,
+)
 
 from mimo_launch.data.samples.decode_media import decode_clip
-from mimo_launch.data.torch_media import ClipTooLong, log_mel, nemo_log_mel, num_frames
+from mimo_launch.data.torch_media import (
+    ClipTooLong,
+    log_mel,
+    nemo_log_mel,
+    num_frames,
+    phi4_log_mel,
+)
 from mimo_launch.processors.sounds import RATE
 from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.spec import AudioModel
@@ -152,6 +162,34 @@ def test_frames_of_a_conformer_are_those_of_parakeet(name: str, mels: int) -> No
         assert found.dtype == np.float32
         assert found.shape == wanted.shape == (mels, size // 160)
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def of_phi4(samples: np.ndarray, mels: int) -> np.ndarray:
+    """Return the frames of a clip, [mels, frames], by `transformers`."""
+    made = Phi4MultimodalFeatureExtractor(feature_size=mels)(
+        samples, sampling_rate=RATE, return_tensors="np"
+    )
+    return np.asarray(made["audio_input_features"][0].T)
+
+
+@pytest.mark.parametrize("mels", [40, 80])
+@pytest.mark.parametrize("name", CLIPS)
+def test_frames_of_a_conformer_may_be_those_of_phi4(name: str, mels: int) -> None:
+    for size in (400, 559, 560, RATE, len(CLIPS[name](RATE))):
+        samples = CLIPS[name](RATE)[:size].astype(np.float32)
+        frames = num_frames(fast_conformer(sound="phi4"), size, RATE)
+        wanted, found = of_phi4(samples, mels), phi4_log_mel(samples, RATE, mels, frames=frames)
+        assert found.dtype == np.float32
+        assert found.shape == wanted.shape
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_clip_of_less_than_a_window_of_phi4_is_filled_up_with_silence() -> None:
+    samples = noise(RATE)[:399].astype(np.float32)
+    assert num_frames(fast_conformer(sound="phi4"), 399, RATE) == 1
+    found = phi4_log_mel(samples, RATE, 80, frames=1)
+    filled = np.concatenate([samples, np.zeros(1, dtype=np.float32)])
+    np.testing.assert_allclose(found, of_phi4(filled, 80), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])

@@ -1,4 +1,4 @@
-"""Checks of FastConformers: grids that keep clips whole, sizes of their convolutions.
+"""Checks of conformers: grids that keep clips whole, sizes of their convolutions.
 
 Decides: what a `conformer` cannot do, because tokens read their neighbours.
 Relies on: nothing.
@@ -10,6 +10,8 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.spec import Spec
 
+# A token for eight of them.
+_MOST_OF_PHI = 8 * 500
 _WHY = "its convolutions and scores read the neighbours of a token, so a rank needs whole clips"
 
 
@@ -37,6 +39,18 @@ def clips_stay_whole(spec: Spec, name: str, model: ConformerModel) -> Findings:
             help="write `sequence_parallel: false`",
             related=(kind,),
         )
+    if grid.pp > 1 and model.distance_bias is not None:
+        sizes = ", ".join(
+            f"{x}: {n}" for x, n in (("tp", grid.tp), ("dp", grid.dp * grid.pp)) if n > 1
+        )
+        yield Diagnostic(
+            code="conformer-cannot",
+            headline=f"`{name}` cannot cut its layers over pp {grid.pp}",
+            path=("modules", name, "grid", "pp"),
+            why="all its layers share the numbers of `distance_bias`, which one stage holds",
+            help=f"write `grid: {{{sizes}}}`",
+            related=(kind,),
+        )
     if module.adapter is not None:
         yield Diagnostic(
             code="conformer-cannot",
@@ -59,11 +73,19 @@ def convolutions_have_middles(spec: Spec, name: str, model: ConformerModel) -> F
             why="three convolutions halve the bands",
             help=f"write `mels: {next_multiple(model.mels, 8)}`",
         )
-    if model.kernel % 2 == 0:
+    if model.kernel % 2 == 0 and not model.causal:
         yield Diagnostic(
             code="conformer-cannot",
             headline=f"`{name}`: kernel {model.kernel} is an even number",
             path=("modules", name, "model", "kernel"),
             why="a convolution sees as many tokens before its own token as after it",
             help=f"write `kernel: {model.kernel + 1}`",
+        )
+    if model.sound == "phi4" and model.frames > _MOST_OF_PHI:
+        yield Diagnostic(
+            code="conformer-cannot",
+            headline=f"`{name}`: clips of {model.frames} frames are not cut as in Phi-4 multimodal",
+            path=("modules", name, "model", "frames"),
+            why=f"there, attention and convolutions begin anew after {_MOST_OF_PHI} frames",
+            help=f"write `frames: {_MOST_OF_PHI}`",
         )

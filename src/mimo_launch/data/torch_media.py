@@ -1,8 +1,8 @@
 """Media processing with torch: clips to log-mel frames of 10 ms, resized frames of videos.
 
 Decides: windows, filters and scaling of clips as in Whisper (arXiv:2212.04356, section 2.2), or for
-a FastConformer as in NeMo, at 16 kHz and one channel; how many frames a clip has, known from its
-header alone; that frames of videos are resized as 8-bit pixels.
+a conformer as in NeMo or in Phi-4, at 16 kHz and one channel; how many frames a clip has, known
+from its header alone; that frames of videos are resized as 8-bit pixels.
 Relies on: `processors.sounds` for rates and windows; torch for the Fourier transform, in fp32 as in
 `transformers`, with features equal to within 1e-5 (those of NeMo 1e-4, as short clips have small
 deviations), and for antialiased filters on 8 bits, as in the video processors of transformers
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.processors.images import BICUBIC, BILINEAR, LANCZOS
-from mimo_launch.processors.sounds import EMPHASIS, HOP, RATE, TRANSFORM, WINDOW
+from mimo_launch.processors.sounds import EMPHASIS, HOP, RATE, TOP_OF_PHI4, TRANSFORM, WINDOW
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips
 
@@ -63,6 +63,9 @@ def num_frames(model: Clips, num_samples: int, rate: int, *, cuts: bool = False)
     if model.features == "nemo":
         # A part of a frame at the end is none; of one frame no band has a deviation.
         return min(most, max(2, num_samples * RATE // (rate * HOP)))
+    if model.features == "phi4":
+        # As many whole windows as fit.
+        return min(most, max(1, (num_samples * RATE // rate - WINDOW) // HOP + 1))
     units = -(-num_samples * RATE // (rate * HOP * unit))
     return max(1, min(units, most // unit)) * unit
 
@@ -117,6 +120,26 @@ def nemo_log_mel(
     return ((logs - mean) / (deviation + _EPSILON)).numpy()
 
 
+def phi4_log_mel(
+    samples: npt.NDArray[np.floating], rate: int, mels: int, *, frames: int
+) -> npt.NDArray[np.float32]:
+    """Return the log-mel spectrogram of a clip as Phi-4 makes it, float32 [mels, frames].
+
+    Source: `transformers` 5.24, models/phi4_multimodal, `Phi4MultimodalFeatureExtractor`. Each
+    frame is a window of whole samples, of the size of 16-bit numbers. Arguments and errors as in
+    `log_mel`.
+    """
+    mono, size = _mono(samples, rate), HOP * (frames - 1) + WINDOW
+    wave = F.pad(torch.from_numpy(mono[:size]), (0, max(0, size - len(mono))))
+    windows = wave.unfold(0, WINDOW, HOP)
+    before = torch.cat([windows[:, :1], windows[:, :-1]], dim=1)
+    shape = torch.hamming_window(WINDOW, periodic=False, dtype=torch.float64)
+    spectrum = torch.fft.rfft(shape * ((windows - EMPHASIS * before) * 2.0**15), TRANSFORM)
+    powers = spectrum.to(torch.complex64).abs().square()
+    logs: npt.NDArray[np.float32] = (_filters_of_phi4(mels) @ powers.T).clamp(min=1.0).log().numpy()
+    return logs
+
+
 def _mono(samples: npt.NDArray[np.floating], rate: int) -> npt.NDArray[np.float32]:
     """Return one channel at 16 kHz. Raises: ValueError for no samples, or not finite ones."""
     mono = np.asarray(samples, dtype=np.float32)
@@ -162,6 +185,20 @@ def _filters(mels: int, size: int) -> Tensor:
     rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
     triangles = np.maximum(0.0, np.minimum(rising, falling)) * 2.0 / (high - low)
     return torch.from_numpy(triangles).float()
+
+
+@cache
+def _filters_of_phi4(mels: int) -> Tensor:
+    """Return filters of mel bands that are triangles over a logarithmic scale, as in Kaldi.
+
+    Shape: fp32 [mels, TRANSFORM / 2 + 1].
+    """
+    hertz = np.linspace(0.0, RATE / 2, TRANSFORM // 2 + 1)
+    bins = np.log1p(hertz / 700.0)
+    corners = np.linspace(0.0, np.log1p(TOP_OF_PHI4 / 700.0), mels + 2)
+    low, middle, high = (corners[i : mels + i, None] for i in range(3))
+    rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
+    return torch.from_numpy(np.maximum(0.0, np.minimum(rising, falling))).float()
 
 
 Frame = npt.NDArray[np.uint8]

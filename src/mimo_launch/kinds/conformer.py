@@ -1,4 +1,4 @@
-"""The FastConformer of Parakeet: the layers of its blocks, and those before them.
+"""Conformers, of Parakeet and of Phi-4: the layers of their blocks, and those before them.
 
 Decides: their weights, work and saved activations; that scores and convolutions are computed again.
 Relies on: `audio` for the rest.
@@ -7,6 +7,7 @@ Leaves: what they compute to `layers.conformer` and `models.conformer`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from mimo_launch.kinds.audio import KERNEL, AudioKind, ClipAttending
 from mimo_launch.kinds.aut import SquaresShape
@@ -20,7 +21,15 @@ from mimo_launch.kinds.saved_activations import (
     Saved,
     Temporary,
 )
-from mimo_launch.kinds.shapes import ColumnShape, NormShape, Output, RowShape, WholeShape
+from mimo_launch.kinds.shapes import (
+    ColumnShape,
+    NormShape,
+    OneShape,
+    Output,
+    RowShape,
+    WholeShape,
+    table,
+)
 from mimo_launch.kinds.transformer_encoder import BlocksCuts, PatchWork, TransformerEncoderKind
 from mimo_launch.kinds.weights import LayerShape, Parameters, Weight, buffer
 from mimo_launch.spec.conformer import ConformerModel
@@ -30,7 +39,10 @@ _LAYERS, _MODELS = "mimo_launch.layers.conformer", "mimo_launch.models.conformer
 
 @dataclass(frozen=True, slots=True)
 class RelativeAttentionShape(LayerShape):
-    """Attention with scores of contents and of distances: `bias_u` and `bias_v` of each head."""
+    """Attention with scores of contents and of distances: `bias_u` and `bias_v` of each head.
+
+    Or the scores of distances come from a table that all layers share (`shared`).
+    """
 
     layer = f"{_LAYERS}:RelativeAttention"
 
@@ -38,6 +50,7 @@ class RelativeAttentionShape(LayerShape):
     heads: int
     bias: bool
     out_scale: float
+    shared: bool = False
 
     @property
     def head_size(self) -> int:
@@ -46,20 +59,21 @@ class RelativeAttentionShape(LayerShape):
 
     def own(self, tp: int) -> Parameters:
         """Return both vectors of each head."""
+        if self.shared:
+            return {"bias_u": (), "bias_v": ()}
         shape = (self.heads, self.head_size)
         return {
             name: (Weight(name=name, shape=shape, axis=0, decay=False),)
             for name in ("bias_u", "bias_v")
         }
 
-    def parts(self) -> Mapping[str, LayerShape]:
+    def parts(self) -> Mapping[str, LayerShape | None]:
         """Return its maps."""
         maps = (Output(name, self.width, self.head_size, self.bias) for name in "qkv")
+        distances = Output("distances", self.width, self.head_size)
         return {
             "inputs": ColumnShape(self.width, tuple(maps)),
-            "distances": ColumnShape(
-                self.width, (Output("distances", self.width, self.head_size),)
-            ),
+            "distances": None if self.shared else ColumnShape(self.width, (distances,)),
             "output": RowShape("o", self.width, self.width, self.bias, self.out_scale),
         }
 
@@ -71,7 +85,7 @@ class RelativeAttentionShape(LayerShape):
             value=self.width,
             unit=self.head_size,
             heads=self.heads,
-            scored=4 * self.width,
+            scored=(2 if self.shared else 4) * self.width,
             regions=1,
         )
         return LayerShape.widths(self) + own
@@ -156,6 +170,47 @@ class ConvolutionShape(LayerShape):
 
 
 @dataclass(frozen=True, slots=True)
+class ShiftedGateShape(LayerShape):
+    """The biases of channels and of gates that come after those of their maps, as columns."""
+
+    layer = f"{_LAYERS}:ShiftedGate"
+
+    width: int
+
+    def own(self, tp: int) -> Parameters:
+        """Return both."""
+        zeros = Weight(name="", shape=(self.width, 1), axis=0, init="zeros", decay=False)
+        return {name: (replace(zeros, name=name),) for name in ("value", "gate")}
+
+
+@dataclass(frozen=True, slots=True)
+class CausalConvolutionShape(ConvolutionShape):
+    """The convolution of a block of Phi-4: it sees no later token, and two maps follow."""
+
+    layer = f"{_LAYERS}:CausalConvolution"
+
+    def parts(self) -> Mapping[str, LayerShape]:
+        """Return its layers in order; each tp rank holds the last one whole."""
+        width, bias = self.width, self.bias
+        maps = (Output(name, width, bias=bias) for name in ("value", "gate"))
+        return {
+            "inputs": ColumnShape(width, tuple(maps)),
+            "shift": ShiftedGateShape(width),
+            "depthwise": DepthwiseShape(width, self.tokens, bias),
+            "mixed": RowShape("mixed", width, width, bias),
+            "out": WholeShape(width, width, bias, scale=self.out_scale),
+        }
+
+    def saved(self, passes: Passes, pattern: AttentionPattern) -> tuple[Saved, ...]:
+        """Return what it keeps."""
+        return (
+            *ConvolutionShape.saved(self, passes, pattern),
+            Saved(name="mixed channels", stream=1, shared=True),
+            Saved(name="their SiLU", stream=1, for_weights=True),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ConformerBlockShape(LayerShape):
     """Half of an MLP, attention, a convolution, half of an MLP, each after a norm; a last norm."""
 
@@ -218,8 +273,27 @@ class SquareShape(SquaresShape):
 
 
 @dataclass(frozen=True, slots=True)
+class BandsShape(LayerShape):
+    """The stored mean of each band of a frame, and one over its deviation; they do not train."""
+
+    layer = f"{_MODELS}:StoredBands"
+
+    mels: int
+
+    def own(self, tp: int) -> Parameters:
+        """Return both."""
+        return {
+            "mean": (buffer("mean", self.mels, "zeros"),),
+            "over_deviation": (buffer("over_deviation", self.mels, "ones"),),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class SubsamplingShape(LayerShape):
-    """The layers before the blocks: each depthwise convolution has a map of channels after it."""
+    """The layers before the blocks: each depthwise convolution has a map of channels after it.
+
+    There may also be what norms the bands of frames, and the numbers of distances of all blocks.
+    """
 
     conv1: SquareShape
     conv2: SquareShape
@@ -228,6 +302,8 @@ class SubsamplingShape(LayerShape):
     map3: SquareShape
     joined: WholeShape
     positions: None = None
+    bands: BandsShape | None = None
+    distances: OneShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +318,7 @@ class WholeClips(BlocksCuts):
 
 @dataclass(frozen=True, slots=True)
 class ConformerKind(AudioKind):
-    """The FastConformer of Parakeet over log-mel clips."""
+    """A conformer over log-mel clips."""
 
     model: ConformerModel
 
@@ -268,16 +344,20 @@ class ConformerKind(AudioKind):
 
     def mlp(self) -> MlpShape:
         """Return one of the two MLPs of a block."""
-        return replace(TransformerEncoderKind.mlp(self), activation="silu", bias=self.model.bias)
+        gate: Literal["silu"] | None = "silu" if self.model.gated else None
+        made = TransformerEncoderKind.mlp(self)
+        return replace(made, activation="silu", gate=gate, bias=self.model.bias)
 
     def layer(self, number: int) -> LayerShape:  # type: ignore[override]
         """Return a block."""
         model, scale = self.model, self._out_scale
+        shared = model.distance_bias is not None
+        convolution = CausalConvolutionShape if model.causal else ConvolutionShape
         return ConformerBlockShape(
             norm=self.norm(),
             mlp=self.mlp(),
-            attention=RelativeAttentionShape(model.hidden, model.heads, model.bias, scale),
-            conv=ConvolutionShape(model.hidden, model.kernel, model.conv_bias, scale),
+            attention=RelativeAttentionShape(model.hidden, model.heads, model.bias, scale, shared),
+            conv=convolution(model.hidden, model.kernel, model.conv_bias, scale),
         )
 
     @property
@@ -292,7 +372,10 @@ class ConformerKind(AudioKind):
 
     def before(self, ends: Ends) -> LayerShape:
         """Return the convolutions, and the map of all bands to the stream."""
-        channels = self.model.channels
+        channels, far, distances = self.model.channels, self.model.distance_bias, None
+        if far is not None:
+            distances = table(2 * far, self.model.heads, embeds=False)
+            distances = replace(distances, weight=replace(distances.weight, axis=1, std=0.02))
         return SubsamplingShape(
             conv1=SquareShape(1, channels),
             conv2=SquareShape(1, channels),
@@ -300,4 +383,6 @@ class ConformerKind(AudioKind):
             conv3=SquareShape(1, channels),
             map3=SquareShape(channels, channels, side=1),
             joined=WholeShape(channels * self.model.mels // 8, self.model.hidden),
+            bands=BandsShape(self.model.mels) if self.model.sound == "phi4" else None,
+            distances=distances,
         )

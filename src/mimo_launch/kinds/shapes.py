@@ -100,7 +100,8 @@ class WideNormShape(LayerShape):
 class WholeShape(LayerShape):
     """A linear map that each tp rank holds whole, for tokens between regions.
 
-    One to the scores of words is no `matrix` of hidden vectors.
+    One to the scores of words is no `matrix` of hidden vectors. `scale` multiplies its initial
+    weights.
     """
 
     layer = "mimo_launch.layers.linear:WholeLinear"
@@ -110,10 +111,11 @@ class WholeShape(LayerShape):
     outputs: int
     bias: bool = True
     matrix: bool = True
+    scale: float = 1.0
 
     def own(self, tp: int) -> Parameters:
         """Return its weight and its bias, if it has one."""
-        shape, std = (self.outputs, self.inputs), self.inputs**-0.5
+        shape, std = (self.outputs, self.inputs), self.scale * self.inputs**-0.5
         weight = Weight(name="weight", shape=shape, std=std, matrix=self.matrix)
         bias = Weight(name="bias", shape=shape[:1], init="zeros", decay=False)
         return {"weight": (weight,), "bias": (bias,) if self.bias else ()}

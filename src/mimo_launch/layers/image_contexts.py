@@ -55,6 +55,7 @@ class ImageContext:
     models with rotary positions. With an `order` (of windows, or of images with tokens in two
     lists), all of these but the angles refer to lists in that order. If attention is causal inside
     images, `numbers` [N] number each token in its image. From `draws` layers draw what they drop.
+    `distances` [P, h] are numbers of P distances, of each head of this rank, for every layer.
     """
 
     same: tuple[int, int] | None
@@ -71,6 +72,7 @@ class ImageContext:
     order: TokenOrder | None = None
     numbers: Tensor | None = None
     draws: Draws | None = None
+    distances: Tensor | None = None
 
     @property
     def is_causal(self) -> bool:

@@ -1,25 +1,28 @@
-"""The FastConformer of Parakeet as a stage: its convolutions, and its blocks.
+"""A conformer as a stage: its convolutions, and its blocks.
 
 Decides: that each token computes its own places of the convolutions before the blocks; what lies
 outside a clip is zero for the next convolution; the order of a block's layers.
 Relies on: `audio_encoder` for all else, `layers.conformer` for layers.
 Leaves: nothing.
-Source: arXiv:2305.05084; `transformers` 5.24, models/parakeet.
+Sources: arXiv:2305.05084, arXiv:2503.01743; `transformers` 5.24, models/parakeet and
+models/phi4_multimodal.
 
 Legend: n tokens of this rank, M mel bands, F frames that a token sees, C channels, D width.
 """
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.kinds.conformer import ConformerBlockShape, SquareShape
-from mimo_launch.layers.conformer import GatedConvolution, RelativeAttention
+from mimo_launch.kinds.conformer import BandsShape, ConformerBlockShape, SquareShape
+from mimo_launch.layers.conformer import CausalConvolution, GatedConvolution, RelativeAttention
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
-from mimo_launch.layers.linear import WholeLinear
+from mimo_launch.layers.linear import WholeLinear, WholeTable
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.shaped_layer import ShapedLayer
-from mimo_launch.models.audio_encoder import AudioStage
+from mimo_launch.models.audio_encoder import AudioStage, ClipsInput
 from mimo_launch.models.mlp import Mlp
 from mimo_launch.models.transformer_block import Layer
 from mimo_launch.spec.conformer import ConformerModel
@@ -47,7 +50,7 @@ class ConformerBlock(Layer[ConformerBlockShape]):
     attention_norm: Norm
     attention: RelativeAttention
     conv_norm: Norm
-    conv: GatedConvolution
+    conv: GatedConvolution | CausalConvolution
     mlp_norm: Norm
     mlp: Mlp
     norm: Norm
@@ -72,12 +75,23 @@ class ConformerBlock(Layer[ConformerBlockShape]):
     def _mixed(
         self,
         norm: Norm,
-        mixer: RelativeAttention | GatedConvolution,
+        mixer: RelativeAttention | GatedConvolution | CausalConvolution,
         x_nD: Tensor,
         clips: ImageContext,
     ) -> Tensor:
         out: Tensor = mixer(norm(x_nD), clips, self._again("attention", norm, x_nD))
         return out
+
+
+class StoredBands(ShapedLayer[BandsShape]):
+    """The norm of each mel band by its stored mean and deviation: [..., M] -> [..., M]."""
+
+    mean: Tensor
+    over_deviation: Tensor
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Return the normed bands."""
+        return (frames - self.mean) * self.over_deviation
 
 
 class ConformerStage(AudioStage):
@@ -90,10 +104,22 @@ class ConformerStage(AudioStage):
     conv3: Square
     map3: Square
     joined: WholeLinear
+    bands: StoredBands | None
+    distances: WholeTable | None
+
+    def forward(self, hidden: Tensor | None, packed: ClipsInput) -> Tensor:
+        """Return the hidden state [n, D], or on the last stage the rows [r, L] of this rank."""
+        shared = self.distances if self.stage.is_first else None
+        if shared is not None and isinstance(packed.mask, ImageContext):
+            every = torch.arange(len(shared), device=shared.weight.device)
+            packed = replace(packed, mask=replace(packed.mask, distances=shared(every)))
+        return AudioStage.forward(self, hidden, packed)
 
     def convolved(self, frames_nMF: Tensor, places: Tensor, missing: Tensor) -> Tensor:
         """Return the output of the convolutions for each token, [n, D]."""
         x, length = frames_nMF.mT.unsqueeze(1), 8 * (places + 1) - missing
+        if self.bands is not None:
+            x = self.bands(x).masked_fill(_outside(x, 8, places, length), 0)
         # `step` times its place is the middle of a token's outputs of a convolution.
         for layers, step in (
             ((self.conv1,), 4), ((self.conv2, self.map2), 2), ((self.conv3, self.map3), 1),
@@ -101,10 +127,7 @@ class ConformerStage(AudioStage):
             for layer in layers:
                 x = layer(x)
             length = (length + 1) // 2
-            around = torch.arange(x.shape[2], device=places.device) - x.shape[2] // 2
-            there = step * places[:, None] + around
-            after = (there < 0) | (there >= length[:, None])
-            x = F.relu(x.masked_fill(after[:, None, :, None], 0))
+            x = F.relu(x.masked_fill(_outside(x, step, places, length), 0))
         made: Tensor = self.joined(x.flatten(1))
         return made
 
@@ -112,3 +135,10 @@ class ConformerStage(AudioStage):
         """Return the tokens that enter the blocks; only distances have positions."""
         del places
         return x_nD * self.model.hidden**0.5 if self.model.scale_input else x_nD
+
+
+def _outside(x_nCFM: Tensor, step: int, places: Tensor, length: Tensor) -> Tensor:
+    """Return which frames of each token are outside its clip of `length`, [n, 1, F, 1]."""
+    around = torch.arange(x_nCFM.shape[2], device=places.device) - x_nCFM.shape[2] // 2
+    there = step * places[:, None] + around
+    return ((there < 0) | (there >= length[:, None]))[:, None, :, None]

@@ -18,8 +18,10 @@ from mimo_launch.spec.media import Clips
 
 RATE = 16_000
 WINDOW, HOP = 400, 160
-# Of NeMo: the size of the transform, and the share of each sample that is taken from the next.
+# Of NeMo and Phi-4: the size of the transform; the share of a sample that is taken from the next.
 TRANSFORM, EMPHASIS = 512, 0.97
+# Of Phi-4: the highest frequency of a band.
+TOP_OF_PHI4 = 7690.0
 # Where a processor of several modalities holds that of sound.
 _SECTIONS = ("feature_extractor", "audio_processor")
 # Values of a setting that make our frames, and what it means.
@@ -41,6 +43,14 @@ _NEMO: _Rules = {
     "win_length": ((WINDOW,), "samples of a window"),
     "preemphasis": ((EMPHASIS,), "the share of each sample that is taken from the next"),
 }
+_PHI4: _Rules = {
+    **_NEMO,
+    "mel_min_frequency": ((0,), "the lowest frequency of a band"),
+    "mel_max_frequency": ((TOP_OF_PHI4,), "the highest frequency of a band"),
+    "audio_compression_rate": ((8,), "frames of a token"),
+    "audio_downsample_rate": ((1,), "tokens of a row"),
+    "audio_feat_stride": ((1,), "the factor of the number of frames that count"),
+}
 # By class; those of Qwen3-ASR pad short clips, which stay short here.
 _EXTRACTORS: Mapping[str, tuple[str, _Rules]] = {
     "WhisperFeatureExtractor": ("whisper", _WHISPER),
@@ -49,8 +59,13 @@ _EXTRACTORS: Mapping[str, tuple[str, _Rules]] = {
         {**_WHISPER, "min_length": ((8000, 0), "samples that a short clip is filled up to")},
     ),
     "ParakeetFeatureExtractor": ("nemo", _NEMO),
+    "Phi4MultimodalFeatureExtractor": ("phi4", _PHI4),
 }
-_MADE_BY = {"whisper": "WhisperFeatureExtractor", "nemo": "ParakeetFeatureExtractor"}
+_MADE_BY = {
+    "whisper": "WhisperFeatureExtractor",
+    "nemo": "ParakeetFeatureExtractor",
+    "phi4": "Phi4MultimodalFeatureExtractor",
+}
 
 
 @dataclass(frozen=True, slots=True)

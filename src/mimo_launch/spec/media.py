@@ -233,7 +233,7 @@ class Clips(Strict):
         return self.stack
 
     @property
-    def features(self) -> Literal["whisper", "nemo"]:
+    def features(self) -> Literal["whisper", "nemo", "phi4"]:
         """Whose log-mel frames it reads; see `data.torch_media`."""
         return "whisper"
 

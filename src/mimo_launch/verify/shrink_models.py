@@ -436,6 +436,9 @@ def shrink_audio(model: AudioModel, module: ModuleSpec, layers: int) -> AudioMod
         update |= {"channels": min(3, model.channels), "window": min(2, model.window)}
     if isinstance(model, ConformerModel):
         update |= {"channels": min(3, model.channels), "mels": 8, "kernel": min(3, model.kernel)}
+        if model.distance_bias is not None:
+            # Some tokens of a clip are further apart.
+            update["distance_bias"] = min(2, model.distance_bias)
     small = shrink_encoder(model, module, layers).replace(**update)
     rows = min(MAX_CLIP_ROWS, model.max_rows)
     return small.replace(frames=small.frames_of(rows * small.stack))

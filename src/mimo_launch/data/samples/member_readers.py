@@ -283,7 +283,7 @@ class ClipReader(MemberReader):
 
     def array(self, suffix: str, data: bytes, span: ImageSpan) -> Array:
         """Return the log-mel spectrogram of a clip that becomes `span`, [mels, frames]."""
-        from mimo_launch.data.torch_media import log_mel, nemo_log_mel
+        from mimo_launch.data.torch_media import log_mel, nemo_log_mel, phi4_log_mel
 
         mels, frames = self.clips.input_shape(span.height, span.width, span.loose)
         # One second more than needed: resampling looks a little ahead.
@@ -292,8 +292,9 @@ class ClipReader(MemberReader):
         if self.clips.chunk_frames is not None:
             # The windows of the last frames reach into silence.
             frames = min(frames, self._num_frames((len(clip[0]), clip[1])))
-            if self.clips.features == "nemo":
-                return nemo_log_mel(*clip, mels, frames=frames)
+            of_conformers = {"nemo": nemo_log_mel, "phi4": phi4_log_mel}
+            if (made := of_conformers.get(self.clips.features)) is not None:
+                return made(*clip, mels, frames=frames)
             heard = min(self.clips.frames, frames + WINDOW // HOP)
         else:
             # Convolutions see dropped silence, and the range of loudness includes it.

@@ -1,4 +1,4 @@
-"""Phi-4 multimodal: a SigLIP on tiles and the whole image, two maps, and a Phi-3 for long texts.
+"""Phi-4 multimodal: a SigLIP on tiles and the whole image, a conformer, and a Phi-3 for long texts.
 
 Sources: arXiv:2503.01743, section 2; `transformers` 5.24, models/phi4_multimodal.
 """
@@ -10,8 +10,10 @@ from typing import Any
 from mimo_launch.hugging_face.families import siglip_clip
 from mimo_launch.hugging_face.families.internvl import no_square
 from mimo_launch.hugging_face.families.phi3 import PHI3
-from mimo_launch.hugging_face.folder import Config, number, section, short
-from mimo_launch.hugging_face.part import NoSuchPart, Part
+from mimo_launch.hugging_face.families.phi4_audio import PHI4_AUDIO
+from mimo_launch.hugging_face.family import Family, Prefixes
+from mimo_launch.hugging_face.folder import Config, number, section
+from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.refusals import left_out, off, refusals, where
 from mimo_launch.hugging_face.settings import Computed
 from mimo_launch.hugging_face.tensors import Dropped, Reshaped, layers_at
@@ -21,13 +23,25 @@ from mimo_launch.hugging_face.wholes import (
     Models,
     Tokens,
     TowerAndDecoder,
+    equal,
     tied_by_default,
 )
+from mimo_launch.spec.spec import DecoderModel, Model
 
+_AUDIO = "audio_config"
 _VISION, _LAYER, _CROP, _TOKEN = "vision_config", "feature_layer", "crop_size", "image_token_id"
 _IMAGE, _PATCH = ("image_size", 448), ("patch_size", 14)
 _EXTEND = "model.embed_tokens_extend."
-_IMAGES = f"{_EXTEND}image_embed."
+_IMAGES, _SOUND = f"{_EXTEND}image_embed.", f"{_EXTEND}audio_embed."
+_SOUND_NAMES = ((f"{_SOUND}encoder.", ""), (_SOUND, _SOUND))
+_OTHER_SPEECH = tuple(f"{_SOUND}{x}_proj_for_vision_speech." for x in ("up", "down"))
+# The maps of sound without images; those of sound beside images are copied.
+_SPEECH = layers_at(
+    {
+        "projector.up": f"{_SOUND}up_proj_for_speech",
+        "projector.down": f"{_SOUND}down_proj_for_speech",
+    }
+)
 _SETTINGS = siglip_clip.settings(
     is_clip=False, patch=_PATCH[1], activation="gelu_pytorch_tanh", norm_eps=1e-6
 )
@@ -84,25 +98,61 @@ TOWER = replace(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phi4Multimodal(TowerAndDecoder):
-    """A whole model, without its audio tower; settings of its text are beside those of others."""
+    """A whole model with a second tower; settings of its text are beside those of others."""
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """The families of its parts."""
+        return *self.towers, PHI4_AUDIO, *self.text
+
+    @property
+    def names(self) -> tuple[Prefixes, ...]:
+        """The prefixes of its parts."""
+        return self.tower_names, _SOUND_NAMES, self.text_names
 
     def part(self, config: Config, kind: str) -> Part:
-        """Return the tower with the projector, or the decoder. Raises: NoSuchPart, ConfigError."""
-        if kind == "audio" and (hearing := section(config, "audio_config")):
-            model_type = hearing.get("model_type", "phi4_multimodal_audio")
-            raise NoSuchPart(f"audio_config.model_type: {short(model_type)}")
+        """Return a tower with its projector, or the decoder. Raises: NoSuchPart, ConfigError."""
+        if kind == PHI4_AUDIO.kind:
+            return Part(
+                family=PHI4_AUDIO,
+                config=section(config, _AUDIO),
+                prefixes=_SOUND_NAMES,
+                elsewhere=(*(x for x, _ in (*self.tower_names, *self.text_names)), *_OTHER_SPEECH),
+                projector=_SPEECH,
+                fixed={"projector": "mlp", "projector_mlp": None, "projector_bias": True},
+            )
         chosen = section(config, _VISION).get(_LAYER, -2)
         return TowerAndDecoder.part(self, {**config, "vision_feature_layer": chosen}, kind)
 
     def made_of(self, models: Models, tokens: Tokens) -> tuple[Config, dict[str, Keys]] | None:
         """Return the configuration of a whole made of our modules, and the keys to its parts."""
-        made = TowerAndDecoder.made_of(self, models, tokens)
+        others = {kind: model for kind, model in models.items() if kind != PHI4_AUDIO.kind}
+        if len(others) == 1 < len(models):
+            made = self._without_images(*others.values())
+        else:
+            made = TowerAndDecoder.made_of(self, others, tokens)
         if made is None:
             return None
         config, paths = made
+        if (hearing := models.get(PHI4_AUDIO.kind)) is not None:
+            if equal((PHI4_AUDIO,), hearing) is None:
+                return None
+            token = tokens.get(PHI4_AUDIO.kind)
+            said = {} if token is None else {"audio_token_id": token}
+            config[_AUDIO] = PHI4_AUDIO.config(hearing) | said
+            paths[PHI4_AUDIO.kind] = (_AUDIO,)
         text: Mapping[str, Any] = config.pop("text_config")
-        config[_VISION][_TOKEN] = config.pop(_TOKEN)
+        if _VISION in config:
+            config[_VISION][_TOKEN] = config.pop(_TOKEN)
         return {**text, **config}, {**paths, "decoder": ()}
+
+    def _without_images(self, text: Model) -> tuple[Config, dict[str, Keys]] | None:
+        """Return the configuration around a decoder, to which that of images is to be added."""
+        words = equal(self.text, text)
+        if words is None or not isinstance(text, DecoderModel):
+            return None
+        config = {"model_type": self.model_type, "tie_word_embeddings": text.tied}
+        return config | {"text_config": words.config(text)}, {}
 
 
 PHI4_MULTIMODAL = Phi4Multimodal(
@@ -142,7 +192,7 @@ PHI4_MULTIMODAL = Phi4Multimodal(
         "projector_activation": "gelu",
         "tiles": {"whole": "last", "grids": _GRIDS, "most": None, "each": True, "side": None},
     },
-    refusals=refusals(left_out("the audio tower"), off("embd_pdrop")),
+    refusals=refusals(left_out("the maps of sound beside images"), off("embd_pdrop")),
     tied=tied_by_default(False),
     token=_TOKEN,
     notes="An image is cut into tiles, of which each four patches become a row; then comes the "
@@ -152,7 +202,9 @@ PHI4_MULTIMODAL = Phi4Multimodal(
     "36 (`dynamic_hd`). It pads an image and hides the padding from the tower, which tiles here do "
     "not do, so it is refused: an image is stretched to fill its grid ([Tiles](data.md#tiles)). "
     "`feature_layer` -2 of 27 layers is `layers: 26`; later layers, the last norm and the pooling "
-    "of the tower are copied by `export`, and so is the audio tower: sound is not read. Patches "
+    "of the tower are copied by `export`. The rows of sound go through the maps of "
+    "`audio_projection_mode` `speech`; those that `transformers` uses where a sample has images, "
+    "too, are copied (`up_proj_for_vision_speech`), so a sample with both differs here. Patches "
     "attend to all of their tile, as with `attn_implementation: eager`; with `sdpa`, "
     "`transformers` 5.24 lets them attend to earlier patches only where no patch is padding. The "
     "adapters for vision and speech (LoRA) are in folders of their own; the class of "
