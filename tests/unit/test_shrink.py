@@ -381,6 +381,18 @@ def test_large_grids_are_reduced_and_keep_their_relations(name: str) -> None:
         assert _sharing(small) == _sharing(made)
 
 
+@pytest.mark.parametrize("sharding", ["optimizer", "full"])
+@pytest.mark.parametrize(
+    ("shard_over", "small"), [(1, (2, 1)), (2, (4, 2)), (16, (4, 2)), (32, (4, 2)), (64, (2, None))]
+)
+def test_several_copies_of_weights_stay_several_and_so_do_their_shards(
+    sharding: str, shard_over: int, small: tuple[int, int | None]
+) -> None:
+    made = spec({"language": box(0, dp=64, sharding=sharding, shard_over=shard_over)})
+    found = shrink(made).language
+    assert (found.grid.dp, found.shard_over) == small
+
+
 FEW = settings(
     max_examples=12,
     deadline=None,
