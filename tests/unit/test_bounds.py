@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.support.poor_specs import B7, POOR, TEXT, job, module
+from tests.support.poor_specs import B7, IMAGES, POOR, TEXT, VIT_H, job, module
 from tests.support.specs import OF_PHI4, box, layout_specs, spec
 
 from mimo_launch.checks.all_checks import is_legal, is_legal_layout
@@ -80,6 +80,21 @@ def test_bounds_count_the_idle_time_of_every_order_of_a_pipeline(virtual: int) -
     language = module(B7, 0, 31, pp=4, dp=8)
     made = job({"language": language}, 64, 8, data=TEXT, kind=kind, virtual_stages=virtual)
     assert 0.93 < shares(made)[0] <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("at_once", [None, 4, 8])
+@pytest.mark.parametrize("virtual", [1, 2, 3])
+def test_bounds_of_memory_count_what_every_stage_of_a_rank_holds(
+    virtual: int, at_once: int | None
+) -> None:
+    """Its microbatches in flight, and its gradients; groups of encoders drain the pipeline."""
+    modules = {"language": module(B7, 0, 31, pp=4, dp=8)}
+    if at_once:
+        modules["vision"] = module(VIT_H, 0, 31, dp=32)
+    schedule = {"kind": "interleaved" if virtual > 1 else "1f1b", "virtual_stages": virtual}
+    schedule |= {"encoder_microbatches": at_once} if at_once else {}
+    made = job(modules, 256, 8, data=IMAGES if at_once else TEXT, **schedule)
+    assert 0.95 < shares(made)[1] <= 1
 
 
 def test_bounds_of_memory_count_gradients_and_what_is_outside_of_layers() -> None:

@@ -53,6 +53,20 @@ def test_lighter_layouts_keep_moments_and_activations_on_the_host_in_turn() -> N
     assert found == {(part, part) for part in ((), ("activations",), ("optimizer",), BOTH)}
 
 
+def test_encoders_of_lighter_layouts_recompute_or_work_in_groups_or_both() -> None:
+    """A group drains the pipeline, which may take longer than to recompute."""
+    made = spec({"vision": box(0, dp=2), "language": box(0, pp=2)}, microbatches=8, mbs=2)
+    found = lighter(made, Point.of(made))
+    ways = {(each.at_once, each.places["vision"].recompute) for each in found}
+    assert ways == {(at_once, again) for at_once in (None, 2) for again in ("none", "full")}
+
+
+def test_without_encoders_no_layouts_differ_in_their_microbatches_alone() -> None:
+    made = spec({"language": box(0, pp=2)}, microbatches=8, mbs=2)
+    found = [*neighbours(made, Point.of(made)), *changes(made, Point.of(made), 2)]
+    assert {each.at_once for each in found} == {None}
+
+
 @pytest.mark.parametrize("adamw", [{"kind": "sgd"}, {"offload": True}])
 def test_moments_that_cannot_move_are_no_part_of_a_lighter_layout(adamw: dict[str, Any]) -> None:
     """SGD has none; `offload` of `optimizer` moved those of AdamW."""

@@ -12,6 +12,7 @@ leave out are transfers, reductions and ranks that wait for others in the middle
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage, key_of_weights
 from mimo_launch.estimate.cost_model import StageCost
@@ -20,8 +21,11 @@ from mimo_launch.estimate.memory import StageMemory, weight_memory, with_activat
 from mimo_launch.estimate.memory_peak import GB
 from mimo_launch.estimate.step_work import key_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.data_flow import needs_backward
+from mimo_launch.schedule.orders import PipelineRank, works_of
 from mimo_launch.spec.base import Axis
+from mimo_launch.spec.sections import ScheduleKind
 
 
 def least_seconds(estimator: Estimator) -> float:
@@ -150,30 +154,69 @@ def least_bytes(estimator: Estimator, kept: dict[Hashable, StageMemory]) -> int:
 
 
 def _first_backward(estimator: Estimator, held: Mapping[tuple[str, int], StageMemory]) -> int:
-    """Return what the fullest rank holds at least in the first backward of language."""
+    """Return what the fullest rank holds at least when a stage of language begins its backwards."""
     found, layout = 0, estimator.layout
-    depth, language = layout.language.grid.size(Axis.PP), layout.language
     # Language begins its backwards after each group of encoders that share its ranks.
     phases = max((layout.num_groups(each) for each in layout.encoders if each.in_phases), default=1)
-    together = layout.samples.microbatches // phases
     for role in filter(None, dict.fromkeys(layout.roles)):
-        total = extra = last = 0
+        stages = [stage for name, stage in role if name == layout.language.name]
+        total = _of_language(layout, held, stages, phases) if stages else 0
         for name, stage in role:
             own = held[name, stage]
             total += own.weights + own.moments
-            if name != language.name:
-                # Encoders that share ranks with language ran before it, and wait for it.
-                extra += (own.gathered + own.kept) if layout[name].in_phases else 0
-                continue
-            number = together
-            if len(language.stages) == depth and layout.schedule != "gpipe":
-                number = min(number, depth - stage)
-            elif len(language.stages) > depth:
-                number = 1
-            extra += own.gathered + own.in_flight + number * own.kept
-            # The first backward of a rank is that of its last stage.
-            last = own.accumulated + own.backward_gradients + own.backward_extra
-        found = max(found, total + extra + last)
+            # Encoders that share ranks with language ran before it, and wait for it.
+            if layout[name].in_phases:
+                total += own.gathered + own.kept
+        found = max(found, total)
     rates = estimator.constants
     found += round(rates.workspace_memory * GB)
     return found + round(rates.allocator_slack * found + rates.context_memory * GB)
+
+
+def _of_language(
+    layout: Layout,
+    held: Mapping[tuple[str, int], StageMemory],
+    stages: Sequence[int],
+    phases: int,
+) -> int:
+    """Return the most that stages of language on a rank hold, besides weights and moments."""
+    language, found = layout.language, 0
+    own = [held[language.name, stage] for stage in stages]
+    index, depth = language.pp_index(stages[0]), language.grid.size(Axis.PP)
+    rank = PipelineRank(depth, len(stages), index, layout.samples.microbatches // phases)
+    if len(stages) > 1 and not layout.is_star:
+        # The order follows from the whole graph; each stage holds one microbatch at least.
+        rank = PipelineRank(1, len(stages), 0, 1)
+    trains = tuple(needs_backward(layout, language, stage) for stage in stages)
+    rounds = min(phases, 2)  # In the second, the gradients of the first are there.
+    for begins, counts in _first_backwards(layout.schedule, rank, trains, rounds):
+        total = own[begins].backward_gradients + own[begins].backward_extra
+        for number, (stage, (forwards, backwards)) in enumerate(zip(own, counts, strict=True)):
+            total += (forwards - backwards) * stage.kept
+            if backwards < rounds * rank.total:
+                total += stage.gathered + stage.in_flight
+                total += stage.accumulated if backwards or number == begins else 0
+        found = max(found, total)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _first_backwards(
+    kind: ScheduleKind, rank: PipelineRank, trains: tuple[bool, ...], rounds: int
+) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Return each stage of a rank, and the forwards and backwards of all before its first backward.
+
+    The rank runs its microbatches in each of some rounds. `trains` says which stages have
+    backwards.
+    """
+    forwards, backwards = [0] * rank.num_chunks, [0] * rank.num_chunks
+    found = []
+    for before in range(0, rounds * rank.total, rank.total):
+        for stage, work, _ in works_of(kind, rank, backward=True):
+            if work is Kind.FORWARD:
+                forwards[stage] += 1
+            elif trains[stage]:
+                if backwards[stage] == before:
+                    found.append((stage, [*zip(forwards, backwards, strict=True)]))
+                backwards[stage] += 1
+    return found

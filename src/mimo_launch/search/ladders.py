@@ -46,10 +46,11 @@ def ladders(spec: Spec, point: Point) -> Iterator[list[Point]]:
     cuts = dict.fromkeys(((), tuple(cutting)))
     for number, full, split in product(numbers, cuts, splits):
         other = _with(replace(split, microbatches=number), full, sharding="full")
-        if sharing(spec, point) and number % pp == 0:
-            other = replace(other, at_once=pp)
         mixes = [_with(other, again, recompute="full") for again in recomputed]
         mixes.insert(1 + bool(encoders), other.moved(LANGUAGE, recompute=LESS_AGAIN[-1]))
+        if sharing(spec, point) and number % pp == 0:
+            # A group drains a pipeline, which may take longer than to recompute.
+            mixes = [each for mix in mixes for each in (mix, replace(mix, at_once=pp))]
         yield [settled(spec, each) for each in mixes]
     for split, full in product(splits, cuts):
         if found := list(_on_host(spec, _with(split, full, sharding="full"))):

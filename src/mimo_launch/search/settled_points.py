@@ -53,6 +53,8 @@ def cuts_tokens(spec: Spec, name: str, grid: Grid) -> bool:
 
 def _grouped(spec: Spec, point: Point) -> Point:
     """Return a point whose groups of microbatches divide evenly over the replicas of encoders."""
+    if not spec.encoders:
+        return replace(point, at_once=None)
     shared = sharing(spec, point)
     number, size = point.microbatches, spec.batch.global_ // point.microbatches
     own = min(number, point.at_once or (number if shared else 1))

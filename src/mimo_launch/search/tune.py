@@ -160,7 +160,7 @@ class _Climb:
         while search.left > last and fruitless < _MOST_FRUITLESS:
             self.say(1 - search.left / self.wish.plans, search.least)
             least = search.least
-            beam = search.best[:_BEAM]
+            beam = list(islice(_first_of_each(search.best, _course).values(), _BEAM))
             near = next(filter(None, (self._next_near(each) for each in beam)), None)
             points = self._far([Point.of(each.change.spec) for each in beam])
             search.look(points if near is None else near, until=last)
@@ -291,10 +291,20 @@ def _plainer(search: Search, found: Planned) -> Planned:
 
 def _by_shape(best: Iterable[Planned]) -> dict[Any, Planned]:
     """Return the first layout of each shape."""
-    shapes: dict[Any, Planned] = {}
+    return _first_of_each(best, _shape)
+
+
+def _first_of_each(best: Iterable[Planned], key: Callable[[Point], Any]) -> dict[Any, Planned]:
+    """Return the first layout with each value of a key."""
+    found: dict[Any, Planned] = {}
     for each in best:
-        shapes.setdefault(_shape(Point.of(each.change.spec)), each)
-    return shapes
+        found.setdefault(key(Point.of(each.change.spec)), each)
+    return found
+
+
+def _course(point: Point) -> Any:
+    """Return the shape of a layout and its microbatches, which most other settings suit."""
+    return _shape(point), point.microbatches
 
 
 def _shape(point: Point) -> Any:
