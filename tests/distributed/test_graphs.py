@@ -241,9 +241,9 @@ EXPERTS: dict[str, Any] = {
 SPARSE: dict[str, Any] = {
     "layers": 4, "moe": {"experts": 4, "top_k": 2, "width": 16, "every": 2}
 }  # fmt: skip
-# A code predictor, as in Qwen3-Omni.
+# A code predictor, as in Qwen3-Omni, but the code before a first frame is one of the later ones.
 FRAMES: dict[str, Any] = {
-    "layers": 2, "codebooks": 3, "vocab": 13, "qk_norm": True,
+    "layers": 2, "codebooks": 3, "vocab": 13, "start": 10, "qk_norm": True,
     "predictor": {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 6, "vocab": 11, "mlp": 24},
 }  # fmt: skip
 # The state that it reads.

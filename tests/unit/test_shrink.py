@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from tests.support.graphs import connector, graph_specs
+from tests.support.graphs import connector, graph_specs, talker
 from tests.support.reduced import silent_losses
 from tests.support.specs import box, brief, hybrid, layout_specs, spec
 
@@ -15,7 +15,7 @@ from mimo_launch.data.order.sample_order import global_order, records_of
 from mimo_launch.data.sample_sizes import sizes_drawn
 from mimo_launch.kinds.tiles import Frame, Tiling
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.spec import HybridModel, Spec, SyntheticData
+from mimo_launch.spec.spec import HybridModel, Spec, SyntheticData, TalkerModel
 from mimo_launch.verify.coverage import consequences, not_proved, relations
 from mimo_launch.verify.shrink import shrink
 
@@ -478,3 +478,17 @@ def test_a_proof_of_mamba_layers_is_no_matter_of_rounding() -> None:
     assert small.mamba is not None
     assert 0.001 < small.mamba.min_step <= 0.005
     assert small.mamba.inner // small.mamba.groups == 4
+
+
+@pytest.mark.parametrize("start", [10, 11, None])
+def test_a_first_code_is_a_later_one_in_both_specs(start: int | None) -> None:
+    model = {
+        "codebooks": 2, "vocab": 13, "start": start,
+        "predictor": {"layers": 1, "heads": 2, "vocab": 11},
+    }  # fmt: skip
+    made = spec({"language": box(0), "speech": box(0, **talker(model=model))})
+    for each in (made, shrink(made)):
+        speech = each.modules["speech"].model
+        assert isinstance(speech, TalkerModel)
+        assert speech.predictor is not None
+        assert (speech.start_code < speech.predictor.vocab) == (start == 10)

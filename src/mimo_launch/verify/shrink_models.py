@@ -246,7 +246,11 @@ def shrink_talker(model: TalkerModel, module: ModuleSpec, layers: int) -> Talker
         inside = _small_blocks(model.inside_frames, module.grid.tp)
         del inside["hidden"]
         inside["head_dim"] = HEAD_SIZE + 2
-        codes["predictor"] = model.predictor.replace(**inside, layers=1, vocab=17)
+        later = 17
+        codes["predictor"] = model.predictor.replace(**inside, layers=1, vocab=later)
+        # A first frame has no later codes, also where its number is one of theirs.
+        if model.start_code < model.predictor.vocab:
+            codes["start"] = later - 1
     small = _with_pair_factors(model.replace(**blocks, layers=layers, **codes))
     return _with_experts(small, module, model)
 
