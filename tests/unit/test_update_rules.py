@@ -8,7 +8,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.graphs import graph_specs
-from tests.support.specs import ENCODER_MODELS, SPARSE, box, layout_specs, spec
+from tests.support.specs import ENCODER_MODELS, OF_PHI4, SPARSE, box, layout_specs, spec
 
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters
@@ -61,6 +61,7 @@ def test_one_rank_and_all_ranks_update_every_weight_by_the_same_rule(embeddings:
         seen.update(compare(made, embeddings=embeddings))
 
     each()
-    for kind in ENCODER_MODELS.keys() - seen:
-        seen.update(compare(spec({"one": box(model={"kind": kind})}), embeddings=embeddings))
+    models = [OF_PHI4, *({"kind": kind} for kind in ENCODER_MODELS.keys() - seen)]
+    for model in models:
+        seen.update(compare(spec({"one": box(model=model)}), embeddings=embeddings))
     assert seen >= {*ENCODER_MODELS, "decoder", "hybrid"}

@@ -31,10 +31,10 @@ TABLES = re.compile(
     r"\.(embedding|per_layer\.table|codes|later\.\d+|positions|class_token|registers|queries"
     r"|projector\.table|projector\.indicators)\.weight$"
 )
-# Biases of heads, which have two axes: those of relative positions.
-HEAD_BIASES = (".bias_u", ".bias_v")
+# Biases with two axes: of heads, for contents, places and each distance, and columns of a gate.
+BIASES = re.compile(r"\.(bias_u|bias_v|shift\.value|shift\.gate)$|^[^.]+\.distances\.weight$")
 # These do not map hidden vectors to hidden vectors, nor do convolutions along time and adapters.
-NOT_HIDDEN = (".head.weight", ".shared_gate.weight", *HEAD_BIASES)
+NOT_HIDDEN = (".head.weight", ".shared_gate.weight")
 NOT_IN = (
     *(".mamba.conv.", ".deltanet.conv.", ".short_conv.conv.", ".conv.depthwise."),
     *(".heads.", ".lora_"),
@@ -224,7 +224,8 @@ def rule_of(oracle: Oracle, name: str) -> OptimizerName:
     module, weight = spec.modules[name.partition(".")[0]], oracle.weights[name]
     kind = module.optimizer.kind or spec.optimizer.kind
     is_hidden = not name.endswith(NOT_HIDDEN) and not any(each in name for each in NOT_IN)
-    is_matrix = weight.ndim == 2 and is_hidden and not TABLES.search(name)
+    is_other = TABLES.search(name) or BIASES.search(name)
+    is_matrix = weight.ndim == 2 and is_hidden and not is_other
     if kind == "muon" and (not is_matrix or kind_of(module.model).is_custom):
         return "adamw"
     return kind
@@ -266,7 +267,7 @@ def decay_of(oracle: Oracle, name: str) -> float:
     elif TABLES.search(name):
         decays = common.decay.embeddings
     else:
-        decays = oracle.weights[name].ndim > 1 and not name.endswith(HEAD_BIASES)
+        decays = oracle.weights[name].ndim > 1 and not BIASES.search(name)
     own = module.optimizer.weight_decay
     rate = own if own is not None else common.weight_decay
     return rate if decays else 0.0
