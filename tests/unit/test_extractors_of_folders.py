@@ -182,14 +182,15 @@ def test_a_class_that_makes_other_frames_is_refused(
 
 
 def test_the_file_of_transformers_is_read(tmp_path: Path) -> None:
-    """The section of a whole processor comes first; a file of images alone says nothing."""
+    """A whole processor's section comes first; a file of images says nothing unless of sound too."""
     model = model_from_data(WHISPER)
     assert other_frames(tmp_path, model) is None
     images = {"image_processor_type": "CLIPImageProcessor", "padding_value": 1}
     (tmp_path / FILE).write_text(json.dumps(images))
     assert other_frames(tmp_path, model) is None
-    (tmp_path / FILE).write_text('{"hop_length": 200}')
-    assert str(other_frames(tmp_path, model)).startswith(f"{FILE} says `hop_length: 200`")
+    for both in ({}, images | {"feature_extractor_type": "WhisperFeatureExtractor"}):
+        (tmp_path / FILE).write_text(json.dumps(both | {"hop_length": 200}))
+        assert str(other_frames(tmp_path, model)).startswith(f"{FILE} says `hop_length: 200`")
     whole = tmp_path / "processor_config.json"
     whole.write_text('{"processor_class": "WhisperProcessor"}')
     assert str(other_frames(tmp_path, model)).startswith(f"{FILE} says `hop_length: 200`")

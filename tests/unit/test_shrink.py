@@ -373,6 +373,8 @@ def test_large_grids_are_reduced_and_keep_their_relations(name: str) -> None:
     small = shrink(made)
     assert world_size(small) <= 20
     assert silent_losses(made, small) == []
+    # Several samples in a microbatch: their losses and rows are put together.
+    assert small.batch.global_ > small.language.grid.dp * small.schedule.microbatches
     for module in made.modules:
         before, after = made.modules[module], small.modules[module]
         assert after.order == before.order

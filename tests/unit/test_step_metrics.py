@@ -149,6 +149,19 @@ def test_tp_ranks_count_each_zero_once_also_of_key_heads_that_they_share(key_hea
     assert found == sum(parameter.numel() for parameter in whole.parameters())
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_only_a_sum_over_tp_is_no_sign_of_the_rank_that_spoilt_it(tp: int) -> None:
+    """At tp 1 there is no sum over tp, although the gradient of a norm would have terms."""
+    made = spec({"language": box(0, tp=tp, model={"heads": 2})})
+    context = ParallelContext(Group(tuple(range(tp)), 0, None), sequence_parallel=True)
+    network, module = with_gradients(made, context, 0.5)
+    network.norm.weight.grad.fill_(math.nan)
+    losses = {"language": torch.ones(())}
+    found = reduce_metrics(build_layout(made), {"language": module}, losses)
+    assert found.squares["language"].isnan()
+    assert bool(found.unshared_squares["language"].isnan()) == (tp == 1)
+
+
 def test_ranks_that_share_a_key_head_sum_its_gradient_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
