@@ -1,5 +1,6 @@
 """Estimates of a run by its own steps, against the samples that the run deals out."""
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -10,6 +11,9 @@ from tests.support.specs import box, spec
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.memory_of_run import MemoryOfRun
+from mimo_launch.estimate.rank_classes import RankClass
+from mimo_launch.estimate.step_work import StepWork
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.plan.plan import Plan
@@ -66,6 +70,29 @@ def test_memory_is_that_of_the_largest_step_of_a_run_and_names_it() -> None:
     alone = replace(found, only=(found.expected.sampled, found.expected.sampled[:1]))
     assert vision.total_bytes >= alone.estimates().ranks[0].total_bytes
     assert (vision.fullest_rank, language.fullest_rank) == (0, 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("most", [sum, max], ids=["in all", "at once"])
+def test_memory_is_no_less_than_that_of_the_replica_with_the_most(
+    most: Callable[[Iterable[int]], int], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One replica may have the most in a step, and another one the most in a forward."""
+    made = spec(
+        {"vision": box(0, dp=4, recompute="full"), "language": box(4, dp=4)},
+        microbatches=3,
+        data=VARIED,
+        train={"steps": 1, "seed": seed},
+    )
+    found = Estimator.of(Plan.of(made)).estimates().ranks[0].total_bytes
+
+    def fullest(self: MemoryOfRun, step: StepWork, alike: RankClass) -> Iterator[int]:
+        module = self.layout[alike.role[0][0]]
+        loads = {r: most(each.held for each in step.forwards_on(module, r)) for r in alike.ranks}
+        yield max(loads, key=loads.__getitem__)
+
+    monkeypatch.setattr(MemoryOfRun, "_fullest", fullest)
+    assert found >= Estimator.of(Plan.of(made)).estimates().ranks[0].total_bytes
 
 
 def test_the_time_of_a_step_is_the_mean_over_steps_and_waits_for_the_slowest_replica() -> None:

@@ -182,7 +182,7 @@ def test_a_class_that_makes_other_frames_is_refused(
 
 
 def test_the_file_of_transformers_is_read(tmp_path: Path) -> None:
-    """A whole processor's section comes first; a file of images says nothing unless of sound too."""
+    """A whole processor's section comes first; a file of images alone says nothing."""
     model = model_from_data(WHISPER)
     assert other_frames(tmp_path, model) is None
     images = {"image_processor_type": "CLIPImageProcessor", "padding_value": 1}
