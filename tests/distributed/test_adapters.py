@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch.nn.functional as F
-from tests.distributed.test_checkpoints import make_spec, numbers, run, run_anew
+from tests.distributed.test_checkpoints import make_spec, numbers, run, run_anew, run_on_rank
 from tests.support.planted_experts import mixture
 from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.running_ranks import run_on_running_ranks
@@ -18,7 +18,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.kernel_times import StageKernels
 from mimo_launch.kinds.weights import Weight
-from mimo_launch.launcher.run_on_ranks import RankError
+from mimo_launch.launcher.run_on_ranks import RankError, run_ranks
 from mimo_launch.layers import expert_adapters
 from mimo_launch.layers.adapters import LowRank, _Updated
 from mimo_launch.layers.linear import RowLinear
@@ -264,9 +264,10 @@ def test_a_trained_adapter_stays_the_same_update_or_is_missed(tmp_path: Path) ->
     loss = first_loss(started("one rank", LORA), tmp_path / "same")
     other = started("disjoint dp2, tp2", {**LORA, "alpha": 20.0, "rslora": True})
     assert first_loss(other, tmp_path / "factor") == pytest.approx(loss, rel=1e-12)
-    less = started("one rank", {**LORA, "targets": ["q"]})
-    with pytest.raises(RankError, match=r"does not fit: .*adapters without a place: .*lora_a"):
-        run_anew(less, tmp_path / "less")
+    for adapter in ({**LORA, "targets": ["q"]}, None):
+        with pytest.raises(RankError, match=r"does not fit: .*adapters without a place: .*lora_a"):
+            # Without the checks, which refuse a start without an adapter before.
+            run_ranks(run_on_rank, started("one rank", adapter), tmp_path / "less", world_size=1)
     for adapter in (None, {**LORA, "rank": 2}):
         (found,) = (each for each in check(started("one rank", adapter)) if each.is_error)
         assert found.code == "adapter-start-unlike"
