@@ -10,6 +10,9 @@ from tests.support.planted_experts import mixture
 from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.specs import box, spec
 
+from mimo_launch.checks.adapters import targets_of
+from mimo_launch.checks.all_checks import check
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers import dropout
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models import token_numbers
@@ -28,6 +31,35 @@ def made(
         "language": box(**(DROPS | (language or {}))),
     }
     return spec(modules, **({"microbatches": 2, "mbs": 2} | rest))
+
+
+# Models with every map that an adapter may update; whole ones between regions, too.
+UPDATED: dict[str, dict[str, Any]] = {
+    "per-layer embeddings": {"kind": "decoder", "per_layer_embeddings": {"width": 4, "padding": 0}},
+    "latent attention": {
+        "kind": "decoder", "mla": {"q_rank": 6, "kv_rank": 6, "rope_head_dim": 2},
+    },
+    "clipped maps": {"kind": "gemma4_vision", "clipped_linears": True, "shuffle": 1},
+    "aut": {"kind": "aut"},
+    "hybrid": hybrid({"tp": 2}, "M*G-"),
+}  # fmt: skip
+
+
+def updated(model: dict[str, Any]) -> Spec:
+    """A module of which adapters update every map, each after dropout, over tp."""
+    name = "language" if model["kind"] in {"decoder", "hybrid"} else "encoder"
+    small = spec({"language": box(0), name: box(0, tp=2, model=model)})
+    kind = kind_of(small.modules[name].model)
+    targets = sorted({*targets_of(kind, small.modules[name].model.layers)})
+    own = box(0, tp=2, model=model, adapter={**LORA, "targets": targets})
+    return spec({"language": box(0), name: own}, microbatches=2, mbs=2, max_frames=16, max_images=2)
+
+
+@pytest.mark.parametrize("name", UPDATED)
+def test_updates_of_every_map_drop_what_they_read(name: str) -> None:
+    made = updated(UPDATED[name])
+    assert not [finding for finding in check(made) if finding.is_error]
+    assert failures(verdicts(made)) == []
 
 
 LAYOUTS: dict[str, Callable[[], Spec]] = {

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.kinds.per_layer_shapes import PerLayerInputsShape, PerLayerShape
+from mimo_launch.layers.dropout import Draws
 from mimo_launch.layers.linear import WholeLinear
 from mimo_launch.layers.norms import Norm
 from mimo_launch.layers.pointwise import gelu_tanh, quick_gelu, squared_relu
@@ -52,11 +53,11 @@ class PerLayerGate(ShapedLayer[PerLayerShape]):
     widen: WholeLinear
     norm: Norm
 
-    def forward(self, x_nD: Tensor, vector_nP: Tensor) -> Tensor:
+    def forward(self, x_nD: Tensor, vector_nP: Tensor, draws: Draws | None) -> Tensor:
         """Return what is added to the stream x."""
         gate = GATES[self.shape.activation]
-        gated = self.context.fused(gate, self.narrow(x_nD), vector_nP)
-        out: Tensor = self.norm(self.widen(gated))
+        gated = self.context.fused(gate, self.narrow(x_nD, draws), vector_nP)
+        out: Tensor = self.norm(self.widen(gated, draws))
         return out
 
 

@@ -110,7 +110,7 @@ class Block(Layer[BlockShape]):
         """
         if not isinstance(context, SequenceContext) or context.vectors is None:
             raise ValueError("a layer needs its per-layer embeddings")
-        out: Tensor = gate(x_nD, context.vectors)
+        out: Tensor = gate(x_nD, context.vectors, context.draws)
         return out
 
     def _after_attention(

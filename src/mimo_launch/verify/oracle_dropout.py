@@ -20,7 +20,7 @@ from mimo_launch.spec.spec import Spec
 _GAMMA = 0x9E3779B97F4A7C15
 # The layers that hold the updates of maps, by the maps' names.
 _LAYERS = {"o": "output", "down": "output", "out": "output", "q_up": "queries", "kv_up": "keys"}
-_OWN = ("q_down", "kv_down")
+_OWN = ("q_down", "kv_down", "narrow", "widen")
 # Learned tokens of an image have numbers from here on; each image has its own.
 EXTRA, IMAGE = 2**31, 2**32
 
