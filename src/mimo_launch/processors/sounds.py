@@ -61,11 +61,8 @@ _EXTRACTORS: Mapping[str, tuple[str, _Rules]] = {
     "ParakeetFeatureExtractor": ("nemo", _NEMO),
     "Phi4MultimodalFeatureExtractor": ("phi4", _PHI4),
 }
-_MADE_BY = {
-    "whisper": "WhisperFeatureExtractor",
-    "nemo": "ParakeetFeatureExtractor",
-    "phi4": "Phi4MultimodalFeatureExtractor",
-}
+# The first class of each.
+_MADE_BY = {features: name for name, (features, _) in reversed([*_EXTRACTORS.items()])}
 
 
 @dataclass(frozen=True, slots=True)

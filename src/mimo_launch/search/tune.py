@@ -160,7 +160,7 @@ class _Climb:
         while search.left > last and fruitless < _MOST_FRUITLESS:
             self.say(1 - search.left / self.wish.plans, search.least)
             least = search.least
-            beam = list(islice(_first_of_each(search.best, _course).values(), _BEAM))
+            beam = [each for _, each in islice(_first_of_each(search.best, _course), _BEAM)]
             near = next(filter(None, (self._next_near(each) for each in beam)), None)
             points = self._far([Point.of(each.change.spec) for each in beam])
             search.look(points if near is None else near, until=last)
@@ -291,15 +291,19 @@ def _plainer(search: Search, found: Planned) -> Planned:
 
 def _by_shape(best: Iterable[Planned]) -> dict[Any, Planned]:
     """Return the first layout of each shape."""
-    return _first_of_each(best, _shape)
+    return dict(_first_of_each(best, _shape))
 
 
-def _first_of_each(best: Iterable[Planned], key: Callable[[Point], Any]) -> dict[Any, Planned]:
-    """Return the first layout with each value of a key."""
-    found: dict[Any, Planned] = {}
+def _first_of_each(
+    best: Iterable[Planned], key: Callable[[Point], Any]
+) -> Iterator[tuple[Any, Planned]]:
+    """Yield each value of a key with the first layout that has it."""
+    seen = set()
     for each in best:
-        found.setdefault(key(Point.of(each.change.spec)), each)
-    return found
+        value = key(Point.of(each.change.spec))
+        if value not in seen:
+            seen.add(value)
+            yield value, each
 
 
 def _course(point: Point) -> Any:
