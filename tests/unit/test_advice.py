@@ -27,7 +27,7 @@ from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import Point
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search.advice import Changes
+from mimo_launch.search.advice import Changes, advise
 from mimo_launch.search.changes import Change, changed, kind_between
 from mimo_launch.search.judge import Planned
 from mimo_launch.search.ladders import lighter
@@ -35,6 +35,7 @@ from mimo_launch.search.moves import neighbours
 from mimo_launch.search.placements import placements, smaller_worlds
 from mimo_launch.search.search import Search
 from mimo_launch.search.tune import Wish, tune
+from mimo_launch.search.wastes import wastes
 from mimo_launch.spec.editing import edit, lines_of, merge, tree_of
 from mimo_launch.spec.load import load_text
 from mimo_launch.spec.spec import Spec
@@ -244,6 +245,30 @@ def test_no_change_is_offered_twice() -> None:
     assert all(offers.count(each) == 1 for each in offers)
 
 
+def test_only_the_best_change_is_offered_although_it_makes_no_loss_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = POOR[OF_8]
+    base = Estimator.of(Plan.of(made))
+    changes = Changes.of(base, base.estimates(), 80 * 10**9)
+    lost = wastes(made, changes.estimates, base.constants, base.layout.world_size)
+    change = changed(made, "precision", {"train.precision": "fp32"})
+    assert change is not None
+    # In fp32 kernels take long enough to start others meanwhile, and vision waits less.
+    helps = Planned(change, Estimator.of(Plan.of(change.spec)).estimates())
+    same = Planned(Change("same", {}, made), changes.estimates)
+    monkeypatch.setattr(Changes, "simplest", lambda self, planned: planned)
+
+    def answers(*found: Planned) -> dict[str, str]:
+        monkeypatch.setattr(Changes, "run", lambda self: list(found))
+        advice = advise(changes, lost, base.constants)
+        return {each.waste.kind: each.planned.change.kind for each in advice if each.planned}
+
+    assert answers(same) == {"starts": "same"}
+    assert answers(helps, same) == {"starts": "precision"}
+    assert answers(same, helps) == {"starts": "same", "waits": "precision"}
+
+
 def test_losses_name_modules_ranks_and_numbers() -> None:
     given = answer(POOR[OF_8], seeks=False)
     assert all(loss.change is None for loss in given.losses)
@@ -255,6 +280,21 @@ def test_losses_name_modules_ranks_and_numbers() -> None:
     time = given.time
     parts = (time.computing, time.communicating, time.waiting, time.updating)
     assert sum(parts) == pytest.approx(given.step_seconds)
+
+
+def test_a_gpu_without_a_module_waits_all_the_time() -> None:
+    given, full = (
+        answer(spec({"vision": box(0), "language": box(first)}), seeks=False) for first in (2, 1)
+    )
+    (idle,) = [loss for loss in given.losses if loss.kind == "idle"]
+    assert (idle.what, idle.ranks) == ("rank 1 holds no module: 1 GPU", (1,))
+    # They begin a microsecond later together.
+    step = pytest.approx(full.step_seconds, rel=1e-3)
+    assert given.step_seconds == step
+    assert given.time.waiting * 3 - full.time.waiting * 2 == step
+    for part in ("computing", "communicating", "updating"):
+        spent = getattr(full.time, part) * 2
+        assert getattr(given.time, part) * 3 == pytest.approx(spent, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,36 @@ def test_input_gradients_wait_in_their_send_buffers() -> None:
     assert many - few == 4 * 2 * 256 * 512 * 2
 
 
+def test_rows_wait_at_their_sender_and_their_gradients_at_the_receiver() -> None:
+    def transfers(microbatches: int) -> list[int]:
+        made = spec(
+            {"vision": box(0, model=VIT), "language": box(1, model=DECODER)},
+            microbatches=microbatches,
+            mbs=2,
+            seq=256,
+            data={"kind": "synthetic", "image": [16, 16], "text_only": 0.0},
+            train={"steps": 1, "precision": "bf16"},
+        )
+        return [row(made, rank).transfers for rank in (0, 1)]
+
+    # The rows of two images, in bf16; language holds its last ones beside their gradients.
+    each = 2 * 64 * WIDTH * 2
+    assert transfers(4) == [4 * each, 5 * each]
+    assert transfers(8) == [8 * each, 9 * each]
+
+
+def test_the_two_largest_layers_are_on_their_way_to_the_host() -> None:
+    def in_flight(dense: int) -> int:
+        moe = {"experts": 4, "top_k": 2, "width": 256, "first_dense": dense}
+        return memory_of(model(decoder={"moe": moe}, offload=["activations"]), "language").in_flight
+
+    # Of four layers; a dense one keeps more here.
+    sparse, one, two, dense = map(in_flight, (0, 1, 2, 4))
+    assert dense > sparse > 0
+    assert one == (sparse + dense) / 2
+    assert two == dense
+
+
 def test_communicators_and_context_are_outside_the_allocator() -> None:
     free = {"context_memory": 0.0, "communicator_memory": 0.0, "allocator_slack": 0.0}
     alone = row(language(), 0, **free)

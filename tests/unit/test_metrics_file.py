@@ -173,6 +173,32 @@ def test_a_full_disk_loses_no_line_and_is_reported_once(
     file.close()
 
 
+def test_steps_that_come_again_are_dropped_once_a_full_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, print)
+    for event in (started(0), step(1), step(2), step(3)):
+        file(event)
+    file.close()
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    told: list[Event] = []
+    again = MetricsFile(path, told.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        again(started(2))
+        again(step(3))
+    assert [type(event) for event in told] == [WriteFailed]
+    assert steps_in(path) == [1, 2, 3]
+    again(step(4))
+    again.close()
+    assert steps_in(path) == [1, 2, 3, 4]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize(
     "end",
