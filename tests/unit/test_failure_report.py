@@ -134,6 +134,16 @@ def test_a_host_that_does_not_answer_is_named_with_its_ranks(tmp_path: Path) -> 
     assert not any("same way" in line for line in lines)
 
 
+def test_no_attempt_follows_without_a_host_although_a_rank_failed_before_it_was_lost() -> None:
+    failed = [replace(each, **OWN) for each in ranks(4)]
+    here, gone = (
+        diagnose(quickstart(), failed, attempt=0, hosts=hosts(), absent=absent)
+        for absent in ((), hosts()[1:])
+    )
+    assert headline(gone) == headline(here) != ""
+    assert (here.restartable, gone.restartable) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("known", "around", "absent", "code"),
     [

@@ -118,9 +118,7 @@ def _fused(tensor: FileTensor, read: Mapping[str, Tensor]) -> tuple[Tensor, Tens
     for part, update in parts:
         name, (rows, rank) = update.up
         here = replace(part, name=name, saved=(rows, rank), shape=(rows, rank), update=None)
-        # Factors of maps that are fused here may differ: the file has one for all.
-        values = read[name] * (update.scale / parts[0][1].scale)
-        here.put({name: values}, up.narrow(1, column, rank))
+        here.put({name: read[name]}, up.narrow(1, column, rank))
         column += rank
     return down, up
 

@@ -200,11 +200,7 @@ class Failure:
     @property
     def restartable(self) -> bool:
         """Whether another attempt makes sense: no rank ended the run on purpose, no host left."""
-        return (
-            not self.verdict.final
-            and self.verdict.kind is not FailureKind.ABSENT
-            and not self.absent
-        )
+        return not self.verdict.final and not self.absent
 
     @property
     def code(self) -> ExitCode:
