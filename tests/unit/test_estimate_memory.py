@@ -82,9 +82,13 @@ def test_input_gradients_wait_in_their_send_buffers() -> None:
 
 
 def test_rows_wait_at_their_sender_and_their_gradients_at_the_receiver() -> None:
-    def transfers(microbatches: int) -> list[int]:
+    def transfers(microbatches: int, hidden: int = WIDTH, width: int = WIDTH) -> list[int]:
+        small = {**VIT, "hidden": width, "layers": 1, "mlp": width, "projector": "linear"}
         made = spec(
-            {"vision": box(0, model=VIT), "language": box(1, model=DECODER)},
+            {
+                "vision": box(0, model=VIT if width == WIDTH else small),
+                "language": box(1, model={**DECODER, "hidden": hidden}),
+            },
             microbatches=microbatches,
             mbs=2,
             seq=256,
@@ -97,6 +101,8 @@ def test_rows_wait_at_their_sender_and_their_gradients_at_the_receiver() -> None
     each = 2 * 64 * WIDTH * 2
     assert transfers(4) == [4 * each, 5 * each]
     assert transfers(8) == [8 * each, 9 * each]
+    # Where vision itself needs less, it has the most when the gradients of its rows arrive.
+    assert transfers(4, hidden=16 * WIDTH, width=64)[0] == (4 + 1) * 16 * each
 
 
 def test_the_two_largest_layers_are_on_their_way_to_the_host() -> None:

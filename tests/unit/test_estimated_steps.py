@@ -10,8 +10,12 @@ from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
+from mimo_launch.estimate.communication_times import WeightTimes
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.mean_of_steps import mean_of
 from mimo_launch.estimate.memory_of_run import MemoryOfRun
+from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.rank_classes import RankClass
 from mimo_launch.estimate.step_work import StepWork
 from mimo_launch.layout.layout import build_layout
@@ -129,3 +133,44 @@ def test_work_that_is_kept_for_a_layout_is_not_that_of_one_with_longer_lists(cp:
     found = shared.on(split).model.work["vision"]
     assert found == Estimator.of(split).model.work["vision"]
     assert found[0].held > shared.model.work["vision"][0].held
+
+
+def test_a_share_of_the_run_is_its_time_in_the_time_of_all_steps() -> None:
+    """Two steps as planned, and one that takes four times as long, in which all wait."""
+    made = spec({"vision": box(0), "language": box(1)})
+    one = Estimator.of(Plan.of(made)).estimates()
+    rows = [
+        replace(
+            row,
+            computing=0.0,
+            waiting=1.0,
+            tflop=4 * row.tflop,
+            stages=tuple(replace(each, forward_ms=4 * each.forward_ms) for each in row.stages),
+        )
+        for row in one.ranks
+    ]
+    slow = replace(one, step_seconds=4 * one.step_seconds, ranks=tuple(rows))
+    found = mean_of([(one, 2), (slow, 1)])
+    assert found.step_seconds == pytest.approx(2 * one.step_seconds)
+    for row, before in zip(found.ranks, one.ranks, strict=True):
+        assert before.computing > 0
+        assert row.computing == pytest.approx(before.computing / 3)
+        assert row.waiting == pytest.approx((before.waiting + 2) / 3)
+        assert row.tflop == pytest.approx(2 * before.tflop)
+        times = [[each.forward_ms for each in of.stages] for of in (row, before)]
+        assert times[0] == pytest.approx([2 * each for each in times[1]])
+
+
+def test_sums_over_copies_of_shards_are_of_all_weights_but_those_of_experts() -> None:
+    """Experts are sharded over all of their replicas, of which none has a copy."""
+
+    def seconds(hidden: int, width: int) -> float:
+        moe = {"experts": 4, "top_k": 2, "width": width}
+        model = {"hidden": hidden, "moe": moe}
+        made = spec({"language": box(0, dp=4, sharding="full", shard_over=2, model=model)})
+        language = build_layout(made).language
+        weights = stage_weights(made, language.stages[0], 0)
+        return WeightTimes(made, Calibration(), language).sums_of_copies(weights)
+
+    assert seconds(64, 4096) == seconds(64, 64)
+    assert seconds(128, 64) > seconds(64, 64) > 0

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.specs import box, layout_specs, spec
+from tests.unit.test_owners import step_of
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.fact_source import Source
+from mimo_launch.data.heaviest_steps import heaviest_steps
 from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.data.run_records import DrawnRecords
 from mimo_launch.layout.layout import Layout, build_layout
@@ -94,6 +97,8 @@ def test_a_very_large_data_set_or_step_takes_no_time_to_expect() -> None:
     large = expected_steps(made.model_copy(update={"batch": batch}))
     assert (large.looked_at, len(large.sampled)) == (1, 1)
     assert large.heaviest == large.sampled
+    # Of a step with more records than are looked at, the largest part is not known.
+    assert (expected_steps(made).names_largest, large.names_largest) == (True, False)
     assert large.sampled[0].samples[2**16 - 1].num_tokens > 0
     assert large.padding == pytest.approx(expected_steps(made).padding, abs=0.02)
 
@@ -106,6 +111,17 @@ def test_balanced_encoders_of_digits_have_their_heaviest_step() -> None:
     assert 0 < found.padding < 0.2
     assert len(found.sampled) == 8
     assert {found.sampled[0].step, found.sampled[-1].step} == {0, STEPS - 1}
+
+
+def test_a_step_is_the_heaviest_by_large_samples_of_two_groups_alone() -> None:
+    """The replica with the largest share of a step has none of the small ones of other groups."""
+    made = spec({"vision": box(0, dp=2), "language": box(2)}, microbatches=4, mbs=2)
+    rows = np.array([[11, 11, *[0] * 6], [4] * 8, [10, 10, 10, *[0] * 5]])
+    steps, layout = [step_of(each) for each in rows.tolist()], build_layout(made)
+    found = heaviest_steps(layout, 0 * rows, {"vision": rows}, steps.__getitem__)
+    assert most(layout, [steps[n] for n in found]) == most(layout, steps)
+    assert most(layout, steps)["vision in a step"] == 20
+    assert found == [0, 2]
 
 
 def test_sizes_alone_deal_out_samples_and_find_the_heaviest_steps(

@@ -100,6 +100,10 @@ VERDICTS: dict[str, tuple[list[RankState], int, FailureKind]] = {
         [state(0, frames=BUSY), failed(1, Cause.LOST, 9.0), failed(2, Cause.LOST, 8.0)],
         2, FailureKind.LOST,
     ),
+    "the one that others wait for, though a peer of one that was late was lost first": (
+        [failed(0, Cause.LOST, 8.0), failed(1, Cause.TIMEOUT, 9.0), state(2, frames=BUSY)],
+        2, FailureKind.STUCK,
+    ),
     "one that finished and does not leave as others do": (
         [FINISHED, STAYS], 1, FailureKind.LINGERS,
     ),

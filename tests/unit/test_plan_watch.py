@@ -91,8 +91,12 @@ def test_the_largest_of_the_first_steps_is_told_at_the_start(largest: int) -> No
             0,
             True,
         ),
+        (replace(FORECAST, gpu_memory=150_000_000_000), MACHINE, 0, True),
     ],
-    ids=["resumed before it", "resumed after it", "unknown", "a larger GPU", "a part of it"],
+    ids=[
+        *("resumed before it", "resumed after it", "unknown"),
+        *("a larger GPU", "a part of it", "a smaller GPU than allowed"),
+    ],
 )
 def test_only_a_step_that_leaves_little_room_here_is_told(
     forecast: Forecast, machine: Machine, first: int, tells: bool
