@@ -22,8 +22,9 @@ from tests.unit.test_sources import as_lines, as_tar, chats, files_spec
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
-from mimo_launch.data.record_facts import NO_SOURCE, RecordFacts, distinct_rows, facts_of
+from mimo_launch.data.record_facts import NO_SOURCE, RecordFacts, distinct_rows, facts_of, shape_of
 from mimo_launch.data.step_of_records import step_of
+from mimo_launch.estimate.step_work import StepWork
 from mimo_launch.estimate.workload import step_flops
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_data import SampleData, StepData
@@ -154,6 +155,13 @@ def test_records_of_an_index_have_the_facts_of_each_of_them(real: Spec) -> None:
         assert_one_by_one(opened(made))
 
 
+def outline_of(sample: SampleData) -> Any:
+    """What work depends on: lengths of records, and sizes of images, by module."""
+    records = [(each.num_tokens, each.num_labels) for each in sample.records]
+    sizes = {name: sorted(map(shape_of, spans)) for name, spans in sample.spans.items() if spans}
+    return sample.num_tokens, sample.num_labels, records, sizes
+
+
 def assert_is_step(made: Spec, found: StepData, bad: set[int]) -> None:
     """A step of columns is the step of its samples, also without some records."""
     wanted = StepData(found.step, list(found.samples))
@@ -173,6 +181,10 @@ def assert_is_step(made: Spec, found: StepData, bad: set[int]) -> None:
             assert ours.rows(module, every) == theirs.rows(module, every)
             assert ours.num_images(module) == theirs.num_images(module)
             assert ours.most_rows(module) == theirs.most_rows(module)
+        for some in (every, [3, 1, 3]):
+            assert ours.texts(some) == theirs.texts(some)
+        assert [*map(outline_of, ours.outline.samples)] == [*map(outline_of, theirs.samples)]
+        assert ours.outline.samples[1:3] == [ours.outline.samples[1], ours.outline.samples[2]]
         layout = build_layout(made)
         assert step_flops(made, layout, ours) == pytest.approx(step_flops(made, layout, theirs))
 
@@ -185,6 +197,21 @@ def test_a_step_of_an_index_is_that_of_its_samples(real: Spec, packing: bool) ->
     dataset = opened(made)
     for step, ids in enumerate(steps_of(global_order(made, dataset), 3)):
         assert_is_step(made, make_step_data(dataset, "train", ids, step), {0, 3, 4})
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_work_of_a_step_is_known_without_a_description(real: Spec, packing: bool) -> None:
+    made = real.replace(data=real.data.replace(packing=packing))
+    dataset, layout = opened(made), build_layout(made)
+    data = make_step_data(dataset, "train", global_order(made, dataset).take(0), 0)
+    described = StepData(0, list(data.samples))
+    data.samples.known.clear()  # type: ignore[attr-defined]
+    found, wanted = StepWork(layout, data), StepWork(layout, described)
+    for module in layout.modules:
+        assert found.work(module) == wanted.work(module)
+    assert found.key == wanted.key
+    assert found.texts == wanted.texts
+    assert not data.samples.known  # type: ignore[attr-defined]
 
 
 @settings(max_examples=25)

@@ -43,7 +43,8 @@ def shape_of(span: ImageSpan) -> tuple[int, ...]:
     return (span.height, span.width, span.reads or 0, span.loose, *tiling_of(span.shown))
 
 
-def _span_from(height: int, width: int, reads: int, loose: int, *tiling: int) -> ImageSpan:
+def span_from(height: int, width: int, reads: int, loose: int, *tiling: int) -> ImageSpan:
+    """Return an image of a shape as `shape_of` has it, at no place."""
     return ImageSpan(0, height, width, reads or None, loose=loose, shown=shown_from(*tiling))
 
 
@@ -62,6 +63,12 @@ class ImageFacts:
     def rows(self) -> Int64s:
         """Rows of each image, [images]."""
         return self.shapes[:, 0] * self.shapes[:, 1]
+
+    @property
+    def num_positions(self) -> Int64s:
+        """Tokens of the text that belong to each image, [images]; see `ImageSpan`."""
+        reads = self.shapes[:, 2]
+        return np.where(reads > 0, reads, self.rows)
 
     def take(self, places: Int64s, number: int) -> "ImageFacts":
         """Return the images of records at some places, of `number` records in all."""
@@ -148,7 +155,7 @@ class RecordFacts:
             columns.append(other.rows[at, None])
         found = []
         for *numbers, count in distinct_rows(np.concatenate(columns, axis=1)).tolist():
-            spans = {module: (_span_from(*numbers[: len(SHAPE)]),)}
+            spans = {module: (span_from(*numbers[: len(SHAPE)]),)}
             for name, rows in zip(others, numbers[len(SHAPE) :], strict=True):
                 spans[name] = (ImageSpan(0, 1, rows),)
             found.append((SampleData(0, 0, 0, spans), count))

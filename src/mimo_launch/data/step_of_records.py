@@ -9,12 +9,20 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import repeat
 from typing import Protocol, overload
 
 import numpy as np
 
-from mimo_launch.data.record_facts import NO_SOURCE, Int64s, RecordFacts
-from mimo_launch.layout.step_data import SampleData, StepData, packed, without_records
+from mimo_launch.data.record_facts import NO_SOURCE, Int64s, RecordFacts, span_from
+from mimo_launch.layout.step_data import (
+    NO_RECORD,
+    ImageSpan,
+    SampleData,
+    StepData,
+    packed,
+    without_records,
+)
 from mimo_launch.spec.base import LANGUAGE
 
 
@@ -56,6 +64,60 @@ class DescribedSamples(Sequence[SampleData]):
             here = self.ids[self.ends[number] : self.ends[number + 1]].tolist()
             self.known[number] = packed([self.records.describe(each) for each in here])
         return self.known[number]
+
+
+@dataclass(frozen=True, eq=False)
+class _Outlines(Sequence[SampleData]):
+    """Samples as columns have them: lengths of records, sizes of images, and no places.
+
+    Sample n has the records `ends[n]` to `ends[n + 1]`.
+    """
+
+    facts: RecordFacts
+    ends: Int64s
+    known: dict[int, SampleData] = field(default_factory=dict, init=False)
+    spans: dict[tuple[int, ...], ImageSpan] = field(default_factory=dict, init=False)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> SampleData: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[SampleData]: ...
+    def __getitem__(self, index: int | slice) -> SampleData | Sequence[SampleData]:
+        number = range(len(self))[index]
+        if isinstance(number, range):
+            return [self[each] for each in number]
+        if number not in self.known:
+            self.known[number] = self._made(number)
+        return self.known[number]
+
+    @cached_property
+    def _bounds(self) -> tuple[list[int], dict[str, list[int]]]:
+        """Where the records of each sample begin, and its images of each module."""
+        images = self.facts.images.items()
+        begins = {name: np.searchsorted(each.record, self.ends).tolist() for name, each in images}
+        return self.ends.tolist(), begins
+
+    def _made(self, number: int) -> SampleData:
+        ends, begins = self._bounds
+        here = slice(*ends[number : number + 2])
+        tokens, labels = (of[here].tolist() for of in (self.facts.tokens, self.facts.labels))
+        spans = {
+            name: tuple(map(self._span, map(tuple, images.shapes[first:end].tolist())))
+            for name, images in self.facts.images.items()
+            for first, end in (begins[name][number : number + 2],)
+        }
+        parts = None
+        if len(tokens) != 1:
+            parts = tuple(map(SampleData, repeat(NO_RECORD), tokens, labels))
+        return SampleData(NO_RECORD, sum(tokens), sum(labels), spans, parts=parts)
+
+    def _span(self, shape: tuple[int, ...]) -> ImageSpan:
+        if shape not in self.spans:
+            self.spans[shape] = span_from(*shape)
+        return self.spans[shape]
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +249,23 @@ class StepOfRecords(StepData):
         found = Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
         found[seq] += int((~has_records).sum())
         return +found
+
+    @cached_property
+    def outline(self) -> StepData:
+        """The same step, of which no record is described."""
+        return replace(self, samples=_Outlines(self.facts, self.ends), before_damage=None)
+
+    def texts(self, samples: Sequence[int]) -> tuple[int, int]:
+        """Return how many records some samples have, and tokens beside media."""
+        records, tokens = self._texts
+        return int(records[samples].sum()), int(tokens[samples].sum())
+
+    @cached_property
+    def _texts(self) -> tuple[Int64s, Int64s]:
+        tokens = self.facts.tokens.copy()
+        for images in self.facts.images.values():
+            np.subtract.at(tokens, images.record, images.num_positions)
+        return np.diff(self.ends), self._by_sample(tokens)
 
     def alike(self, module: str, reads: Sequence[str]) -> list[tuple[SampleData, int]]:
         """Return samples that stand for all images of a module, and how many each stands for."""

@@ -19,14 +19,13 @@ from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.estimate.workload import (
     rows_received,
     rows_sent,
-    samples_of,
     tokens_held,
     workload,
 )
 from mimo_launch.kinds.layer import Workload
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.samples import Bridge
-from mimo_launch.layout.step_data import SampleData, StepData
+from mimo_launch.layout.step_data import StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
@@ -67,7 +66,7 @@ class StepWork:
     @cached_property
     def views(self) -> StepViews:
         """The samples of each replica, as a run deals them out."""
-        return StepViews(self.layout, self.data)
+        return StepViews(self.layout, self.data.outline)
 
     @property
     def key(self) -> Hashable:
@@ -135,19 +134,12 @@ class StepWork:
     @cached_property
     def texts(self) -> tuple[float, float]:
         """Texts that a rank of language reads, and their tokens, the mean of its replicas."""
-        language, found = self.layout.language, list[SampleData]()
+        language, found = self.layout.language, list[int]()
         replicas = self.replicas(language)
         for replica in replicas:
             for microbatch in range(self.layout.num_groups(language)):
-                found += samples_of(self.views, replica, microbatch)
-        rows = sum(
-            span.num_positions
-            for sample in found
-            for spans in sample.spans.values()
-            for span in spans
-        )
-        tokens = sum(sample.num_tokens for sample in found) - rows
-        texts = sum(len(sample.records) for sample in found)
+                found += self.views.language(replica, microbatch).samples
+        texts, tokens = self.data.texts(found)
         return texts / len(replicas), max(0, tokens) / len(replicas)
 
     def most_rows(self, bridge: Bridge) -> tuple[int, ...]:

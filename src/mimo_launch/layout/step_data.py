@@ -329,6 +329,20 @@ class StepData:
         """Return how many spans of attention in sequences of `seq` tokens have each length."""
         return Counter(length for sample in self.samples for length in sample.span_lengths(seq))
 
+    @property
+    def outline(self) -> "StepData":
+        """The step with what work depends on: the sizes of images, but not their places."""
+        return self
+
+    def texts(self, samples: Sequence[int]) -> tuple[int, int]:
+        """Return how many records some samples have, and tokens beside media."""
+        found = [self.samples[each] for each in samples]
+        tokens = sum(each.num_tokens for each in found)
+        spans = (span for each in found for spans in each.spans.values() for span in spans)
+        return sum(len(each.records) for each in found), tokens - sum(
+            s.num_positions for s in spans
+        )
+
     def alike(self, module: str, reads: Sequence[str]) -> list[tuple[SampleData, int]]:
         """Return samples that stand for all images of a module, and how many each stands for.
 
