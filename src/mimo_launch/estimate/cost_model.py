@@ -122,6 +122,10 @@ class CostModel:
     _products: dict[tuple[str, int], dict[tuple[int, int], Seconds]] = field(
         default_factory=dict, init=False
     )
+    _products_of: dict[tuple[str, tuple[int, ...], bool], bool] = field(
+        default_factory=dict, init=False
+    )
+    _inside: dict[tuple[str, int, int, int], float] = field(default_factory=dict, init=False)
 
     @cached_property
     def work(self) -> dict[str, Forwards]:
@@ -306,7 +310,6 @@ class CostModel:
     def _times(self, module: ModuleLayout, stage: Stage, work: Workload) -> StageTimes:
         """Return the seconds of one forward and its backward."""
         path = backward_path(self.spec, self.layout, module, stage)
-        through_layers = flops_of_layers(self.spec, module, path.layers, work)
         overhead = self.constants.action_overhead * MICRO
         travel = self._travel(module, stage, work)
         between = self._layers(module, stage, work) + travel
@@ -317,7 +320,7 @@ class CostModel:
         ahead = kernels.forward() + between
         back, again = kernels.backward(), 0.0
         found = between, travel
-        if any(flops.linear for flops in through_layers.values()):
+        if self._multiplies(module, path.layers, work):
             again, repeated = kernels.repeated(), self._between_again(module, stage, work)
             back += again + between + repeated[0]
             found = 2 * between + repeated[0], 2 * travel + repeated[1]
@@ -335,6 +338,14 @@ class CostModel:
             all_to_all=found[1],
             recomputation=again,
         )
+
+    def _multiplies(self, module: ModuleLayout, layers: tuple[int, ...], work: Workload) -> bool:
+        """Return whether layers multiply by weights, the same for any number of tokens."""
+        key = module.name, layers, work.tokens > 0
+        if key not in self._products_of:
+            found = flops_of_layers(self.spec, module, layers, work).values()
+            self._products_of[key] = any(flops.linear for flops in found)
+        return self._products_of[key]
 
     def _moved(self, module: ModuleLayout, stage: Stage, work: Workload) -> tuple[float, ...]:
         """Return the seconds in which what each layer keeps goes to the host, or comes back."""
@@ -373,6 +384,12 @@ class CostModel:
 
     def _layers(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:
         """Return the seconds of the tp and cp collectives inside a stage in one direction."""
+        key = module.name, stage.index, work.held, work.extra_tokens
+        if key not in self._inside:
+            self._inside[key] = self._collectives(module, stage, work)
+        return self._inside[key]
+
+    def _collectives(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:
         number = self.spec.train.numbers.computed.bytes
         kind = kind_of(self.spec.modules[module.name].model)
         numbers = kind.numbers(stage.layers, is_last=stage.is_last)

@@ -74,7 +74,7 @@ class StepWork:
         modules = self.layout.modules
         works = (self.slowest(each) for each in modules)
         rows = tuple(map(self.most_rows, self.layout.bridges.values()))
-        return tuple(key_of(each) for work in works for each in work), rows, self.data.num_records
+        return tuple(each.key for work in works for each in work), rows, self.data.num_records
 
     def replicas(self, module: ModuleLayout) -> range:
         """Return the replicas of a module that are looked at, evenly spaced."""
@@ -90,7 +90,7 @@ class StepWork:
                 workload(self.views, module, replica, forward)
                 for forward in range(self.layout.num_groups(module))
             )
-            self._forwards[key] = tuple(self.same.setdefault(key_of(each), each) for each in made)
+            self._forwards[key] = tuple(self.same.setdefault(each.key, each) for each in made)
         return self._forwards[key]
 
     def tokens_held(self, module: ModuleLayout, replica: int) -> tuple[int, ...]:
@@ -111,8 +111,7 @@ class StepWork:
         """Return the work of a module, all of it that of the replicas that are looked at."""
         forwards, replicas = self.slowest(module), self.replicas(module)
         total = merged([w for each in replicas for w in self.forwards(module, each)])
-        keys = {id(each): key_of(each) for each in forwards}
-        key = tuple(keys[id(each)] for each in forwards), key_of(total), len(replicas)
+        key = tuple(each.key for each in forwards), total.key, len(replicas)
         return ModuleWork(forwards, total, len(replicas), key)
 
     def forwards_on(self, module: ModuleLayout, rank: int) -> Forwards:
@@ -162,15 +161,6 @@ class StepWork:
 def first_work(spec: Spec, layout: Layout) -> StepWork:
     """Return the work of the first step that stands for a run."""
     return StepWork(layout, expected_steps(spec, layout).sampled[0])
-
-
-def key_of(work: Workload) -> Hashable:
-    """Return a key that equal work shares."""
-    counted = (work.spans, work.windows, work.blocks)
-    return (
-        *(frozenset(each.items()) for each in counted),
-        *(work.held, work.extra_tokens, work.rows, work.reads, work.forwards),
-    )
 
 
 def merged(works: Sequence[Workload]) -> Workload:

@@ -9,9 +9,10 @@ kinds, the placement of ranks to `layout`.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from operator import mul
 from typing import Literal
 
@@ -90,7 +91,7 @@ class LayerKind(StrEnum):
     EXPERTS = "experts"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     """One forward of a module: a microbatch, or a group of them, of one replica.
 
@@ -111,10 +112,19 @@ class Workload:
     windows: Counter[int] = field(default_factory=Counter)
     blocks: Counter[int] = field(default_factory=Counter)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens of all cp ranks, without padding."""
         return sum(length * number for length, number in self.spans.items())
+
+    @cached_property
+    def key(self) -> Hashable:
+        """A key that equal work shares."""
+        counted = (self.spans, self.windows, self.blocks)
+        return (
+            *(frozenset(each.items()) for each in counted),
+            *(self.held, self.extra_tokens, self.rows, self.reads, self.forwards),
+        )
 
     def has_documents(self, seq: int) -> bool:
         """Return whether sequences of `seq` tokens hold several documents."""

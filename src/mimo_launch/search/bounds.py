@@ -19,7 +19,6 @@ from mimo_launch.estimate.cost_model import StageCost
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.memory import StageMemory, weight_memory, with_activations
 from mimo_launch.estimate.memory_peak import GB
-from mimo_launch.estimate.step_work import key_of
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.schedule.data_flow import needs_backward
@@ -138,7 +137,7 @@ def least_bytes(estimator: Estimator, kept: dict[Hashable, StageMemory]) -> int:
     held = {}
     for module in layout.modules:
         work = min(estimator.model.work[module.name], key=lambda each: each.held)
-        of_module, of_weights = (key_of_module(spec, module), key_of(work)), None
+        of_module, of_weights = (key_of_module(spec, module), work.key), None
         for stage in module.stages:
             of_stage = key_of_stage(spec, layout, module, stage)
             key = of_module, of_stage
