@@ -8,6 +8,7 @@ import pytest
 
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.digit_images import from_uci, write_npz
+from mimo_launch.data.order import epochs
 from mimo_launch.data.order.sample_order import GlobalOrder, heldout_batches, make_step_data
 from mimo_launch.data.random_draws import (
     Draws,
@@ -53,6 +54,17 @@ def test_the_order_does_not_depend_on_the_batch():
     orders = {batch: GlobalOrder(50, batch, seed=1) for batch in (4, 10)}
     flat = [[i for step in range(100 // b) for i in o.ids(step)] for b, o in orders.items()]
     assert flat[0] == flat[1]
+
+
+def test_the_records_of_an_epoch_are_sorted_once(monkeypatch: pytest.MonkeyPatch):
+    """Also for the orders with packing and without, which a plan compares."""
+    seen = []
+    monkeypatch.setattr(
+        epochs, "order_of", lambda words: seen.append(len(words)) or order_of(words)
+    )
+    for batch in (4, 10):
+        assert len(GlobalOrder(53, batch, seed=71).between(0, 53)) == 53
+    assert seen == [53]
 
 
 def test_a_run_resumes_from_the_step_number_alone():

@@ -114,7 +114,7 @@ class GlobalOrder(RecordOrder):
         self.num_samples, self.global_batch = num_samples, global_batch
         self._captions = captions
         key = split_key(seed, "train", Purpose.ORDER)
-        self._epochs = Epochs(num_samples, key, computed=version > 1 and num_samples > LARGE)
+        self._epochs = _epochs(num_samples, key, computed=version > 1 and num_samples > LARGE)
 
     def ids(self, step: int) -> tuple[int, ...]:
         """Return the sample ids of a step, counted from 0, in a run with a constant batch size.
@@ -134,6 +134,12 @@ class GlobalOrder(RecordOrder):
     def shuffled(self, epoch: int, num: int, stream: int) -> Int64s:
         """Return a random order of `num` items of an epoch, another one for each `stream` > 0."""
         return order_of(generator(self._epochs.key, epoch, stream).random_raw(num))
+
+
+@lru_cache(maxsize=1)
+def _epochs(number: int, key: tuple[int, int], *, computed: bool) -> Epochs:
+    """Return epochs (cached: a plan orders the same records with packing and without)."""
+    return Epochs(number, key, computed=computed)
 
 
 class PackedOrder:
