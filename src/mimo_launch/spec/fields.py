@@ -141,6 +141,7 @@ def may_be_kind_alone(field: FieldInfo) -> bool:
     return any(isinstance(each, BeforeValidator) for each in field.metadata)
 
 
+@cache  # Making one takes longer than all that it validates.
 def leaf_adapter(field: FieldInfo) -> TypeAdapter[Any]:
     """Return a validator of the single value of a field."""
     # Not the field itself: alias and default belong to its section, and pydantic warns about them.
