@@ -68,7 +68,7 @@ _BOUNDS = (
 _DEPTH = ("token_norm", "hidden_norm", "project", "norm")
 
 
-def _names(model: Any) -> Iterator[str]:
+def _names(part: Part, model: Any) -> Iterator[str]:
     """Yield every name that a tensor of our model may have, without the module's name."""
     kind = kind_of(model)
     if kind.codes is not None:
@@ -91,20 +91,21 @@ def _names(model: Any) -> Iterator[str]:
     inside = [*(f"{layer}.{each}" for layer in layers for each in _KINDS), *_ALONE]
     if getattr(model, "clipped_linears", False):
         inside += _BOUNDS
-    before = [f"layers.{number}" for number in range(model.layers)]
-    before += [f"{OURS_OF_MTP}{depth}.block" for depth in range(kind.depths)]
+    # Names that no layer has are sorted out once, not in each layer.
+    in_layers = [each for each in inside if part.family.may_have(f"layers.0.{each}")]
     ends = [*_ENDS, *(f"projector.{each}" for each in _PROJECTOR)]
     deep = range(len(getattr(model, "deepstack", ())))
     ends += [f"projector.deepstack.{number}.{each}" for number, each in product(deep, _DEEP)]
     ends += [f"{OURS_OF_MTP}{n}.{each}" for n, each in product(range(kind.depths), _DEPTH)]
     yield from (f"{each}.{x}" for each in ends for x in _KINDS)
-    yield from (f"{each}.{rest}" for each in before for rest in inside)
+    yield from (f"layers.{n}.{x}" for n in range(model.layers) for x in in_layers)
+    yield from (f"{OURS_OF_MTP}{n}.block.{x}" for n in range(kind.depths) for x in inside)
 
 
 def names_in_files(part: Part, model: Any) -> set[str]:
     """Return the family's names of the tensors that our model may take."""
     found = {place.name for place in part.projector.values()}
-    for name in _names(model):
+    for name in _names(part, model):
         for place in (part.place, part.family.other_place):
             try:
                 at = place(name, model)

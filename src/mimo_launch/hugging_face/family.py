@@ -212,6 +212,11 @@ class Family:
         if not found:
             yield from (f"`{each}`" for each in self.refusals(config))
 
+    def may_have(self, name: str) -> bool:
+        """Return whether our tensor, by its name without the module, is in files of any version."""
+        tables = (self.tensors, self.other_tensors)
+        return any(each is not None and each.may_have(name) for each in tables)
+
     def other_place(self, name: str, model: Any) -> Place | None:
         """Return the place of a segment in files of other versions; None if it is the same."""
         try:

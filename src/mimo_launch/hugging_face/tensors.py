@@ -291,6 +291,11 @@ class Tensors:
             theirs = theirs.replace("*", str(each), 1)
         return replace(place, name=theirs)
 
+    def may_have(self, name: str) -> bool:
+        """Return whether our tensor, by its name without the module, is in the table."""
+        ours = _NUMBER.sub("*", name)
+        return ours in self.table or ours.rpartition(".")[0] in self.table
+
     def is_dropped(self, name: str, model: Any) -> bool:
         """Return whether a tensor of a file is left out by rule."""
         return any(rule(name, model) for rule in self.dropped)
