@@ -11,7 +11,7 @@ Leaves: values to `initial_weights`, sums over tp to `optimizer.gradients`.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -288,9 +288,10 @@ def shard_rows(parameter: Tensor) -> range:
     if not isinstance(parameter, DTensor):
         return range(rows)
     mesh = parameter.device_mesh
+    place = cast("tuple[int, ...]", mesh.get_coordinate())  # This rank is on the mesh.
     # Ranks along a first dimension hold copies.
     size = -(-rows // mesh.size(-1))
-    start = min(rows, mesh.get_local_rank(mesh.ndim - 1) * size)
+    start = min(rows, place[-1] * size)
     return range(start, min(rows, start + size))
 
 
