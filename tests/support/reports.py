@@ -1,5 +1,6 @@
 """Reports of plans, with estimates for the device of the spec or another one."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from mimo_launch.drawing.plan_report import rank_report_of, report_of
@@ -19,3 +20,9 @@ def build_report(
 def build_rank_report(plan: Plan, rank: int) -> RankReport:
     """Return the report of one rank."""
     return rank_report_of(Estimator.of(plan), rank)
+
+
+def build_rank_reports(plan: Plan, ranks: Iterable[int]) -> list[RankReport]:
+    """Return the reports of some ranks, which share their estimates."""
+    estimator = Estimator.of(plan)
+    return [rank_report_of(estimator, rank) for rank in ranks]

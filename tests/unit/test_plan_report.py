@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
-from tests.support.reports import build_rank_report, build_report
+from tests.support.reports import build_rank_report, build_rank_reports, build_report
 from tests.support.specs import box, hybrid, layout_specs, spec
 
 from mimo_launch.data.expected_steps import expected_steps
@@ -52,9 +52,9 @@ def program_of(report: Report, rank: int) -> str:
 def test_program_of_each_rank_is_the_one_that_runs(made: Spec) -> None:
     plan = Plan.of(made)
     report = build_report(plan)
-    for rank, program in enumerate(plan.training):
-        assert program_of(report, rank) == format_program(program)
-        assert build_rank_report(plan, rank).program == format_program(program)
+    alone = build_rank_reports(plan, range(len(plan.training)))
+    for rank, (program, own) in enumerate(zip(plan.training, alone, strict=True)):
+        assert program_of(report, rank) == own.program == format_program(program)
 
 
 def test_programs_of_evaluations_are_there_where_there_are_evaluations() -> None:
@@ -124,11 +124,12 @@ def test_links_are_the_routes_of_all_groups(made: Spec) -> None:
 @given(layout_specs())
 def test_ranks_tell_the_same_of_their_rows(made: Spec) -> None:
     """What a rank's own report says it sends is what its peer's says it receives."""
-    report = build_report(Plan.of(made))
+    plan = Plan.of(made)
+    report = build_report(plan)
     links = {(b.encoder, link.src, link.dst): link.rows for b in report.bridges for link in b.links}
     sent, received = {}, {}
-    for rank in range(report.header.world_size):
-        for row in build_rank_report(Plan.of(made), rank).peers:
+    for rank, own in enumerate(build_rank_reports(plan, range(report.header.world_size))):
+        for row in own.peers:
             if row.way in ("send", "copy"):
                 sent[row.bridge, rank, row.peer] = sum(row.rows)
             if row.way in ("receive", "copy"):
@@ -140,12 +141,11 @@ def test_ranks_tell_the_same_of_their_rows(made: Spec) -> None:
 @example(DEEP)
 @given(layout_specs())
 def test_samples_of_a_module_tile_the_step(made: Spec) -> None:
-    layout = build_layout(made)
-    for module in layout.modules:
+    plan = Plan.of(made)
+    for module in plan.layout.modules:
         seen: Counter[int] = Counter()
-        for rank in module.grid.slice(tp=0, cp=0, pp=0):
-            rows = build_rank_report(Plan.of(made), rank).samples
-            for row in (row for row in rows if row.module == module.name):
+        for own in build_rank_reports(plan, module.grid.slice(tp=0, cp=0, pp=0)):
+            for row in (row for row in own.samples if row.module == module.name):
                 for first, last in row.ranges:
                     seen.update(range(first, last + 1))
         assert seen == Counter(range(made.batch.global_))
@@ -306,8 +306,8 @@ def test_layers_by_kind_are_all_of_a_module_but_its_ends() -> None:
     assert kept < sum(each.memory.activations for each in report.estimates.ranks)
 
 
-def test_a_batch_of_a_million_samples_is_planned_from_thousands() -> None:
+def test_a_batch_of_very_many_samples_is_planned_from_thousands() -> None:
     modules = {"vision": box(0, dp=2, tp=2), "language": box(4, tp=2)}
-    few, many = (spec(modules, microbatches=4, mbs=size) for size in (2**10, 2**18))
+    few, many = (spec(modules, microbatches=4, mbs=size) for size in (2**10, 2**15))
     [small], [large] = (build_report(Plan.of(made)).bridges for made in (few, many))
-    assert large.rows == pytest.approx(256 * small.rows, rel=0.01)
+    assert large.rows == pytest.approx(32 * small.rows, rel=0.01)
