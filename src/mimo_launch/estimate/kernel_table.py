@@ -14,7 +14,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any
 
 from mimo_launch.spec.near_words import did_you_mean
@@ -91,15 +90,17 @@ class Grid:
         return self._known[sizes]
 
     def _between(self, sizes: tuple[float, ...]) -> float:
-        places = [_place(axis, size) for axis, size in zip(self.axes, sizes, strict=True)]
-        total = 0.0
-        for corner in product((0, 1), repeat=len(places)):
-            share, index = 1.0, 0
-            for axis, (first, part), upper in zip(self.axes, places, corner, strict=True):
-                share *= part if upper else 1 - part
-                index = index * len(axis) + min(first + upper, len(axis) - 1)
-            if share:
-                total += share * math.log(self.values[index])
+        corners, total = [(1.0, 0)], 0.0
+        for axis, size in zip(self.axes, sizes, strict=True):
+            (first, part), number = _place(axis, size), len(axis)
+            both = ((1 - part, first), (part, first + 1)) if part else ((1.0, first),)
+            corners = [
+                (share * more, index * number + place)
+                for share, index in corners
+                for more, place in both
+            ]
+        for share, index in corners:
+            total += share * math.log(self.values[index])
         return math.exp(total)
 
 
