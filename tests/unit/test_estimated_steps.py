@@ -116,6 +116,21 @@ def test_the_time_of_a_step_is_the_mean_over_steps_and_waits_for_the_slowest_rep
     assert work.slowest(found.layout["vision"])[0].held == max(each)
 
 
+def test_the_typical_step_is_near_the_mean_over_all_steps_and_not_over_their_kinds() -> None:
+    made = spec(
+        {"vision": box(0, model={"patch": 4}), "language": box(1)}, data=VARIED, train={"steps": 6}
+    )
+    found = Estimator.of(Plan.of(made))
+    steps = [each for each, _ in found.simulated]
+    short, *_, long = sorted(steps, key=lambda each: each.simulation.makespan)
+    assert short.simulation.makespan < long.simulation.makespan
+    one, other = short.model.step.data, long.model.step.data
+    for rare, usual in ((one, other), (other, one)):
+        mixed = replace(found, only=((rare, usual, usual, usual), found.expected.heaviest))
+        assert [number for _, number in mixed.simulated] == [1, 3]
+        assert mixed.typical.model.step.data is usual
+
+
 @pytest.mark.parametrize("cp", [1, 2])
 def test_work_that_is_kept_for_a_layout_is_not_that_of_one_with_longer_lists(cp: int) -> None:
     """Under sequence parallelism the lists of patches and of class tokens are padded for tp."""

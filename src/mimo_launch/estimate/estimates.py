@@ -174,10 +174,9 @@ class Estimator:
     @cached_property
     def typical(self) -> SimulatedStep:
         """The step that takes about as long as the mean of all."""
-        spans = [each.simulation.makespan for each, _ in self.simulated]
-        mean = sum(spans) / len(spans)
-        nearest = min(range(len(spans)), key=lambda number: abs(spans[number] - mean))
-        return self.simulated[nearest][0]
+        spans = [(each.simulation.makespan, number) for each, number in self.simulated]
+        mean = sum(span * number for span, number in spans) / sum(number for _, number in spans)
+        return min(self.simulated, key=lambda each: abs(each[0].simulation.makespan - mean))[0]
 
     @property
     def brief(self) -> "Estimator":
