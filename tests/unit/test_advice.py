@@ -24,6 +24,7 @@ from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.checks.all_checks import check, idle_settings, is_legal
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.rows import Estimates
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import Point
 from mimo_launch.plan.plan import Plan
@@ -243,6 +244,28 @@ def test_no_change_is_offered_twice() -> None:
     offers = [each.change.settings for each in answer(made).losses if each.change is not None]
     assert offers
     assert all(offers.count(each) == 1 for each in offers)
+
+
+def test_waiting_for_samples_is_not_waiting_for_other_ranks_too() -> None:
+    made = POOR[OF_8]
+    base = Estimator.of(Plan.of(made))
+    now, world = base.estimates(), base.layout.world_size
+    slower = replace(
+        now,
+        ranks=tuple(
+            replace(row, computing=row.computing / 2, waiting=row.waiting / 2 + 0.5, reading=0.5)
+            for row in now.ranks
+        ),
+    )
+
+    def shares(of: Estimates) -> dict[tuple[str, tuple[str, ...]], float]:
+        return {(e.kind, e.modules): e.of_all for e in wastes(made, of, base.constants, world)}
+
+    before, after = shares(now), shares(slower)
+    assert after.pop(("reads", tuple(made.modules))) == pytest.approx(0.5)
+    waits = {key: share for key, share in after.items() if key[0] == "waits"}
+    assert waits
+    assert waits == pytest.approx({key: before[key] / 2 for key in waits})
 
 
 def test_only_the_best_change_is_offered_although_it_makes_no_loss_smaller(

@@ -189,3 +189,18 @@ def test_sums_over_copies_of_shards_are_of_all_weights_but_those_of_experts() ->
 
     assert seconds(64, 4096) == seconds(64, 64)
     assert seconds(128, 64) > seconds(64, 64) > 0
+
+
+def test_what_is_frozen_takes_nothing_from_the_time_to_add_gradients() -> None:
+    """Products add gradients of their own weights; a pass adds those of biases and norms."""
+
+    def seconds(layers: int, frozen: str | bool) -> float:
+        vision = box(0, frozen=frozen, model={"layers": layers})
+        made = spec({"vision": vision, "language": box(1)}, train={"steps": 1, "precision": "bf16"})
+        module = build_layout(made)["vision"]
+        weights = stage_weights(made, module.stages[0], 0)
+        return WeightTimes(made, Calibration(), module).accumulation(weights, 2)
+
+    projector = seconds(1, "except_projector")
+    assert seconds(8, "except_projector") == projector > 0
+    assert projector < seconds(1, False) < seconds(8, False)

@@ -1,6 +1,7 @@
 """What a plan knows of shards, against the steps that a run over them takes."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search import advice, answer
 from mimo_launch.search.answer import LostTime, what_fits
-from mimo_launch.search.packing_change import packed
+from mimo_launch.search.packing_change import packed, padding_waste
 from mimo_launch.spec.spec import Grid, Spec, UserData
 
 VIT = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}
@@ -202,6 +203,20 @@ def padding_loss(report: Report) -> LostTime:
     """Return the loss by padding."""
     (found,) = (each for each in report.answer.losses if each.kind == "pads")
     return found
+
+
+def test_padding_takes_the_work_of_language_and_not_of_modules_beside_it(tmp_path: Path) -> None:
+    with_packs = data_set("photographs and chats", tmp_path)
+    alone = with_packs.replace(data=with_packs.data.replace(packing=False))
+    estimator = Estimator.of(Plan.of(alone))
+    now = estimator.estimates()
+    # As much work of others again, in the same time.
+    shared = replace(now, ranks=tuple(replace(row, tflop=2 * row.tflop) for row in now.ranks))
+    whole, half = (padding_waste(estimator, each) for each in (now, shared))
+    assert whole is not None
+    assert half is not None
+    assert half.ranks == whole.ranks
+    assert half.share == pytest.approx(whole.share / 2)
 
 
 def test_packing_is_made_to_fit_or_not_offered(tmp_path: Path) -> None:
