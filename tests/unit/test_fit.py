@@ -155,7 +155,8 @@ def test_stages_of_the_same_modules_are_one_finding(tmp_path: Path) -> None:
     (found,) = load_and_check(write(tmp_path, smaller)).diagnostics
     assert found.headline.endswith("but a GPU has 12.0 GB; ranks 1-3 need more than it has, too")
     # Those that just fit are not among them.
-    assert (made := load_spec(write(tmp_path, STAGES)).spec) is not None
+    made = load_spec(write(tmp_path, STAGES)).spec
+    assert made is not None
     estimator = Estimator.of(Plan.of(made))
     second = max(estimator.memory(each).total for each in estimator.classes if 1 in each.ranks)
     just = STAGES.replace("20GB", f"{second // 10**6 + 1}MB")
