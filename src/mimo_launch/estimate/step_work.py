@@ -65,7 +65,12 @@ class StepWork:
 
     @cached_property
     def views(self) -> StepViews:
-        """The samples of each replica, as a run deals them out."""
+        """The samples of each replica, as a run deals them out, with the places of images."""
+        return StepViews(self.layout, self.data)
+
+    @cached_property
+    def _outline(self) -> StepViews:
+        """The same without places, on which no work depends."""
         return StepViews(self.layout, self.data.outline)
 
     @property
@@ -87,7 +92,7 @@ class StepWork:
         key = module.name, replica
         if key not in self._forwards:
             made = (
-                workload(self.views, module, replica, forward)
+                workload(self._outline, module, replica, forward)
                 for forward in range(self.layout.num_groups(module))
             )
             self._forwards[key] = tuple(self.same.setdefault(each.key, each) for each in made)
@@ -96,7 +101,7 @@ class StepWork:
     def tokens_held(self, module: ModuleLayout, replica: int) -> tuple[int, ...]:
         """Return the tokens that a rank of a replica holds in each forward."""
         return tuple(
-            tokens_held(self.views, module, replica, forward)
+            tokens_held(self._outline, module, replica, forward)
             for forward in range(self.layout.num_groups(module))
         )
 
@@ -137,7 +142,7 @@ class StepWork:
         replicas = self.replicas(language)
         for replica in replicas:
             for microbatch in range(self.layout.num_groups(language)):
-                found += self.views.language(replica, microbatch).samples
+                found += self._outline.language(replica, microbatch).samples
         texts, tokens = self.data.texts(found)
         return texts / len(replicas), max(0, tokens) / len(replicas)
 
@@ -154,7 +159,7 @@ class StepWork:
         key = of.__name__, bridge.name, replica
         if key not in self._rows:
             numbers = range(len(self.no_rows(bridge)))
-            self._rows[key] = tuple(of(self.views, bridge, replica, each) for each in numbers)
+            self._rows[key] = tuple(of(self._outline, bridge, replica, each) for each in numbers)
         return self._rows[key]
 
 
