@@ -171,6 +171,16 @@ def _experts(spec: Spec, point: Point, name: str) -> Iterator[Point]:
             yield point.moved(name, experts=ExpertGrid(ep=ep, tp=own.tp))
 
 
+def parts_of_dp(spec: Spec, point: Point) -> Iterator[Point]:
+    """Yield modules whose moments are cut over the replicas of a host, of eight hosts, or all."""
+    per_host = spec.nodes.gpus if spec.nodes else 1
+    for name, place in point.places.items():
+        replicas = max(1, per_host // (place.grid.tp * place.grid.cp))
+        for over in (replicas, 8 * replicas, None):
+            if over != place.shard_over and (over is None or 1 < over < place.grid.dp):
+                yield settled(spec, point.moved(name, shard_over=over))
+
+
 def _other_ranks(spec: Spec, point: Point, name: str) -> Iterator[Point]:
     """Yield a module on all, or on some, of the ranks of language."""
     own = point.language.ranks

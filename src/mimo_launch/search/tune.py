@@ -24,7 +24,7 @@ from mimo_launch.layout.space import Placement, Point, legal_grids, microbatch_n
 from mimo_launch.plan.plan import Plan
 from mimo_launch.search.changes import Change, with_settings
 from mimo_launch.search.judge import Judge, Planned, text_of
-from mimo_launch.search.moves import neighbours, varied
+from mimo_launch.search.moves import neighbours, parts_of_dp, varied
 from mimo_launch.search.pins import Pins
 from mimo_launch.search.placements import MICROBATCHES_PER_STAGE, placements, with_others
 from mimo_launch.search.search import INFINITE, Search
@@ -38,8 +38,9 @@ from mimo_launch.spec.values import GPUS, MEASURED
 
 # Small plans that a search makes in a second: on two cores it takes about that long.
 PLANS_PER_SECOND = 80
-# Layouts that are planned together, and the best ones from which a search climbs and jumps.
-_WIDTH, _BEAM = 8, 12
+# Layouts that are planned together, the best ones from which a search climbs and jumps, and those
+# of them whose near changes come before all other changes.
+_WIDTH, _BEAM, _NEAR = 8, 12, 2
 # Jumps and random points that are looked at together, and how often without a better layout.
 _JUMPS, _MOST_FRUITLESS = 60, 12
 # Changes of a layout that are looked at together.
@@ -141,7 +142,7 @@ class _Climb:
     work: Mapping[str, float]
     say: Say
     _random: Random = field(default_factory=lambda: Random(0))
-    _near: dict[str, Iterator[Point]] = field(default_factory=dict)
+    _changes: dict[tuple[str, bool], Iterator[Point]] = field(default_factory=dict)
 
     def run(self, reserve: float) -> None:
         """Search until `reserve` plans are left, or nothing better is in sight."""
@@ -161,25 +162,36 @@ class _Climb:
             self.say(1 - search.left / self.wish.plans, search.least)
             least = search.least
             beam = [each for _, each in islice(_first_of_each(search.best, _course), _BEAM)]
-            near = next(filter(None, (self._next_near(each) for each in beam)), None)
+            near = self._next_near(beam)
             points = self._far([Point.of(each.change.spec) for each in beam])
-            search.look(points if near is None else near, until=last)
+            search.look(near or points, until=last)
             search.drain(last, alone=True)
             if search.least < least:
                 fruitless = 0
-            elif near is None:
+            elif not near:
                 fruitless += 1
         self._seek_others(reserve)
 
-    def _next_near(self, planned: Planned) -> list[Point]:
-        """Return some changes of a layout that were not looked at: near ones, then at random."""
-        text = text_of(planned.change)
-        if text not in self._near:
-            spec, point = self.search.judge.base.spec, Point.of(planned.change.spec)
-            found = [*changes(spec, point, self.wish.gpus)]
-            far = self._random.sample(found, len(found))
-            self._near[text] = chain(neighbours(spec, point), far)
-        return list(islice(self._near[text], _AT_ONCE))
+    def _next_near(self, beam: Sequence[Planned]) -> list[Point]:
+        """Return some changes that were not looked at: near ones of the best, then all others.
+
+        How fast a layout can be shows only when its pipeline, parts of dp and encoders suit it.
+        """
+        spec = self.search.judge.base.spec
+        for is_near in (True, False):
+            for each in beam[:_NEAR] if is_near else beam:
+                key = text_of(each.change), is_near
+                if key not in self._changes:
+                    point = Point.of(each.change.spec)
+                    near = chain(parts_of_dp(spec, point), neighbours(spec, point))
+                    self._changes[key] = near if is_near else self._far_from(point)
+                if some := list(islice(self._changes[key], _AT_ONCE)):
+                    return some
+        return []
+
+    def _far_from(self, point: Point) -> Iterator[Point]:
+        found = [*changes(self.search.judge.base.spec, point, self.wish.gpus)]
+        return iter(self._random.sample(found, len(found)))
 
     def _seek_others(self, reserve: float) -> None:
         """Plan the layouts that place or cut modules otherwise, and take little longer.
@@ -307,8 +319,8 @@ def _first_of_each(
 
 
 def _course(point: Point) -> Any:
-    """Return the shape of a layout and its microbatches, which most other settings suit."""
-    return _shape(point), point.microbatches
+    """Return how language is cut, and into which microbatches: most other settings suit these."""
+    return point.language.ranks, point.language.grid, point.microbatches
 
 
 def _shape(point: Point) -> Any:
