@@ -16,7 +16,7 @@ from mimo_launch.checks.rule import Findings, chosen_keys
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.diag.installed import ENGINE
 from mimo_launch.kinds.attention_shapes import AttentionShape
-from mimo_launch.kinds.conformer import ConformerBlockShape
+from mimo_launch.kinds.conformer_shapes import ConformerBlockShape
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.mlp_shapes import MlpShape
 from mimo_launch.kinds.registry import kind_of

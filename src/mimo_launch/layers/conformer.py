@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.kinds.conformer import (
+from mimo_launch.kinds.conformer_shapes import (
     CausalConvolutionShape,
     ConvolutionShape,
     DepthwiseShape,

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.kinds.conformer import BandsShape, ConformerBlockShape, SquareShape
+from mimo_launch.kinds.conformer import BandsShape, SquareShape
+from mimo_launch.kinds.conformer_shapes import ConformerBlockShape
 from mimo_launch.layers.conformer import CausalConvolution, GatedConvolution, RelativeAttention
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.linear import WholeLinear, WholeTable
