@@ -22,6 +22,7 @@ from mimo_launch.hugging_face.folder import (
     has_adapter,
     has_weights,
     read_config,
+    section,
     weight_files,
 )
 from mimo_launch.hugging_face.not_read import NAMES, lost, not_read
@@ -37,12 +38,13 @@ from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.load import model_from_data
 from mimo_launch.spec.spec import Model
 
-# Keys of whole models for the placeholder token of a row, by the kind of the encoder.
+# Keys for the placeholder token of a row, by the name of the tower, and sections of whole models
+# that have them, if not the top level or the tower's own.
 _TOKENS = {
-    "vit": ("image_token_index", "image_token_id", "img_context_token_id"),
+    "vision": ("image_token_index", "image_token_id", "img_context_token_id"),
     "audio": ("audio_token_id", "audio_token_index"),
-    "aut": ("audio_token_id",),
 }
+_INNER = ("thinker_config", "vlm_config")
 _NO_ADAPTER = f"{ADAPTER}: an adapter, which `transformers` adds to the weights; merge it first"
 
 
@@ -136,10 +138,12 @@ class _Folder:
         needed = _needed(family.kind, keys)
         if keys and (training := part.training()):
             needed["moe"] = {**needed["moe"], **training}
-        around = self.config.get("thinker_config", self.config)
-        tokens = (around.get(key) for key in _TOKENS.get(family.kind, ()))
+        name = NAMES.get(family.kind, family.kind)
+        inner = (section(self.config, each) for each in _INNER)
+        around = (*inner, self.config, family.whole(part.config))
+        tokens = (each.get(key) for each in around for key in _TOKENS.get(name, ()))
         return Module(
-            name=NAMES.get(family.kind, family.kind),
+            name=name,
             model_type=family.model_type,
             kind=family.kind,
             keys=needed,

@@ -124,6 +124,7 @@ PHI4_AUDIO = Family(
         *(where(key, "other than `hidden_size`", _unlike(key)) for key in _CHANNELS),
     ),
     random=("dropout_rate",),
+    defaults={"audio_token_id": 200011},
     notes="A clip is computed as `transformers` computes it alone: in a batch, its attention "
     "does not hide the padding after a shorter clip. Clips of more than 4000 frames, which it "
     "cuts into parts, are refused.",

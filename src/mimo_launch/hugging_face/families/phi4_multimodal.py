@@ -74,7 +74,7 @@ TOWER = replace(
     ),
     defaults={
         "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
-        "num_attention_heads": 16, "image_size": 448, _CROP: 448,
+        "num_attention_heads": 16, "image_size": 448, _CROP: 448, "image_token_id": 200010,
     },
     refused=siglip_clip.SIGLIP.refused
     + refusals(
