@@ -56,6 +56,17 @@ def test_of_ranks_that_hold_a_stage_the_one_that_waits_longest_counts() -> None:
     assert waits == {("v", 0): (2.0, 4.0), ("l", 0): (0.0, 0.0)}
 
 
+def test_the_longest_wait_is_that_of_both_directions() -> None:
+    """One role waits 2 s in forwards; the other, whose host also reads for 7 s, 3 s in both."""
+    stages = {
+        ("v", 0): Starts(times=1, running=(1.0, 4.0), starting=(3.0, 4.0)),
+        ("l", 0): Starts(times=1, running=(3.0, 3.0), starting=(0.0, 0.0)),
+    }
+    alone, both = (("v", 0),), tuple(stages)
+    waits = host_waits(stages, [alone, both], {both: 7.0})
+    assert waits["v", 0] == pytest.approx((3 * 5 / 9, 3 * 4 / 9))
+
+
 def test_a_step_of_small_layers_takes_as_long_as_the_host_takes() -> None:
     """A forward and a backward are two passes, and recomputing is a forward more."""
     made = spec({"language": box(0, model={"layers": 6}, recompute="full")}, microbatches=4)

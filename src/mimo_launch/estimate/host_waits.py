@@ -81,7 +81,7 @@ def host_waits(
         share = min(1.0, _waited(mine, role) / lacking)
         for key in role:
             forward, backward = (share * each for each in mine[key].lacking)
-            waits[key] = max(waits[key], (forward, backward))
+            waits[key] = max(waits[key], (forward, backward), key=sum)
     return waits
 
 
