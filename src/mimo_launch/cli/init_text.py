@@ -118,7 +118,8 @@ def _comments(data: Mapping[str, Any]) -> Comments:
     replicas, number = modules["language"]["grid"].get("dp", 1), data["schedule"]["microbatches"]
     times = _many(number, "microbatch", "es")
     size = _many(data["batch"]["global"] // (replicas * number), "sample")
-    words = f"In a step each of {replicas} language replicas has {times} of {size}."
+    who = f"each of {replicas} language replicas" if replicas > 1 else "the language replica"
+    words = f"In a step {who} has {times} of {size}."
     comments["schedule",] = [words]
     if samples["kind"] == "synthetic":
         words = "Random data, to see the layout at work; your own are `kind: webdataset`."

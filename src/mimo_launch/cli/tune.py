@@ -51,8 +51,8 @@ Examples:
 Find the fastest layouts of the models, data and global batch of a spec, or of a model folder: where
 modules run, their grids, microbatches, schedule, sharding and recomputing. Nothing else changes.
 The answer is a table of estimates; --to writes specs that are ready to run. The same input and
---seconds give the same answer on every machine, because plans are counted, not time. Starts nothing
-and needs no GPU.
+--seconds give the same answer on every machine, because plans are counted, not time. Without
+--bench it starts nothing and needs no GPU.
 Exits with 0, with 2 when the spec has a mistake or no layout fits, or with 1 when a file cannot be
 written.
 """

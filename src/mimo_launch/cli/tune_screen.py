@@ -81,7 +81,7 @@ def table_of(rows: Sequence[LayoutRow], accuracy: Accuracy, width: int) -> Itera
     alike = sum(row.slower <= accuracy.mean for row in rows)
     band = f"Error: {accuracy.text}."
     if alike > 1:
-        band += f" The first {alike} layouts differ by less than that on average."
+        band += f" The first {alike} layouts differ by less than the mean error."
     yield from _lines(band, width)
 
 

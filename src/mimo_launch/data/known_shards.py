@@ -106,6 +106,7 @@ def _looked_at(spec: Spec, data: UserData) -> Records | None:
     times = (in_all[source] / (seen_bytes[source] or 1) for source in range(len(samples)))
     likely = sum(number * more for number, more in zip(samples, times, strict=True))
     number = max(len(given), round(likely))
-    basis = f"{len(given):,} of about {number:,} samples, looked at because there is no index yet"
+    of = f"{len(given):,} of about {number:,}" if number > len(given) else f"{number:,}"
+    basis = f"{of} samples, looked at because there is no index yet"
     sources = split.sources if all(each.number for each in split.sources) else ()
     return records_like(Source.HEADERS, basis, given, number, sources)
