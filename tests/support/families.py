@@ -585,6 +585,14 @@ _PHI4_HEARING = TinyModel(
     undecided=r"encoders.*k_proj\.bias$",
     sections=("vision_config", "audio_config"),
 )
+_PHI4_WHOLE = replace(
+    _PHI4_HEARING,
+    tiny=phi4_audio.alike,
+    made=partial(phi4_audio.made, sees=True),
+    often={"apart"},
+    steps={},
+    untouched=None,
+)
 
 # Its images are words.
 _EMU3 = TinyModel(
@@ -676,6 +684,7 @@ _HYBRIDS = {
 FAMILIES: Mapping[str, TinyModel] = {
     **_DECODERS, **_EXPERTS, "kimi_k2": _KIMI, **_LLAVAS, **_SEEING, **_QWENS,
     **_HEARING, "emu3": _EMU3, "phi4_multimodal": _PHI4, "phi4_multimodal, hearing": _PHI4_HEARING,
+    "phi4_multimodal, seeing and hearing": _PHI4_WHOLE,
     "llava_onevision": _ONEVISION, **_NEXT, **_OMNIS, **_HYBRIDS,
 }  # fmt: skip
 # Settings that are wrong in our module, or in the model of transformers: each moves the logits.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.data.build import build_dataset
+from mimo_launch.data.dataset import Dataset
 from mimo_launch.kinds.tiles import Tiling
 from mimo_launch.spec.spec import Spec
 
@@ -73,26 +74,29 @@ def made(layout: str, folder: Path, precision: str = "fp32", seed: int = 5) -> S
 
 
 def logits_of(model: Any, made: Spec) -> Tensor:
-    """Return the logits of each sample of the first step by itself, [samples, S, words].
-
-    Images of fewer tiles are padded by images that the model leaves out.
-    """
+    """Return the logits of each sample of the first step by itself, [samples, S, words]."""
     found, data = [], build_dataset(made)
     for sample, tokens in zip(ids_of(made), tokens_of(made), strict=True):
-        spans = data.describe("train", sample).spans.get("vision", ())
-        images = [torch.from_numpy(x) for x in data.images("train", sample, "vision")]
-        given: dict[str, Any] = {}
-        if images:
-            most = max(map(len, images))
-            pixels = torch.full((len(images), most, 3, SIDE, SIDE), 3.0)
-            for place, image in zip(pixels, images, strict=True):
-                place[: len(image)] = image
-            shown = [span.shown for span in spans]
-            sizes = [[x.tall * SIDE, x.wide * SIDE] for x in shown if isinstance(x, Tiling)]
-            given = {
-                "image_pixel_values": pixels.to(model.dtype),
-                "image_sizes": torch.tensor(sizes),
-                "image_attention_mask": torch.ones(len(images), most, GRID, GRID),
-            }
+        given = seen(data, sample, model.dtype)
         found.append(model(input_ids=tokens[None], **given).logits)
     return torch.cat(found)
+
+
+def seen(data: Dataset, sample: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the arguments for the images of a sample; those of fewer tiles are padded."""
+    spans = data.describe("train", sample).spans.get("vision", ())
+    images = [torch.from_numpy(x) for x in data.images("train", sample, "vision")]
+    if not images:
+        return {}
+    most = max(map(len, images))
+    pixels = torch.full((len(images), most, 3, SIDE, SIDE), 3.0)
+    for place, image in zip(pixels, images, strict=True):
+        place[: len(image)] = image
+    shown = [span.shown for span in spans]
+    sizes = [[x.tall * SIDE, x.wide * SIDE] for x in shown if isinstance(x, Tiling)]
+    return {
+        "image_pixel_values": pixels.to(dtype),
+        "image_sizes": torch.tensor(sizes),
+        # The model leaves out images that only pad.
+        "image_attention_mask": torch.ones(len(images), most, GRID, GRID),
+    }
