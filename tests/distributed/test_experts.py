@@ -185,3 +185,19 @@ def test_balance_counts_where_scores_can_change(more: dict[str, Any]) -> None:
     language = routed({}, adapter=adapter, **more).modules["language"].model_dump(mode="json")
     vision = box(0, frozen=True)
     assert not failures(verdicts(spec({"vision": vision, "language": language})))
+
+
+def test_a_frozen_router_is_balanced_where_what_it_reads_trains() -> None:
+    """Also in a step without images: its part of the loss depends on what trains, not on data."""
+    made = spec(
+        {
+            "vision": box(0),
+            "language": box(
+                0,
+                model={**hybrid({}, "E*"), **mixture()},
+                adapter={"rank": 2, "targets": ["attention"]},
+            ),
+        },
+        text_only=1.0,
+    )
+    assert not failures(verdicts(made))

@@ -41,17 +41,22 @@ def has_backward(spec: Spec, name: str) -> bool:
     others.
     """
     module = spec.modules[name]
-    if any(_has_gradient(spec, source) for source in spec.sources_of(name)):
+    if reads_trained(spec, name):
         return True
     numbers = kind_of(module.model).numbers(range(module.model.layers), is_last=True)
     return module.trains_besides_projector and numbers.stop > lowest_trained(module)
+
+
+def reads_trained(spec: Spec, name: str) -> bool:
+    """Return whether anything trains in what a module reads, directly or through others."""
+    return any(_has_gradient(spec, source) for source in spec.sources_of(name))
 
 
 def _has_gradient(spec: Spec, name: str) -> bool:
     """Return whether anything trains in a module or before it."""
     if spec.modules[name].frozen is not True:
         return True
-    return any(_has_gradient(spec, source) for source in spec.sources_of(name))
+    return reads_trained(spec, name)
 
 
 def packed_in_layers(module: ModuleSpec) -> Iterator[Weight]:

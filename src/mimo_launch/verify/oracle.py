@@ -24,6 +24,7 @@ from mimo_launch.data.order.record_order import Sample
 from mimo_launch.data.order.sample_order import records_of
 from mimo_launch.data.random_draws import Split, noise_of
 from mimo_launch.kinds.layer import ReadState
+from mimo_launch.kinds.module_weights import reads_trained
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id, vocab_size
 from mimo_launch.layout.step_data import ImageSpan, SampleData
@@ -296,6 +297,9 @@ class Oracle:
         """
         given = torch.from_numpy(self.dataset.text(split, index)[0])
         x_SD, deep = self.embedded(tokens), dict[int, Tensor]()
+        if reads_trained(self.spec, LANGUAGE) and not x_SD.requires_grad:
+            # Routers that are frozen are balanced for what trains before them, with images or not.
+            x_SD.requires_grad_()
         looked_up = tokens.clone()
         for encoder in self.spec.sources_of(LANGUAGE):
             images = self._rows_of_images(split, index, encoder)
