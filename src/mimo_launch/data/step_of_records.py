@@ -5,6 +5,7 @@ Relies on: `record_facts` for the columns of records.
 Leaves: which records a step has to `data.order`.
 """
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,8 +67,26 @@ class DescribedSamples(Sequence[SampleData]):
         return self.known[number]
 
 
+class _ByNumber(Sequence[SampleData]):
+    """Samples by their numbers from 0; a part of them is a list."""
+
+    @overload
+    def __getitem__(self, index: int) -> SampleData: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[SampleData]: ...
+    def __getitem__(self, index: int | slice) -> SampleData | Sequence[SampleData]:
+        number = range(len(self))[index]
+        if isinstance(number, range):
+            return [self._at(each) for each in number]
+        return self._at(number)
+
+    @abstractmethod
+    def _at(self, number: int) -> SampleData:
+        """Return one sample."""
+
+
 @dataclass(frozen=True, eq=False)
-class _Outlines(Sequence[SampleData]):
+class _Outlines(_ByNumber):
     """Samples as columns have them: lengths of records, sizes of images, and no places.
 
     Sample n has the records `ends[n]` to `ends[n + 1]`.
@@ -81,14 +100,7 @@ class _Outlines(Sequence[SampleData]):
     def __len__(self) -> int:
         return len(self.ends) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> SampleData: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[SampleData]: ...
-    def __getitem__(self, index: int | slice) -> SampleData | Sequence[SampleData]:
-        number = range(len(self))[index]
-        if isinstance(number, range):
-            return [self[each] for each in number]
+    def _at(self, number: int) -> SampleData:
         if number not in self.known:
             self.known[number] = self._made(number)
         return self.known[number]
@@ -121,7 +133,7 @@ class _Outlines(Sequence[SampleData]):
 
 
 @dataclass(frozen=True, eq=False)
-class _Damaged(Sequence[SampleData]):
+class _Damaged(_ByNumber):
     """The same samples, except for some, by their number."""
 
     samples: Sequence[SampleData]
@@ -130,14 +142,7 @@ class _Damaged(Sequence[SampleData]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    @overload
-    def __getitem__(self, index: int) -> SampleData: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[SampleData]: ...
-    def __getitem__(self, index: int | slice) -> SampleData | Sequence[SampleData]:
-        number = range(len(self))[index]
-        if isinstance(number, range):
-            return [self[each] for each in number]
+    def _at(self, number: int) -> SampleData:
         return self.others.get(number) or self.samples[number]
 
 
