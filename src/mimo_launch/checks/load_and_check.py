@@ -2,28 +2,28 @@
 
 Decides: that memory and time are estimated only for a spec without errors; that the absence of
 files is a warning where no run starts.
-Relies on: `spec.load` for the file, `all_checks` for the rules, `memory` for what ranks need,
-`slow_fp8` for what FP8 gains.
+Relies on: `spec.load` for the file, `all_checks` for the rules, `estimated` for what only estimates
+show.
 Leaves: showing the findings to `diag.text`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.epochs import counted
-from mimo_launch.checks.memory import gpu_memory, memory_findings
 from mimo_launch.checks.packages import backends_are_here
-from mimo_launch.checks.slow_fp8 import fp8_findings
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, SpecSource
 from mimo_launch.diag.text import has_errors
-from mimo_launch.estimate.device_constants import Calibration, constants_for
-from mimo_launch.estimate.estimates import Estimator
-from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import Loaded, load_spec, load_text
 from mimo_launch.spec.overrides import in_order
 from mimo_launch.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from mimo_launch.estimate.device_constants import Calibration
+    from mimo_launch.estimate.estimates import Estimator
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Checked:
     diagnostics: tuple[Diagnostic, ...]
     source: SpecSource
     unfit: Spec | None = None
-    estimator: Estimator | None = None
+    estimator: "Estimator | None" = None
 
 
 def load_and_check(
@@ -49,7 +49,7 @@ def load_and_check(
     *,
     runs_here: bool = False,
     on_gpus: bool = True,
-    constants: Calibration | None = None,
+    constants: "Calibration | None" = None,
     only_plans: bool = False,
     change: Callable[[Spec], Spec] | None = None,
 ) -> Checked:
@@ -64,14 +64,19 @@ def load_and_check(
     """
     loaded = load_spec(path, overrides)
     if change is not None:
-        before = _checked(loaded, None, runs_here=False, memory=None, only_plans=True)
+        before = _checked(loaded, None, runs_here=False, only_plans=True)
         if before.spec is None:
             return before
         made = change(before.spec)
         loaded = replace(loaded, spec=made, partial=made)
-    nodes = None if loaded.spec is None else loaded.spec.nodes
-    memory = constants_for(nodes, constants) if on_gpus else None
-    return _checked(loaded, world, runs_here=runs_here, memory=memory, only_plans=only_plans)
+    return _checked(
+        loaded,
+        world,
+        runs_here=runs_here,
+        only_plans=only_plans,
+        on_gpus=on_gpus,
+        constants=constants,
+    )
 
 
 def check_text(
@@ -84,7 +89,7 @@ def check_text(
 ) -> Checked:
     """Run every rule on a text in memory, without estimates."""
     loaded = load_text(text, name, overrides)
-    return _checked(loaded, world, runs_here=False, memory=None, only_plans=only_plans)
+    return _checked(loaded, world, runs_here=False, only_plans=only_plans)
 
 
 def _checked(
@@ -92,9 +97,11 @@ def _checked(
     world: int | None,
     *,
     runs_here: bool,
-    memory: Calibration | None,
     only_plans: bool,
+    on_gpus: bool = False,
+    constants: "Calibration | None" = None,
 ) -> Checked:
+    """Run every rule; with `on_gpus`, look at estimates as well."""
     found, spec = loaded.diagnostics, loaded.spec
     if loaded.partial is not None:
         of_rules = check(loaded.partial, world=world)
@@ -110,17 +117,19 @@ def _checked(
         spec, of_epochs = counted(spec)
         found += of_epochs
     unfit, estimator = None, None
-    if spec is not None and not has_errors(found) and memory is not None:
-        plan = Plan.of(spec)
-        # Where nothing is to be estimated, numpy is not imported.
-        if only_plans or gpu_memory(spec) is not None:
-            estimator = Estimator.of(plan, memory)
-            of_memory = tuple(memory_findings(estimator))
-            unfit = spec if has_errors(of_memory) else None
-            found += of_memory
-        if not only_plans and not has_errors(found):  # `plan` advises the same change.
-            found += tuple(fp8_findings(plan, memory))
+    if spec is not None and not has_errors(found) and on_gpus and (only_plans or _judges(spec)):
+        # All that estimates is imported only here: it would be an eighth of the time of `validate`.
+        from mimo_launch.checks.estimated import estimated
+
+        estimator, of_estimates = estimated(spec, constants, only_plans=only_plans)
+        unfit = spec if has_errors(of_estimates) else None
+        found += of_estimates
     is_valid = spec is not None and not has_errors(found)
     return Checked(
         spec if is_valid else None, in_order(found, loaded.source), loaded.source, unfit, estimator
     )
+
+
+def _judges(spec: Spec) -> bool:
+    """Return whether a run of a sound spec may be wrong by its estimates."""
+    return spec.gpu_memory is not None or spec.language.fp8 is not None

@@ -27,17 +27,12 @@ TOLERANCE = 0.10
 MAX_REMEDIES = 3
 
 
-def gpu_memory(spec: Spec) -> int | None:
-    """Return the bytes of a GPU; None if a spec does not give them."""
-    return None if spec.nodes is None else spec.nodes.memory
-
-
 def memory_findings(estimator: Estimator) -> Iterator[Diagnostic]:
     """Yield a finding for ranks of the same modules that need about the memory of a GPU, or more.
 
     It is about the ranks that need the most, and names the others.
     """
-    if (limit := gpu_memory(estimator.spec)) is None:
+    if (limit := estimator.spec.gpu_memory) is None:
         return
     by_modules: dict[tuple[str, ...], list[tuple[RankClass, MemoryRow]]] = {}
     for alike, memory in _near(estimator, limit):
@@ -49,7 +44,7 @@ def memory_findings(estimator: Estimator) -> Iterator[Diagnostic]:
 
 def fits(spec: Spec, constants: Calibration) -> bool:
     """Return whether `memory_findings` would yield nothing, without spending time on help."""
-    if (limit := gpu_memory(spec)) is None:
+    if (limit := spec.gpu_memory) is None:
         return True
     estimator = Estimator.of(Plan.of(spec), constants)
     is_small = estimator.least_bytes <= (1 - TOLERANCE) * limit
@@ -109,7 +104,7 @@ def remedies(estimator: Estimator, alike: RankClass, memory: MemoryRow) -> list[
     If some changes leave room for the tolerance, the others are left out; if none does but some
     fit, those that do not fit are left out.
     """
-    limit = gpu_memory(estimator.spec) or memory.total
+    limit = estimator.spec.gpu_memory or memory.total
     state = memory.weights + memory.gradients + memory.optimizer
     names = " or ".join(f"`{name}`" for name in _names(alike))
     # Twice the ranks, or microbatches of half the size, save half.
@@ -193,7 +188,7 @@ def _largest_that_fits(
         changed = _with_groups(estimator.spec, key, size) or estimator.spec
         return estimator.on(Plan.of(changed))
 
-    bar = (1 - TOLERANCE) * (gpu_memory(estimator.spec) or 0)
+    bar = (1 - TOLERANCE) * (estimator.spec.gpu_memory or 0)
     # Larger groups never need less.
     number = bisect_right(sizes, bar, key=lambda size: at(size).memory(alike).total)
     best = sizes[(number or len(sizes)) - 1]

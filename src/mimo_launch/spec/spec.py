@@ -150,6 +150,11 @@ class Spec(Strict):
         return self
 
     @property
+    def gpu_memory(self) -> int | None:
+        """The bytes of a GPU; None if the spec does not give them."""
+        return None if self.nodes is None else self.nodes.memory
+
+    @property
     def saving(self) -> CheckpointSpec | None:
         """Settings of checkpoints, or None if the run never saves."""
         if self.checkpoint is None:
