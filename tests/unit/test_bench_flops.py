@@ -9,11 +9,13 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.expected_steps import expected_steps
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.data.order.sample_order import make_step_data
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
-from mimo_launch.estimate.workload import step_flops
+from mimo_launch.estimate.workload import peak_tflops, step_flops
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import load_spec
+from mimo_launch.spec.values import PRECISIONS
 
 R1 = Path(__file__).parents[2] / "topologies" / "bench" / "r1_dp2_pp2.yaml"
 
@@ -78,3 +80,11 @@ def test_records_of_a_pack_attend_to_themselves() -> None:
         rates.append((language(ids[0]) - language((first, ids[1]))) / apart)
     assert rates[0] == pytest.approx(rates[1])
     assert rates[0] > 0
+
+
+def test_the_peak_of_a_device_is_that_of_the_numbers_that_it_computes_with() -> None:
+    known, rated = "NVIDIA H100 PCIe", Calibration()
+    for name, peak, share in (("bf16", 756.0, 1.0), ("fp32", None, rated.fp32_speed)):
+        assert peak_tflops(known, PRECISIONS[name]) == peak
+        assert peak_tflops(rated.device, PRECISIONS[name]) == pytest.approx(989 * share)
+        assert peak_tflops("cpu", PRECISIONS[name]) is None

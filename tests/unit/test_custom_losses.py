@@ -21,10 +21,12 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import make_step_data
 from mimo_launch.data.sources.record_shapes import shaped
 from mimo_launch.diag.users_code import CustomClassError
+from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.forking import custom_class_fault
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.custom_loss import check_loss
+from mimo_launch.plan.plan import Plan
 from mimo_launch.models.language_input import TextForward, read_labelled
 from mimo_launch.spec.custom_loss import CustomLoss
 from mimo_launch.spec.spec import Spec
@@ -71,6 +73,12 @@ def test_a_loss_that_cannot_be_used_is_refused_with_its_line(name: str, words: s
     assert str(said.value).startswith(
         f"modules.language.loss, `tests.support.custom_losses:{name}`: {wanted}"
     )
+
+
+def test_a_plan_says_that_it_does_not_count_a_loss() -> None:
+    found = Estimator.of(Plan.of(of("weighted", columns={"weight": 1}))).estimates()
+    assert found.not_counted == {"language": ("loss",)}
+    assert Estimator.of(Plan.of(spec({}))).estimates().not_counted == {}
 
 
 def test_a_loss_is_checked_before_workers_start() -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.support.memory import DECODER, TOKENS, VIT, WIDTH, memory_of, model, per_block
+from tests.support.memory import DECODER, INNER, TOKENS, VIT, WIDTH, memory_of, model, per_block
 from tests.support.reports import build_report
 from tests.support.specs import box, spec
 
@@ -117,11 +117,73 @@ def test_the_two_largest_layers_are_on_their_way_to_the_host() -> None:
     assert two == dense
 
 
+def test_what_was_on_its_way_is_gone_after_the_last_backward_of_its_module() -> None:
+    """On one rank vision is the last that goes backward, and needs the most there."""
+    small = {**DECODER, "hidden": 64, "layers": 2, "mlp": 64, "head_dim": 8}
+    wide = {**VIT, "layers": 1, "mlp": 16 * WIDTH}
+    made = spec(
+        {"vision": box(0, model=wide), "language": box(0, model=small, offload=["activations"])},
+        mbs=2,
+        seq=256,
+        data={"kind": "synthetic", "image": [16, 16], "text_only": 0.0},
+        train={"steps": 1, "precision": "bf16"},
+    )
+    vision = memory_of(made, "vision")
+    assert memory_of(made, "language").in_flight > 0
+    assert row(made, 0).activations == vision.kept + vision.backward_extra
+
+
+def test_moments_lie_on_the_host_where_their_rule_can_put_them_there() -> None:
+    """Muon keeps the moments of matrices on the GPU."""
+    layer = 2 * 256 * 256 + 2 * 64 * 256 + 3 * 1024 * 256
+    found = {}
+    for parts in ((), ("optimizer",)):
+        made = spec(
+            {"language": box(0, model=DECODER, offload=parts)},
+            optimizer={"kind": "muon"},
+            train={"steps": 1, "precision": "bf16"},
+        )
+        found[parts] = row(made, 0)
+    here, away = found.values()
+    assert away.optimizer == 4 * layer * 4
+    assert (here.host, away.host) == (0, here.optimizer - away.optimizer)
+
+
+def test_a_map_in_few_bits_is_unpacked_through_its_codes_and_values() -> None:
+    """Beside the bf16 values: four bytes for each of int8, one for each of nf4."""
+    extra = {}
+    for kind in ("int8", "nf4"):
+        packs = {"adapter": {"rank": 4}, "quantize_base": {"kind": kind}}
+        made = spec(
+            {"language": box(0, model=DECODER, **packs)},
+            train={"steps": 1, "precision": "bf16"},
+        )
+        extra[kind] = memory_of(made, "language").backward_extra
+    # The largest map is the one of gate and values together.
+    assert extra["int8"] - extra["nf4"] == (4 - 1) * WIDTH * 2 * INNER
+
+
+def test_frozen_experts_that_no_rank_shares_are_not_gathered() -> None:
+    """Whatever their size: copies of other weights lie on other ranks."""
+
+    def gathered(width: int) -> int:
+        moe = {"experts": 4, "top_k": 2, "width": width}
+        grid = {"dp": 4, "shard_over": 2, "experts": {"ep": 4}}
+        made = spec(
+            {"vision": box(4), "language": box(0, model={"moe": moe}, frozen=True, **grid)},
+            train={"steps": 1, "precision": "bf16"},
+        )
+        return memory_of(made, "language").gathered
+
+    assert gathered(64) == gathered(4096) > 0
+
+
 def test_communicators_and_context_are_outside_the_allocator() -> None:
     free = {"context_memory": 0.0, "communicator_memory": 0.0, "allocator_slack": 0.0}
     alone = row(language(), 0, **free)
     assert alone.device == alone.reserve == 0
     assert alone.total == alone.allocated
+    assert row(language(), 0, **{**free, "allocator_slack": 0.5}).reserve == alone.allocated // 2
     assert row(language(), 0, **{**free, "communicator_memory": 1.0}).device == 0
     # World, tp; world, dp x cp; world, pp and a channel each way.
     for grid, number in (({"tp": 2}, 2), ({"dp": 2}, 2), ({"pp": 2}, 4)):
@@ -133,6 +195,16 @@ def test_tokens_that_tp_ranks_copy_are_outside_the_allocator() -> None:
     copied, gathered = (row(language(tp=2, cp=2, sequence_parallel=e), 0) for e in (True, False))
     # The tokens of two samples on a cp rank, in bf16.
     assert copied.device - gathered.device == 2 * 256 // 2 * 512 * 2
+
+    def device(rank: int, *, cuts: bool) -> int:
+        modules = {
+            "language": box(0, tp=2, model=DECODER, sequence_parallel=cuts),
+            "vision": box(2, model=VIT),
+        }
+        return row(spec(modules, train={"steps": 1, "precision": "bf16"}), rank).device
+
+    assert device(0, cuts=True) > device(0, cuts=False)
+    assert device(2, cuts=True) == device(2, cuts=False)
 
 
 def test_what_is_frozen_has_no_gradients_and_keeps_nothing() -> None:

@@ -121,3 +121,6 @@ def test_only_the_stage_that_makes_rows_waits_for_patches() -> None:
     assert waits(cp=2, pp=2) == pytest.approx(2 * WIDTH * sent, rel=1e-3)
     shared = waits(tp=2, sequence_parallel=True) - waits(tp=2)
     assert shared == pytest.approx(LANGUAGE_WIDTH * sent, rel=1e-3)
+    # The tp ranks of each half of the patches gather that half alone.
+    both = waits(tp=2, cp=2, sequence_parallel=True) - waits(tp=2, cp=2)
+    assert both == pytest.approx(LANGUAGE_WIDTH * sent / 2, rel=1e-3)

@@ -160,18 +160,28 @@ def test_a_share_of_the_run_is_its_time_in_the_time_of_all_steps() -> None:
             computing=0.0,
             waiting=1.0,
             tflop=4 * row.tflop,
+            bubble=1.0,
             stages=tuple(replace(each, forward_ms=4 * each.forward_ms) for each in row.stages),
         )
         for row in one.ranks
     ]
-    slow = replace(one, step_seconds=4 * one.step_seconds, ranks=tuple(rows))
+    tokens = one.tokens_per_second_per_gpu
+    slow = replace(
+        one,
+        step_seconds=4 * one.step_seconds,
+        tokens_per_second_per_gpu=tokens / 4,
+        ranks=tuple(rows),
+    )
     found = mean_of([(one, 2), (slow, 1)])
     assert found.step_seconds == pytest.approx(2 * one.step_seconds)
+    # Three steps hold as many tokens each, in six times the time of one.
+    assert found.tokens_per_second_per_gpu == pytest.approx(tokens / 2)
     for row, before in zip(found.ranks, one.ranks, strict=True):
         assert before.computing > 0
         assert row.computing == pytest.approx(before.computing / 3)
         assert row.waiting == pytest.approx((before.waiting + 2) / 3)
         assert row.tflop == pytest.approx(2 * before.tflop)
+        assert row.bubble == pytest.approx((2 * before.bubble + 1) / 3)
         times = [[each.forward_ms for each in of.stages] for of in (row, before)]
         assert times[0] == pytest.approx([2 * each for each in times[1]])
 

@@ -174,6 +174,19 @@ def test_layers_take_the_time_of_their_kinds_and_of_travel() -> None:
     (row,) = linked.ranks
     assert row.all_to_all * linked.step_seconds == pytest.approx(sent / 1e6, rel=1e-6)
     assert row.computing > row.all_to_all
+    # Only a backward that runs the MLPs again sends their tokens again.
+    for again, times in (("norms", 4), ("mlp", 6)):
+        (row,) = (linked := of(made(dp=2, experts={"ep": 2}, recompute=[again]), far)).ranks
+        assert row.all_to_all * linked.step_seconds == pytest.approx(sent / 4e6 * times, rel=1e-6)
+
+
+def test_a_backward_begins_after_what_its_first_layer_kept_has_come_from_the_host() -> None:
+    """Where copies take longest, a forward takes those of all layers, a backward one more."""
+    slow = replace(FREE, host_bandwidth=1e-3)
+    ((row,),) = [of(language(1, vocab=NO_HEAD, offload=["activations"]), slow).ranks]
+    (stage,) = row.stages
+    layers = DECODER["layers"]
+    assert stage.backward_ms / stage.forward_ms == pytest.approx((layers + 1) / layers, rel=1e-3)
 
 
 @pytest.mark.parametrize(("microbatches", "depth"), [(4, 2), (8, 4)])
@@ -183,6 +196,15 @@ def test_a_pipeline_has_the_bubble_of_its_closed_form(microbatches: int, depth: 
     assert got.bubble == pytest.approx((depth - 1) / slots, rel=1e-3)
     one = of(language(microbatches, vocab=NO_HEAD)).schedule_seconds
     assert got.schedule_seconds == pytest.approx(one / depth * slots / microbatches, rel=1e-3)
+
+
+def test_the_bubble_of_a_step_is_the_mean_over_all_ranks() -> None:
+    made = spec({"vision": box(0), "language": box(1, dp=2)}, microbatches=4)
+    got = Estimator.of(Plan.of(made)).estimates()
+    (vision, one), (language, two) = ((row.bubble, len(row.ranks)) for row in got.ranks)
+    assert (one, two) == (1, 2)
+    assert vision != pytest.approx(language, rel=1e-3)
+    assert got.bubble == pytest.approx((vision + 2 * language) / 3)
 
 
 def test_recomputing_takes_a_forward_more_and_counts_no_flops() -> None:

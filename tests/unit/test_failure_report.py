@@ -124,12 +124,15 @@ def test_many_different_ranks_still_fit_on_a_screen(tmp_path: Path) -> None:
 def test_a_host_is_named_where_there_are_several() -> None:
     failure = diagnosed({6: {**KILLED, "end": Exit(11, "SIGSEGV", 0)}}, num_hosts=2)
     assert headline(failure).endswith("pp 0) on gpu1 (node 1)")
+    alone = diagnosed({2: {**KILLED, "end": Exit(11, "SIGSEGV", 0)}}, num_hosts=1)
+    assert headline(alone).endswith("pp 0)")
 
 
 def test_a_host_that_does_not_answer_is_named_with_its_ranks(tmp_path: Path) -> None:
     failure = diagnose(quickstart(), ranks(4), attempt=0, hosts=hosts(), absent=hosts()[1:])
     lines = report_lines(failure, tmp_path, command="c", checkpoint=None)
     assert lines[0] == "error: gpu1 (node 1, ranks 4-7) does not answer"
+    assert not any("does not answer" in line for line in lines[1:])
     assert not failure.restartable
     assert not any("same way" in line for line in lines)
 
@@ -207,9 +210,11 @@ def test_long_lines_are_cut_and_the_whole_is_in_a_file(tmp_path: Path) -> None:
 
 def test_a_run_that_ended_itself_is_not_said_to_go_on(tmp_path: Path) -> None:
     """The other ranks ended alike, which is not worth a line."""
-    ended = {"error_time": 9.0, "cause": Cause.FINAL, "message": "NonFiniteRun: enough"}
+    said = ["NonFiniteRun: enough", "the last", "advice", "checkpoint"]
+    ended = {"error_time": 9.0, "cause": Cause.FINAL, "message": "\n".join(said)}
     failure = diagnosed(dict.fromkeys(range(8), ended))
     lines = report_lines(failure, tmp_path, command="c", checkpoint="step 10")
+    assert [line[14:] for line in lines[1:5]] == said
     assert not any("others:" in line for line in lines)
     assert lines[-3:] == [
         "   = resume:  the same command would end in the same way; first change what is said above",

@@ -132,6 +132,10 @@ def test_start_and_checkpoints_by_their_formulas() -> None:
     assert found.start_seconds == pytest.approx(start)
     # Its blocks are of one kind.
     assert found.compiling_seconds == GIVEN.compiling
+    for numbers, compiles, kinds in (("fp64", "auto", 0), ("fp64", True, 1), ("bf16", False, 0)):
+        own = spec({"language": box(0, compile=compiles)}, train={"precision": numbers})
+        costs = Estimator.of(Plan.of(own), GIVEN).host_costs
+        assert costs.compiling_seconds == kinds * GIVEN.compiling
     size = checkpoint_bytes(plan.spec)
     assert found.checkpoint_bytes == size
     # A layer has 6 parameters, 3 are around them, each with two moments, cut over all 64 ranks.
@@ -140,5 +144,9 @@ def test_start_and_checkpoints_by_their_formulas() -> None:
     assert found.resume_seconds == pytest.approx(index + read)
     assert found.stall_seconds == pytest.approx(size / 64 / GIVEN.copy_bandwidth / 1e9)
     assert found.save_seconds == pytest.approx(found.stall_seconds + index + 2 * read)
+    # Two hosts together are as fast as the storage lets them be.
+    slow = replace(GIVEN, storage_limit=2 * GIVEN.storage_bandwidth)
+    limited = Estimator.of(plan, slow).host_costs
+    assert limited.resume_seconds == pytest.approx(index + 4 * read)
     unsaved = Estimator.of(Plan.of(made(64, checkpoint="none")), GIVEN).host_costs
     assert unsaved.checkpoint_bytes is unsaved.save_seconds is unsaved.resume_seconds is None

@@ -31,7 +31,8 @@ def test_only_the_ranks_of_the_host_count() -> None:
         for size in range(10 * MB, 2000 * MB, 10 * MB)
         if not memory_lacking(estimates, range(4), size)
     )
-    assert memory_lacking(estimates, range(2), needed) == []
+    # Half of the ranks need half as much.
+    assert memory_lacking(estimates, range(2), needed // 2 + 10 * MB) == []
     assert memory_lacking(estimates, range(2), needed // 3)
 
 
@@ -40,6 +41,14 @@ def test_what_modules_offload_needs_memory_of_the_host_with_gpus_and_without() -
     estimates = build_report(Plan.of(spec({"language": language}))).estimates
     away = sum(row.memory.host * len(row.ranks) for row in estimates.ranks)
     assert memory_lacking(estimates, range(2), away, have_gpus=True) == []
+    # Moments lie there, too, beside what the forwards of a step have sent.
+    (moments,) = (
+        row.memory.optimizer
+        for row in build_report(
+            Plan.of(spec({"language": box(dp=2, model={"vocab": 100_000})}))
+        ).estimates.ranks
+    )
+    assert away > 2 * moments
     headline, why, remedy = memory_lacking(estimates, range(2), away // 2, have_gpus=True)
     assert headline.startswith("error: the 2 ranks of this host need about ")
     assert why.endswith(" offloaded")

@@ -168,6 +168,14 @@ def test_exchanges_over_tp_take_the_host_time_in_both_directions() -> None:
     assert passes({"tp": 1, "dp": 2}, exchange_starts=0.5) == pytest.approx((6.0, 6.0))
 
 
+def test_a_depth_of_further_tokens_has_no_updates_that_the_host_starts() -> None:
+    adapter = {"adapter": {"rank": 2, "targets": ["q", "o"]}}
+    for model in ({"layers": 6}, {"layers": 6, "mtp": {"depth": 1}}):
+        plain = passes({"tp": 1, "model": model})
+        updated = passes({"tp": 1, "model": model} | adapter, adapter_starts=0.5)
+        assert updated == pytest.approx([each + 6 * 2 * 0.5 for each in plain])
+
+
 def test_each_fully_sharded_unit_takes_the_host_time_to_gather() -> None:
     """The units are six blocks and the rest of the stage."""
     settings = {"tp": 1, "dp": 2, "sharding": "full"}
@@ -197,7 +205,7 @@ def test_ranks_count_the_python_of_what_they_read_themselves() -> None:
         record_overhead=1.0,
         packing_overhead=0.0,
         text_overhead=10.0,
-        token_overhead=0.0,
+        token_overhead=1.0,
         array_overhead=100.0,
     )
     model = Estimator.of(Plan.of(read), rates).model
@@ -208,9 +216,36 @@ def test_ranks_count_the_python_of_what_they_read_themselves() -> None:
     slowest = sum(work.spans.total() for work in step.slowest(vision))
     records = step.data.num_records
     assert slowest in photographs
-    assert 1e6 * model.python == pytest.approx(records + 10 * records / 4 + 100 * slowest)
+    spans = (span for sample in step.data.samples for each in sample.spans.values() for span in each)
+    tokens = step.data.num_tokens - sum(span.num_positions for span in spans)
+    assert 1e6 * model.python == pytest.approx(records + (10 * records + tokens) / 4 + 100 * slowest)
     in_memory = Estimator.of(Plan.of(read), rates.without_reading).model
     assert 1e6 * in_memory.python == pytest.approx(records)
+
+
+def test_the_rank_that_reads_the_most_counts_and_a_last_stage_reads_texts_for_its_labels() -> None:
+    rates = replace(
+        Calibration().without_reading,
+        record_overhead=0.0,
+        packing_overhead=0.0,
+        text_overhead=10.0,
+        array_overhead=100.0,
+    )
+
+    def python(*sets: str) -> tuple[float, int, int]:
+        path = ROOT / "docs/measured/photographs_qwen3_vl_4b.yaml"
+        read = load_spec(path, ["batch.global=32", "schedule.microbatches=4", *sets]).spec
+        assert read is not None
+        model = Estimator.of(Plan.of(read), rates).model
+        works = model.step.slowest(model.layout["vision"])
+        arrays = sum(work.spans.total() for work in works)
+        return 1e6 * model.python, model.step.data.num_records, arrays
+
+    stages = ("modules.language.ranks=0-1", "modules.language.grid.pp=2")
+    for rank, beside in ((1, 10), (2, 0)):
+        vision = f"modules.vision.ranks={rank}"
+        seconds, records, arrays = python(*stages, vision, f"nodes.gpus={rank + 1}")
+        assert seconds == pytest.approx(beside * records + 100 * arrays)
 
 
 def test_ranks_count_the_packing_of_all_records_of_a_step() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.support.histories import USAGE
@@ -24,6 +25,7 @@ from mimo_launch.train.events import (
     ListenerFailed,
     RunFinished,
     RunStarted,
+    RunStopped,
     StepFinished,
 )
 from mimo_launch.train.listeners import ID_FILE, listeners_of, run_id, scalars
@@ -198,6 +200,24 @@ def test_wandb_resumes_the_run_of_its_folder(tmp_path: Path, offline: Any) -> No
     first, second = files_of(tmp_path)
     assert first.stem == second.stem == f"run-{known.strip()}"
     assert [row["_step"] for file in (first, second) for row in history(file)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        (RunFinished(steps=3, seconds=1.0, skipped=0), 0),
+        (RunStopped(step=3, signal=15, checkpoint=None), 128 + 15),
+        (step(3, 1.0), 1),
+    ],
+    ids=["finished", "stopped", "failed"],
+)
+def test_wandb_is_told_how_a_run_ended(
+    last: Event, code: int, tmp_path: Path, offline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Mock(step=0)
+    monkeypatch.setattr(offline, "init", lambda **_: run)
+    listen(spec_with("{wandb: {project: p, mode: offline}}"), tmp_path, [started(), last])
+    run.finish.assert_called_once_with(exit_code=code)
 
 
 def test_a_spoilt_id_is_made_up_anew(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.support.histories import USAGE
 
 from mimo_launch.launcher.worker_errors import cause_of
 from mimo_launch.layout.step_views import Imbalance
-from mimo_launch.runtime.progress import Cause
+from mimo_launch.runtime.progress import Best, Cause
 from mimo_launch.train.events import (
     CheckpointSaved,
     EvalFinished,
@@ -29,7 +29,7 @@ from mimo_launch.train.events import (
     WriteFailed,
 )
 from mimo_launch.train.history import read_history
-from mimo_launch.train.metrics_file import MetricsFile, MetricsNotWritten, as_record
+from mimo_launch.train.metrics_file import MetricsFile, MetricsNotWritten, as_record, from_record
 
 
 def started(first_step: int) -> RunStarted:
@@ -240,6 +240,25 @@ def test_a_full_disk_ends_the_run_if_it_should(
         file(step(1))
     with pytest.raises(OSError, match=rf"No space left.*: '{path}'"):
         file.close()
+
+
+def test_an_evaluation_without_accuracy_is_read_as_it_was_written() -> None:
+    for accuracy in (None, 0.5):
+        event = EvalFinished(step=3, eval_loss=1.0, digit_accuracy=accuracy, samples=2)
+        assert from_record(json.loads(json.dumps(as_record(event)))) == event
+
+
+def test_the_record_of_an_early_end_has_the_best_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, lambda event: None)
+    for number in range(1, 5):
+        file(step(number))
+    best = Best(2, 0.5, since=2)
+    file(RunFinished(steps=4, seconds=1.0, skipped=0, best=best, ended_early=True))
+    file.close()
+    last = json.loads(path.read_text().splitlines()[-1])
+    assert last == {"step": 4, "ended_early": True, "best_step": 2}
+    assert read_history(path).ended_early
 
 
 def test_a_number_that_is_not_finite_is_null() -> None:

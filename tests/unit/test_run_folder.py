@@ -142,6 +142,9 @@ def test_a_run_that_must_go_on_needs_a_checkpoint(tmp_path: Path) -> None:
         open_run_folder(tmp_path, tiny(), "{}", resume=True)
     assert not any(tmp_path.iterdir())
     opened(tmp_path, tiny())
+    # What is left of a killed save is no checkpoint, and no damaged one.
+    (tmp_path / "tiny" / CHECKPOINTS / (folder_name(2) + PARTIAL)).mkdir(parents=True)
+    assert opened(tmp_path, tiny()).saved is None
     add_checkpoint(tmp_path / "tiny", 3)
     saved = opened(tmp_path, tiny(), resume=True).saved
     assert saved == newest_checkpoint(tmp_path / "tiny")

@@ -260,6 +260,29 @@ def test_a_term_without_a_difference_that_shows_has_no_sign(of_8: Layouts) -> No
     assert "-0.00 ms" not in screen.file.getvalue()
 
 
+def test_two_ranks_send_as_many_bytes_as_their_exchanges_have() -> None:
+    """Of bf16 weights and edges, and fp32 gradients, each of two ranks sends half, or one all."""
+    model = {"layers": 2, "hidden": 64, "heads": 4, "mlp": 128, "vocab": 256}
+
+    def sent(microbatches: int, **grid: Any) -> tuple[float, int]:
+        made = spec(
+            {"language": box(0, model=model, **grid)},
+            microbatches=microbatches,
+            seq=64,
+            train={"steps": 1, "precision": "bf16"},
+        )
+        found = Estimator.of(Plan.of(made))
+        return traffic_of(found.typical.model).inside, found.estimates().ranks[0].parameters
+
+    for many in (1, 2):
+        whole, numel = sent(many, dp=2)
+        assert whole == (2 + 4) * numel
+        # Weights for each forward and each backward, and gradients of each backward.
+        assert sent(many, dp=2, sharding="full")[0] == many * (2 * 2 + 4) * numel
+        # The input of the second stage there, and its gradient back.
+        assert sent(2 * many, pp=2)[0] == 2 * many * 2 * 64 * 64 * 2
+
+
 def test_only_groups_on_several_hosts_send_between_them() -> None:
     """Of 16 ranks on hosts of 8: dp 16 crosses hosts, tp 8 does not."""
     made = next(each for name, each in POOR.items() if name.startswith("16,"))

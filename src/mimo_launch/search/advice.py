@@ -69,7 +69,7 @@ class Changes:
 
         def longest(ranks: int) -> float:
             before = estimates.step_seconds if fits else INFINITE
-            few = 1 - ranks / world >= LEAST_SAVED
+            few = _leaves_many_out(ranks, world)
             return (1 + MOST_LOSS) * before if few else before / (1 + LEAST_GAIN)
 
         search = Search(
@@ -94,8 +94,8 @@ class Changes:
         return sorted(found, key=lambda each: each.change.kind == FEWER)
 
     def _least_gain(self, planned: Planned) -> float:
-        saved = 1 - world_size(planned.change.spec) / self.base.layout.world_size
-        return -MOST_LOSS if saved >= LEAST_SAVED else LEAST_GAIN
+        few = _leaves_many_out(_world(planned), self.base.layout.world_size)
+        return -MOST_LOSS if few else LEAST_GAIN
 
     def that_fit(self) -> list[Planned]:
         """Return changes of a spec that does not fit itself, the fastest first.
@@ -178,6 +178,11 @@ def memory_limit(estimates: Estimates, gpu_memory: int) -> int:
 
 def _needed(estimates: Estimates) -> int:
     return max((row.total_bytes for row in estimates.ranks), default=0)
+
+
+def _leaves_many_out(ranks: int, world: int) -> bool:
+    """Return whether so many ranks of a world are few enough for a step to take longer."""
+    return ranks <= (1 - LEAST_SAVED) * world
 
 
 def _numerics(spec: Spec) -> Iterator[Settings]:
