@@ -4,6 +4,7 @@ import json
 import resource
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,9 @@ def test_limits_that_end_runs_are_said_with_a_remedy(
     assert "`ulimit -l unlimited`" in checks["locked memory"]["help"]
     errors = [name for name, each in checks.items() if each["verdict"] == "error"]
     assert (code, errors) == (0, [])
+    monkeypatch.setattr(host_checks, "_ask_torch", lambda: replace(has_gpus, gpus=()))
+    without = json.loads(run_cli(f"doctor --runs {tmp_path} --json")[1])["checks"]
+    assert [each["name"] for each in without if each["verdict"] == "warning"] == ["processes"]
 
 
 def test_what_is_missing_is_said_with_a_remedy_and_ends_with_1(

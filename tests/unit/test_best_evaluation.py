@@ -39,6 +39,13 @@ def test_smaller_losses_and_larger_accuracies_are_better(
     assert judged(asked, Best(6, 0.5, since=1), 9, [found(loss, accuracy)]) == best
 
 
+@pytest.mark.parametrize(("metric", "loss", "best"), [("loss", 0.4, 0.4), ("loss", math.nan, None)])
+def test_the_first_finite_number_is_the_best(metric: str, loss: float, best: float | None) -> None:
+    first = judged(EvalSpec(metric=metric), None, 9, [found(loss, None)])
+    assert first == (best and Best(9, best))
+    assert judged(EvalSpec(metric=metric), first, 10, [found(0.1, None)]) == Best(10, 0.1)
+
+
 @pytest.mark.parametrize(
     ("step", "since", "ended"),
     [(4, 1, (False, False)), (4, 2, (True, True)), (9, 1, (True, False)), (9, 2, (True, False))],

@@ -182,6 +182,8 @@ def test_an_evaluation_needs_options_of_its_own(folder: Path) -> None:
     [finding] = [each for each in check(judged) if each.code == "eval-without-shards"]
     assert finding.help == "write `eval_options: {...}` in `data`, or delete `eval`"
     held = custom_spec(folder, eval_options={"path": "rows", "first": 21})
+    [idle] = [each for each in check(held) if each.code == "setting-without-effect"]
+    assert idle.path == ("data", "eval_options")
     judged = held.replace(eval=judged.eval)
     assert not [each for each in check(judged) if each.code == "eval-without-shards"]
     found = opened(judged)

@@ -65,6 +65,8 @@ def test_a_plan_makes_samples_of_the_numbers_in_expect(packing: bool, tmp_path: 
     assert rows == {30}
     text = [each.num_tokens - each.rows("vision") for each in records]
     assert {*text} == {40, 41}
+    # Of texts about three in five tokens are learnt, and of rows none.
+    assert all(0.5 < each.num_labels / n < 0.6 for each, n in zip(records, text, strict=True))
     expected = 76.25 / 512
     if packing:
         assert found.padding < 0.1
@@ -146,6 +148,27 @@ def test_a_file_of_an_older_version_is_read() -> None:
     ]  # fmt: skip
 
 
+def test_samples_that_are_too_long_are_no_part_of_an_epoch(tmp_path: Path) -> None:
+    made = load_spec(ROOT / "docs/measured/photographs_qwen3_vl_4b.yaml", ["batch.seq=512"]).spec
+    assert made is not None
+    found = json.loads((ROOT / "docs/measured/photographs.json").read_text())
+    found["samples"] *= 10
+    (tmp_path / "stats.json").write_text(json.dumps(found))
+    samples, number = read_statistics(made, tmp_path / "stats.json")
+    assert len(samples) == sum(size[0] <= 512 for size in found["sizes"]) < 512
+    assert number == 10 * len(samples)
+
+
+def test_a_text_is_cut_behind_its_rows_and_a_sample_without_room_for_one_left_out(
+    tmp_path: Path,
+) -> None:
+    expect = {"images": [1, 9], "rows": 90, "text": 300}
+    found = expected_steps(expecting(tmp_path, expect, too_long="truncate"))
+    made = list(samples(found))
+    assert {each.rows("vision") for each in made} == {n * 90 for n in range(1, 6)}
+    assert all(each.num_tokens == min(512, each.rows("vision") + 300) for each in made)
+
+
 @pytest.mark.parametrize(
     ("expect", "why"),
     [
@@ -165,6 +188,18 @@ def test_what_cannot_be_expected_is_an_error(expect: Any, why: str, tmp_path: Pa
     [found] = [x for x in check(expecting(tmp_path, expect)) if x.code == "expect-not-usable"]
     assert found.is_error
     assert why in found.why
+
+
+def test_a_generator_has_rows_of_what_it_makes_and_no_images(tmp_path: Path) -> None:
+    draw = box(1, model={"kind": "flow"}, reads=["language"])
+    modules = {"vision": box(0, model=VIT), "draw": draw}
+    wrong, right = (
+        [x for x in check(expecting(tmp_path, {key: {"draw": 4}, "text": 9}, modules))
+         if x.code == "expect-not-usable"]
+        for key in ("images", "rows")
+    )  # fmt: skip
+    assert [each.headline for each in wrong] == ["`images` names `draw`, which has none"]
+    assert right == []
 
 
 @pytest.mark.parametrize("name", ["draw", "three_encoders", "hybrid", "bench/talker_1b_disjoint"])

@@ -142,3 +142,10 @@ def test_sizes_alone_deal_out_samples_and_find_the_heaviest_steps(
 def test_a_sample_is_described_once() -> None:
     step = expected_steps(with_steps(spec({"language": box()}))).sampled[0]
     assert step.samples[:1][0] is step.samples[0]
+
+
+def test_what_is_known_of_data_serves_runs_of_other_lengths() -> None:
+    made = spec({"language": box(0)}, mbs=2)
+    for steps in (3, 30, 5):
+        longer = with_steps(made, steps)
+        assert_is_true(longer, expected_steps(longer))

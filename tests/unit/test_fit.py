@@ -154,6 +154,10 @@ def test_stages_of_the_same_modules_are_one_finding(tmp_path: Path) -> None:
     smaller = STAGES.replace("20GB", "12GB")
     (found,) = load_and_check(write(tmp_path, smaller)).diagnostics
     assert found.headline.endswith("but a GPU has 12.0 GB; ranks 1-3 need more than it has, too")
+    # With few microbatches the last stage, which has the head, needs the most.
+    head = STAGES.replace("microbatches: 8", "microbatches: 1").replace("65536", "1048576")
+    (found,) = load_and_check(write(tmp_path, head)).diagnostics
+    assert found.headline.startswith("rank 3 (`language` stage 3) needs about")
     # Those that just fit are not among them.
     made = load_spec(write(tmp_path, STAGES)).spec
     assert made is not None
@@ -240,6 +244,10 @@ def test_a_warning_says_on_which_side_of_the_limit_the_estimate_is(tmp_path: Pat
         for limit in (0.95 * need, 1.05 * need)
     )
     assert "may not fit into the" in above
+    large = SPEC.replace("global: 16", "global: 512")
+    for key, value in (("gpu", "h100-80gb"), ("gpu_memory", "80GB")):
+        text = f"{large}nodes: {{gpus: 8, {key}: {value}}}\n"
+        assert load_and_check(write(tmp_path, text)).diagnostics[0].path == ("nodes", key)
     assert "close to the" in below
 
 

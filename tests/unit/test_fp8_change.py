@@ -87,3 +87,4 @@ def test_validate_warns_of_fp8_only_where_bf16_is_faster(name: str, codes: list[
     sets = ["nodes.gpu=h200-141gb", ENGINE, FP8]
     found = load_and_check(BENCH / f"{name}.yaml", sets).diagnostics
     assert [each.code for each in found] == codes
+    assert all("the host starts its kernels more slowly" in each.why for each in found)

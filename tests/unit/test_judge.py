@@ -179,6 +179,17 @@ def test_time_in_which_the_launcher_did_not_run_does_not_count(
         assert watch.frozen_s == 0
 
 
+def test_a_worker_whose_threads_get_no_interpreter_is_deaf_within_a_short_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sleeping(tmp_path) as watched:
+        WorkerCells(watched.cells.shared, 0).progress.alive()
+        later = time.monotonic_ns() + 3 * 10**9
+        monkeypatch.setattr("mimo_launch.launcher.watchdog.time.monotonic_ns", lambda: later)
+        deaf = [watched.watch(timeout).examine()[0].deaf for timeout in (2, 10)]
+    assert deaf == [pytest.approx(3, abs=0.1), 0]
+
+
 def test_signs_of_work_do_not_keep_a_run_that_was_asked_to_stop(
     tmp_path: Path, now: list[float]
 ) -> None:

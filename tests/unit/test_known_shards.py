@@ -149,6 +149,20 @@ def test_rows_tokens_padding_and_the_largest_step_of_shards_are_those_of_a_run(
     ]
 
 
+def test_a_look_counts_a_file_as_often_as_its_source_says(tmp_path: Path) -> None:
+    for name, number in (("few", 30), ("many", 50)):
+        texts = ((f"{n:03d}", {"txt": "red " * (1 + n % 5)}) for n in range(number))
+        write_shard(tmp_path / f"{name}.tar", texts)
+    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
+    sources = [{"path": str(tmp_path / "few.tar"), "epochs": 3}, str(tmp_path / "many.tar")]
+    data = {"kind": "files", "sources": sources, "tokenizer": str(tokenizer), "template": "caption"}
+    made = spec({"language": box(0, model={"vocab": 400})}, seq=64, data=data)
+    looked = expected_steps(made)
+    assert looked.source is Source.HEADERS
+    assert looked.order is not None
+    assert looked.order.records.in_all == 3 * 30 + 50
+
+
 def test_a_look_at_some_samples_tells_how_many_there_are_and_what_they_hold(
     tmp_path: Path,
 ) -> None:

@@ -11,10 +11,12 @@ from mimo_launch.checkpoint.folder import (
     FORMAT,
     PARTIAL,
     Base,
+    DamagedCheckpoint,
     all_checkpoints,
     complete,
     delete_old,
     folder_name,
+    read_marker,
     set_aside,
 )
 from mimo_launch.checks.load_and_check import load_and_check
@@ -188,6 +190,18 @@ def test_a_file_that_is_new_in_a_folder_of_weights_is_a_change_of_it() -> None:
     assert base.changed(base.files) == ""
     for files in ({**base.files, **more}, more, {}, {"a": (1, 3)}):
         assert base.changed(files).startswith("base has changed since it was read: ")
+    many = Base("base", {name: (1, 2) for name in "abcd"}, {})
+    for number, named in ((3, "a, b, c"), (4, "a, b, c and others")):
+        changed = many.files | {name: (1, 3) for name in "abcd"[:number]}
+        assert many.changed(changed).endswith(f": {named}")
+
+
+@pytest.mark.parametrize("other", [2, 5])
+def test_a_checkpoint_under_the_name_of_another_step_is_damaged(other: int, tmp_path: Path) -> None:
+    saved = add_checkpoint(tmp_path, 3)
+    assert read_marker(saved).counts["step"] == 3
+    with pytest.raises(DamagedCheckpoint, match="is that of step 3"):
+        read_marker(saved.rename(saved.with_name(folder_name(other))))
 
 
 def test_one_that_is_finite_is_kept_beside_those_that_stay(tmp_path: Path) -> None:

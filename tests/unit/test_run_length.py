@@ -96,5 +96,13 @@ def test_epochs_of_files_that_are_not_here_go_by_what_is_expected(tmp_path: Path
     made = spec({"language": language}, data=data, **asked)
     same, [told] = counted(made)
     assert (same.train.steps, told.code, told.is_error) == (100, "epochs-not-counted", False)
+    # Steps beside them are at most as many as the run has.
+    known = asked | {"train": {"epochs": 3, "steps": 50}}
+    same, told = counted(spec({"language": language}, data=data, **known))
+    assert (same.train.steps, told) == (50, ())
     data["expect"] = {"samples": 3_000_000, "text": 50}
     assert with_steps(spec({"language": language}, data=data, **asked)).train.steps == 2_250_000
+    # Two in each sequence; a part of so many packs is counted.
+    data |= {"packing": True, "expect": {"samples": 200_000, "text": 50}}
+    packed = with_steps(spec({"language": language}, data=data, **asked | {"train": {"epochs": 1}}))
+    assert packed.train.steps == pytest.approx(200_000 / 2 / 4, rel=1e-3)

@@ -48,6 +48,10 @@ APART = {"vision": box(4), "language": box(0, pp=4)}
             *("interleaved", 8, 2, 2, SHARED),
             *("interleaved-microbatches-uneven", "write `encoder_microbatches: 4`"),
         ),
+        (
+            *("interleaved", 12, 2, 6, SHARED),
+            *("interleaved-microbatches-uneven", "write `encoder_microbatches: 4`"),
+        ),
         # Encoders of their own ranks have no groups.
         ("interleaved", 8, 2, 2, APART, "", ""),
         ("bubble_filling", 8, 1, 2, SHARED, "", ""),

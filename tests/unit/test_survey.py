@@ -2,6 +2,7 @@
 
 import io
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.spec import Spec
+from mimo_launch.survey import reading_speed
 from mimo_launch.survey.index_statistics import find_facts, first_steps
 from mimo_launch.survey.reading_speed import read_steps, survey
 from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord, show_samples
@@ -80,6 +82,24 @@ def test_filling_is_what_packing_does() -> None:
     assert filling.packed == pytest.approx(tokens / (packs * 64), rel=0.1)
     assert 200 / packs == pytest.approx(filling.records_per_pack, rel=0.1)
     assert filling.packed > 1.2 * filling.alone
+
+
+def test_processors_of_a_host_share_what_its_ranks_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of four ranks needs a second of Python for its part of a step."""
+    made = made_with()
+    seconds = count()
+    monkeypatch.setattr(reading_speed.time, "process_time", lambda: float(next(seconds)))
+    monkeypatch.setattr(reading_speed.os, "sched_getaffinity", lambda _: range(6))
+    speeds = {}
+    for per_host in (2, 4, 8):
+        of_hosts = spec(
+            GRIDS, microbatches=2, mbs=4, seq=64, data=made.data.model_dump(),
+            nodes={"gpus": per_host},
+        )  # fmt: skip
+        found = read_steps(of_hosts, build_layout(of_hosts), build_dataset(of_hosts), 3).speed
+        speeds[found.host_ranks] = found.together / found.tokens
+    # Three steps; of two hosts each reads half.
+    assert speeds == {2: pytest.approx(6 / (2 * 3)), 4: pytest.approx(6 / (4 * 3))}
 
 
 def test_a_graph_is_shown_with_what_it_makes_and_what_no_text_has() -> None:

@@ -69,6 +69,11 @@ def test_texts_of_a_twin_have_the_length_of_samples(name: str) -> None:
     assert mean_length(twin_of(path)) == pytest.approx(mean_length(before), rel=0.02)
 
 
+def test_texts_of_a_twin_have_as_many_documents_as_samples() -> None:
+    made = spec({"vision": box(0), "language": box(1)}, max_documents=3)
+    assert text_twin(made).data.max_documents == 3
+
+
 @pytest.mark.parametrize(
     ("language", "vision", "has"),
     [
