@@ -26,8 +26,8 @@ from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.launcher.forking import custom_class_fault
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.models.custom_loss import check_loss
-from mimo_launch.plan.plan import Plan
 from mimo_launch.models.language_input import TextForward, read_labelled
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.custom_loss import CustomLoss
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import UnreadStep

@@ -227,8 +227,9 @@ def test_prompts_add_the_pairs_behind_a_token() -> None:
     (stage,) = layout.language.stages
     work = nominal_work(layout, layout.language, made)
     found = forward_flops(made, stage, work).attention / (4 * 48 * 3)
-    prompts = sum(length**2 * number for length, number in work.blocks.items())
-    assert 0 < prompts < 2 * 32**2
+    records = [each for sample in nominal_step_data(made).samples for each in sample.records]
+    assert all(0 < each.num_labels < each.num_tokens for each in records)
+    prompts = sum((each.num_tokens - each.num_labels) ** 2 for each in records)
     assert found == 2 * 32**2 / 2 + prompts / 2
 
 

@@ -76,6 +76,19 @@ def test_memory_is_that_of_the_largest_step_of_a_run_and_names_it() -> None:
     assert (vision.fullest_rank, language.fullest_rank) == (0, 1)
 
 
+def test_a_brief_look_has_the_memory_of_all_classes_of_ranks() -> None:
+    """One class may need the most in another step than the next."""
+    modules = {
+        name: box(rank, model={"patch": 4}) for rank, name in enumerate(("vision", "glance"))
+    }
+    train = {"steps": 12, "seed": 3}
+    made = spec({**modules, "language": box(2)}, mbs=2, data=VARIED, train=train)
+    found = Estimator.of(Plan.of(made))
+    whole, brief = found.estimates().ranks, found.brief.estimates().ranks
+    assert len({each.fullest_step for each in whole}) == 3
+    assert [each.memory for each in brief] == [each.memory for each in whole]
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("most", [sum, max], ids=["in all", "at once"])
 def test_memory_is_no_less_than_that_of_the_replica_with_the_most(

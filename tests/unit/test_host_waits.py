@@ -216,9 +216,13 @@ def test_ranks_count_the_python_of_what_they_read_themselves() -> None:
     slowest = sum(work.spans.total() for work in step.slowest(vision))
     records = step.data.num_records
     assert slowest in photographs
-    spans = (span for sample in step.data.samples for each in sample.spans.values() for span in each)
+    spans = (
+        span for sample in step.data.samples for each in sample.spans.values() for span in each
+    )
     tokens = step.data.num_tokens - sum(span.num_positions for span in spans)
-    assert 1e6 * model.python == pytest.approx(records + (10 * records + tokens) / 4 + 100 * slowest)
+    assert 1e6 * model.python == pytest.approx(
+        records + (10 * records + tokens) / 4 + 100 * slowest
+    )
     in_memory = Estimator.of(Plan.of(read), rates.without_reading).model
     assert 1e6 * in_memory.python == pytest.approx(records)
 

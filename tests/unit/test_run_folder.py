@@ -190,9 +190,9 @@ def test_a_file_that_is_new_in_a_folder_of_weights_is_a_change_of_it() -> None:
     assert base.changed(base.files) == ""
     for files in ({**base.files, **more}, more, {}, {"a": (1, 3)}):
         assert base.changed(files).startswith("base has changed since it was read: ")
-    many = Base("base", {name: (1, 2) for name in "abcd"}, {})
+    many = Base("base", dict.fromkeys("abcd", (1, 2)), {})
     for number, named in ((3, "a, b, c"), (4, "a, b, c and others")):
-        changed = many.files | {name: (1, 3) for name in "abcd"[:number]}
+        changed = many.files | dict.fromkeys("abcd"[:number], (1, 3))
         assert many.changed(changed).endswith(f": {named}")
 
 

@@ -34,6 +34,7 @@ from mimo_launch.estimate.cost_model import CostModel, StageCost
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.kernel_table import KernelTable
+from mimo_launch.estimate.rows import Estimates
 from mimo_launch.estimate.step_work import first_work
 from mimo_launch.kinds.layer import LayerKind
 from mimo_launch.plan.plan import Plan
@@ -100,17 +101,10 @@ def calibrate(
     found: dict[str, Any] = dict(of_ranks.constants())
     constants = replace(options.calibration, **found, kernels=kernels)
     found |= of_ranks.overheads(constants)
-    # A CUDA context takes the GPU memory in use that neither the allocator nor NCCL holds.
     plan = Plan.of(session.spec)
     estimates = Estimator.of(plan, replace(constants, context_memory=0.0)).estimates()
-    contexts = [
-        own.used - own.allocated[1] - alike.memory.device
-        for alike in estimates.ranks
-        for own in (measured[rank] for rank in alike.ranks)
-        if own.used is not None and own.allocated is not None
-    ]
-    if contexts:
-        found["context_memory"] = max(0.0, statistics.median(contexts) / _GIGA)
+    if taken := contexts(estimates, measured):
+        found["context_memory"] = max(0.0, statistics.median(taken) / _GIGA)
     made = replace(
         options.calibration,
         device=device_name(session.device),
@@ -124,6 +118,19 @@ def calibrate(
         step_seconds=statistics.median(step_seconds(of_ranks.by_rank)),
         estimated_seconds=Estimator.of(plan, made).estimates().step_seconds,
     )
+
+
+def contexts(estimates: Estimates, measured: Sequence[Measured]) -> list[int]:
+    """Return the bytes of the CUDA context of each rank on a GPU.
+
+    It takes the memory in use that neither the allocator nor NCCL holds; the estimates count none.
+    """
+    return [
+        own.used - own.allocated[1] - alike.memory.device
+        for alike in estimates.ranks
+        for own in (measured[rank] for rank in alike.ranks)
+        if own.used is not None and own.allocated is not None
+    ]
 
 
 def _kernels(session: RankSession, given: Calibration) -> KernelTable:
