@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from tests.support.folders import CONFIGS
 from tests.support.headers import NO_TENSORS
 from tests.support.hugging_face import save
 from tests.support.seeing import tiny
+from tests.support.specs import box, spec
 
 from mimo_launch.checks.load_and_check import check_text
+from mimo_launch.cli.inspect import _Saved
 from mimo_launch.hugging_face.registry import WHOLES
 
 Cli = Callable[[str], tuple[int, str, str]]
@@ -247,6 +250,9 @@ def test_the_coefficient_of_the_balance_is_that_of_the_folder(tmp_path: Path, ru
 
 def test_a_run_and_a_checkpoint_of_it(tmp_path: Path, run_cli: Cli) -> None:
     run = digits_run(tmp_path, adapter={"rank": 2, "targets": ["q"]})
+    # A killed save and a damaged checkpoint are none to start from.
+    for name in ("step-00000003.partial", "step-00000004.damaged"):
+        (run / "checkpoints" / name).mkdir()
     code, out, _ = run_cli(f"inspect {run}")
     lines = out.splitlines()
     assert code == 0
@@ -262,6 +268,12 @@ def test_a_run_and_a_checkpoint_of_it(tmp_path: Path, run_cli: Cli) -> None:
     found = json.loads(out)
     assert (code, found["step"], found["steps"], found["ranks"]) == (0, 1, [], 1)
     assert [module["name"] for module in found["modules"]] == ["vision", "language"]
+
+
+def test_an_adapter_of_a_checkpoint_is_not_taken_from_where_its_run_took_it() -> None:
+    adapter = {"rank": 2, "targets": ["q"], "init_from": "peft/folder"}
+    made: Any = SimpleNamespace(spec=spec({"language": box(0, adapter=adapter)}), path="saved")
+    assert "adapter: {rank: 2, targets: [q]}" in _Saved(made, Path("saved")).fragment()
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,15 @@ def test_gradients_flow_from_generators_to_language_and_through_chains_of_encode
         assert blame(build_layout(made), DATA, ranks[::-1]).module == order[first]
 
 
+def test_a_loss_of_one_module_is_not_one_of_the_samples_of_another() -> None:
+    modules = {"language": box(0), "drawer": box(0, model={"kind": "flow"}, reads=["language"])}
+    layout = build_layout(spec(modules, microbatches=2, mbs=4))
+    for (name, index), other in ((("drawer", 0), "language"), (("language", 1), "drawer")):
+        seen = NonFiniteFlags(losses=((name, index), (other, 1 - index)))
+        found = blame(layout, DATA, [seen])
+        assert (found.module, list(found.samples)) == (name, list((FIRST, SECOND)[index]))
+
+
 @pytest.mark.parametrize("square", [inf, nan])
 def test_a_bad_part_of_a_sum_may_come_from_any_sample(square: float) -> None:
     found = blamed(

@@ -269,6 +269,9 @@ def test_a_caption_that_is_too_long_is_left_out_or_cut_alone(tmp_path: Path, too
     assert counts is not None
     assert split.num_too_long == 4
     said = split.summary()
+    ending = {"truncate": "cut", "drop": "left out"}[too_long]
+    text = as_text(survey(made, found, records=9, steps=1, show=0), None)
+    assert f"too long   4 texts, {ending}\n" in text
     if too_long == "truncate":
         assert counts.tolist() == [3, 2, 2, 1]
         assert [found.length("train", n) for n in (4, 1, 5, 2)] == [40] * 4
@@ -378,11 +381,12 @@ def test_another_caption_is_another_sample_for_a_run_that_goes_on(tmp_path: Path
 def test_data_shows_which_caption_of_how_many(tmp_path: Path) -> None:
     made = caption_spec(tmp_path, write_lists(tmp_path, NUMBERS), packing=True)
     opened(made)
-    found = survey(made, opened(made), records=100, steps=1, show=2)
-    text = as_text(found, None)
     total = sum(COUNTS)
     mean = total / len(NUMBERS)
-    assert f"captions   {total}, {mean:.1f} a record, of which an epoch has one" in text
+    for records in (4, 100):  # Fewer and more than there are to look at.
+        found = survey(made, opened(made), records=records, steps=1, show=2)
+        text = as_text(found, None)
+        assert f"captions   {total}, {mean:.1f} a record, of which an epoch has one" in text
     shown = [record for sample in found.shown for record in sample.records]
     assert len(shown) > 2
     for record in shown:
