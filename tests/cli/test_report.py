@@ -203,6 +203,12 @@ def test_runs_of_several_specs_show_the_settings_that_differ(
         ["optimizer.lr", "0.0003", "0.002", "?"],
         ["train.steps", "4", "8", "?"],
     ]
+    # A section that one run has and the other has not: each of their keys is of one run.
+    (places[1] / "spec.yaml").write_text(f"{text}log: {{wandb: {{project: p}}}}\n")
+    assert run_cli(f"report {places[0]} {places[1]} -o {target}")[0] == 0
+    shown = target.read_text(encoding="utf-8").partition("Settings that differ")[2]
+    for row in (("log.wandb", "null", "-"), ("log.wandb.project", "-", "p")):
+        assert "".join(f"<td>{each}</td>" for each in row) in shown
     assert run_cli(f"report {places[0]} {places[2]} -o {target}")[0] == 0
     assert "<p>None, in the specs of these runs" in target.read_text(encoding="utf-8")
 
