@@ -97,6 +97,19 @@ def test_bounds_of_memory_count_what_every_stage_of_a_rank_holds(
     assert 0.95 < shares(made)[1] <= 1
 
 
+def test_bounds_of_memory_count_no_weights_of_stages_that_are_done() -> None:
+    """Of two on each rank the last is done before the first has its first backward."""
+    model = {"layers": 8, "hidden": 4096, "heads": 32, "mlp": 16384}
+    made = spec(
+        {"language": box(0, pp=2, model=model)},
+        microbatches=2,
+        kind="interleaved",
+        virtual_stages=2,
+        train={"precision": "bf16"},
+    )
+    assert 0.7 < shares(made)[1] <= 1
+
+
 def test_bounds_of_memory_count_gradients_and_what_is_outside_of_layers() -> None:
     made = job({"language": module(B7, 0, 15, dp=16, sharding="full")}, 16, 1, data=TEXT)
     assert 0.93 < shares(made)[1] <= 1

@@ -1,5 +1,6 @@
 """What moves and lighter layouts keep of a spec: parts of modules on the host."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +10,43 @@ from tests.support.specs import box, spec
 from mimo_launch.layout.space import Point
 from mimo_launch.search.ladders import lighter
 from mimo_launch.search.moves import neighbours
-from mimo_launch.search.placements import placements
-from mimo_launch.search.settled_points import plain
+from mimo_launch.search.placements import numbers_for, placements
+from mimo_launch.search.settled_points import plain, settled
 from mimo_launch.search.tune import Wish, tune
 from mimo_launch.search.wide_moves import changes
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 
 BOTH = ("activations", "optimizer")
+
+
+def test_experts_are_split_over_a_part_of_as_many_ranks_as_before_where_these_do_not_divide() -> (
+    None
+):
+    moe = {"experts": 4, "top_k": 2, "width": 16}
+    made = spec({"language": box(0, dp=4, model={"moe": moe}, experts={"ep": 4})}, mbs=6)
+    wider = Point.of(made).moved("language", ranks=range(6), grid=Grid(dp=6))
+    assert settled(made, wider).language.experts == ExpertGrid(ep=2)
+
+
+def test_a_pipeline_behind_encoders_has_microbatches_for_one_stage_more() -> None:
+    alone = spec({"language": box(0)}, mbs=64)
+    behind = spec({"vision": box(1), "language": box(0)}, mbs=64)
+    for made, ahead, least in ((alone, True, 1), (behind, False, 1), (behind, True, 8)):
+        assert min(numbers_for(made, Point.of(made), Grid(), ahead=ahead)) == least
+
+
+def test_wide_moves_shard_over_every_part_of_the_replicas() -> None:
+    made = spec({"language": box(0, dp=8)})
+    found = {each.language.shard_over for each in changes(made, Point.of(made), 8)}
+    assert found == {None, 2, 4}
+
+
+def test_other_microbatches_are_encoded_in_groups_as_large_as_now() -> None:
+    made = spec({"vision": box(0), "language": box(0, pp=1)}, microbatches=8, mbs=2)
+    for at_once in (2, 4):
+        point = replace(Point.of(made), at_once=at_once)
+        others = [each for each in neighbours(made, point) if each.microbatches == 16]
+        assert at_once in {each.at_once for each in others}
 
 
 def two(**more: Any) -> Spec:

@@ -241,6 +241,13 @@ def test_a_pinned_dp_leaves_tp_free() -> None:
     assert (kept.language.grid.tp, kept.language.grid.dp) == (2, 2)
 
 
+def test_of_sizes_that_are_not_pinned_dp_gives_way_first() -> None:
+    point = Point.of(spec({"language": box(0, tp=2, dp=4)}, mbs=2))
+    kept = Pins({"modules.language.grid.pp": 2}).kept_by(point)
+    assert kept is not None
+    assert kept.language.grid.model_dump() == {"tp": 2, "cp": 1, "pp": 2, "dp": 2}
+
+
 def test_terms_add_up_to_the_difference(of_8: Layouts) -> None:
     rows = list(layout_rows(of_8.found))
     one, other = rows[0], rows[-1]
@@ -317,6 +324,7 @@ def test_counts_of_gpus_are_whole_hosts_and_not_many() -> None:
     assert counts(64, 8) == [8, 16, 24, 32, 40, 48, 56, 64]
     assert counts(4096, 8) == [256 * each for each in range(1, 17)]
     assert counts(24, 8) == [8, 16, 24]
+    assert counts(200, 8) == [*range(16, 200, 16), 200]
 
 
 def test_a_random_layout_needs_no_more_ranks_than_there_are() -> None:
