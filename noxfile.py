@@ -14,6 +14,11 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 
 # The project with the extras that tests use: half a minute to install, small beside torch.
 WITH_EXTRAS = ("-e", ".[audio,data,mlflow,remote,report,tables,tensorboard,video,wandb]")
+# A file is a process's own: its fixtures are made once.
+IN_TWO_PROCESSES = ("-n", "2", "--dist", "loadfile")
+# Also where the environment says otherwise: else each command that a test starts compiles all
+# sources anew.
+KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 def group(name: str) -> list[str]:
@@ -25,17 +30,7 @@ def group(name: str) -> list[str]:
 def tests(session: nox.Session) -> None:
     """Run the default suite in two processes; arguments go to pytest."""
     session.install(*WITH_EXTRAS, *group("test"))
-    # A file is a process's own: its fixtures are made once. Bytecode is kept, also where the
-    # environment says otherwise: else each command that a test starts compiles all sources anew.
-    session.run(
-        "pytest",
-        "-n",
-        "2",
-        "--dist",
-        "loadfile",
-        *session.posargs,
-        env={"PYTHONDONTWRITEBYTECODE": ""},
-    )
+    session.run("pytest", *IN_TWO_PROCESSES, *session.posargs, env=KEEPS_BYTECODE)
 
 
 @nox.session
@@ -71,7 +66,16 @@ def docs(session: nox.Session) -> None:
 def example(session: nox.Session) -> None:
     """Run the longer examples of the documentation as written, and what starts many processes."""
     session.install(*WITH_EXTRAS, *group("test"))
-    session.run("pytest", "tests/docs", "tests/cli", "-m", "example", *session.posargs)
+    session.run(
+        "pytest",
+        "tests/docs",
+        "tests/cli",
+        "-m",
+        "example",
+        *IN_TWO_PROCESSES,
+        *session.posargs,
+        env=KEEPS_BYTECODE,
+    )
 
 
 @nox.session(default=False)
@@ -84,6 +88,7 @@ def sweep(session: nox.Session) -> None:
         "tests/distributed",
         "tests/unit",
         "tests/cli",
+        "tests/docs",
         "-m",
         "sweep",
         "-s",

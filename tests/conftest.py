@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 # A forked rank hangs in an OpenMP pool that its parent has used with several threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from tests.support.sweeps import leave_to_sweep
 from tests.support.two_hosts import hosts  # noqa: F401 - a fixture of several folders
 
 # pytest-xdist gives its workers a width, which would hide that of a terminal from what they start.
@@ -33,6 +34,12 @@ ALWAYS: dict[str, Any] = {"suppress_health_check": [HealthCheck.too_slow], "dead
 settings.register_profile("random", **ALWAYS)
 settings.register_profile("tests", **ALWAYS, derandomize=True)
 settings.load_profile("tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave cases to the sweep before others are chosen by their marks."""
+    leave_to_sweep(items, whole_files=not any("::" in each for each in config.args))
 
 
 def pytest_collection_finish() -> None:

@@ -1,6 +1,7 @@
 """Dropout: every layout drops the same numbers as one rank, and no evaluation drops any."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -178,8 +179,14 @@ def test_a_planted_bug_is_rejected(name: str) -> None:
 
 # The import of inductor warns about its own use of torch.jit.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
-def test_a_compiled_pass_drops_the_same() -> None:
-    context = ParallelContext(compiled=True, owner="dropout")
+@pytest.mark.parametrize(
+    # The default one starts a compiler of C++ for a quarter of a minute.
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)],
+)
+def test_a_compiled_pass_drops_the_same(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    context = ParallelContext(compiled=True, owner=f"dropout_{backend}")
     layers = [dropout.Dropout(0.3, fused) for fused in (context.fused, lambda f, *args: f(*args))]
     tokens = dropout.states(1, 2, torch.arange(300), torch.arange(300))
     x = torch.randn(300, 96)

@@ -21,6 +21,34 @@ from tests.support.whole_models import deviation, found_logits
 ROUNDING = 2e-5
 
 
+# These are read on several ranks by default, come out bit for bit, and take a step: together they
+# have every kind of layer, tower, tensor in a file and part of a whole. Each other family is
+# compared by default on one rank in float64.
+THOROUGHLY = {
+    "llama", "qwen3", "phi3", "gemma2", "gemma4_text, small", "apertus", "lfm2", "cohere",
+    "hunyuan_v1_dense", "youtu", "internlm3", "stablelm", "exaone", "cohere_compass_text",
+    "mixtral", "gpt_oss", "deepseek_v3", "llama4_text", "gemma4_text, experts", "mistral4",
+    "flex_olmo", "minimax_m2", "granitemoeshared", "hy_v3",
+    "llava of clip and llama", "llava of two layers", "internvl, seeing", "ovis2_untied, seeing",
+    "llama4, seeing", "gemma4_small, seeing", "janus, seeing", "video_llava, seeing",
+    "kimi_k25, seeing", "lfm2_vl, seeing", "mistral3, seeing", "paddleocr_vl, seeing",
+    "aya_vision, seeing", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "cosmos3_edge", "glm4v",
+    "colqwen2", "voxtral", "qwen3_asr", "emu3", "phi4_multimodal", "phi4_multimodal, hearing",
+    "phi4_multimodal, seeing and hearing", "llava_onevision", "llava_next_video",
+    "qwen2_5_omni, thinking", "qwen3_omni_moe, thinking", "nemotron_h",
+    "nemotron_h with experts", "nemotron_h_omni that hears", "qwen3_next",
+}  # fmt: skip
+
+
+def always(name: str) -> bool:
+    """Return whether a family is compared in more than one way by default."""
+    return name in THOROUGHLY or FAMILIES[name].exact is None or not FAMILIES[name].exact_often
+
+
+def test_families_that_are_compared_thoroughly_exist() -> None:
+    assert FAMILIES.keys() >= THOROUGHLY
+
+
 def cases(found: Iterable[tuple[Any, bool]]) -> list[Any]:
     """Return parameters, each with whether it is tested by default."""
     return [
@@ -31,7 +59,11 @@ def cases(found: Iterable[tuple[Any, bool]]) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    cases(((n, x), x in each.often) for n, each in FAMILIES.items() for x in each.layouts),
+    cases(
+        ((n, x), always(n) and x in each.often)
+        for n, each in FAMILIES.items()
+        for x in each.layouts
+    ),
 )
 def test_logits_are_those_of_transformers(name: str, layout: str, tmp_path: Path) -> None:
     assert FAMILIES[name].deviation(layout, tmp_path) < ROUNDING
@@ -50,7 +82,11 @@ def test_logits_in_float64(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "precision"),
-    cases(((n, *x), often) for n, each in FAMILIES.items() for x, often in each.steps.items()),
+    cases(
+        ((n, *x), always(n) and often)
+        for n, each in FAMILIES.items()
+        for x, often in each.steps.items()
+    ),
 )
 def test_a_step_is_that_of_plain_torch(
     name: str, optimizer: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -60,7 +96,7 @@ def test_a_step_is_that_of_plain_torch(
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, each in FAMILIES.items() if each.untouched is not None]
+    "name", cases(((n,), always(n)) for n, each in FAMILIES.items() if each.untouched is not None)
 )
 def test_an_untouched_model_comes_out_bit_for_bit(name: str, tmp_path: Path) -> None:
     """With its settings, those that we do not know among them."""

@@ -36,6 +36,7 @@ from tests.support.planted_training import (
 )
 from tests.support.planted_windows import windowed
 from tests.support.proof import failures, training_verdicts, verdicts
+from tests.support.sweeps import cases
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import GlobalOrder, make_step_data
@@ -169,8 +170,15 @@ SELDOM = {
 }  # fmt: skip
 
 
-def test_what_is_planted_seldom_exists() -> None:
-    assert BUGS.keys() >= SELDOM
+# Nothing in a first step shows them.
+LATER = {
+    "balance of a whole microbatch", "chunks of sequences", "outputs stay by window",
+    "position of the class token forgotten", "table cropped by no side",
+}  # fmt: skip
+
+
+def test_what_is_planted_seldom_or_shows_later_exists() -> None:
+    assert BUGS.keys() >= SELDOM | LATER
 
 
 def test_no_bug_replaces_another_of_its_name() -> None:
@@ -179,13 +187,12 @@ def test_no_bug_replaces_another_of_its_name() -> None:
     assert BUGS.keys() > counted.keys()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.sweep if n in SELDOM else ()) for n in BUGS]
-)
+@pytest.mark.parametrize("name", cases(BUGS, BUGS.keys() - SELDOM))
 def test_a_planted_bug_is_rejected(name: str) -> None:
     """Not by the floor: some tensor or number that is no noise differs by more than noise."""
     bug: Bug = BUGS[name]
-    found = verdicts(bug.spec, prepare=bug.plant, timeout_s=20)
+    steps = 2 if name in LATER else 1
+    found = verdicts(bug.spec, steps=steps, prepare=bug.plant, timeout_s=20)
     by_floor = ("too small to be judged", ", to the floor")
     wrong = [f for f in failures(found) if not f.endswith(by_floor)]
     assert wrong, f"{name} passes"
@@ -219,10 +226,7 @@ def test_what_is_planted_often_in_training_exists() -> None:
     assert TRAINING_BUGS.keys() >= OFTEN
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in OFTEN else pytest.mark.sweep) for n in TRAINING_BUGS],
-)
+@pytest.mark.parametrize("name", cases(TRAINING_BUGS, OFTEN))
 def test_a_bug_planted_in_training_is_rejected(name: str) -> None:
     """By the proof of training; that of gradients does not see it."""
     plant, made = TRAINING_BUGS[name]

@@ -19,5 +19,5 @@ from mimo_launch.spec.spec import Spec
 @given(spec=layout_specs(8, supported_only=False).flatmap(partly_trained))
 def test_random_layouts_compute_the_one_rank_gradients(spec: Spec) -> None:
     """Loss, norms, every gradient and the update equal the oracle's."""
-    failed = failures(verdicts(spec))
+    failed = failures(verdicts(spec, steps=2))
     assert not failed, f"{brief(spec)}\n" + "\n".join(failed[:10])

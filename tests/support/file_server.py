@@ -78,7 +78,7 @@ def served(application: Application) -> Iterator[Faults]:
     faults = Faults()
     server = make_server("127.0.0.1", 0, faults.around(application), threaded=True)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     faults.url = f"http://127.0.0.1:{server.server_port}"
     try:

@@ -14,10 +14,20 @@ from mimo_launch.verify.shrink import short_run, shrink
 
 
 def verdicts(
-    spec: Spec, *, prepare: Callable[[], None] | None = None, timeout_s: float = 60
+    spec: Spec,
+    *,
+    steps: int = 1,
+    prepare: Callable[[], None] | None = None,
+    timeout_s: float = 60,
 ) -> list[ModuleVerdict]:
-    """Return the verdicts of the shrunk spec."""
-    return verdicts_as_it_is(shrink(spec), prepare=prepare, timeout_s=timeout_s)
+    """Return the verdicts of the shrunk spec.
+
+    One step shows what a layout gets wrong. A second one shows what the first leaves behind: it
+    takes as long again, and topologies and random specs have it.
+    """
+    small = shrink(spec)
+    small = small.replace(train=small.train.replace(steps=steps))
+    return verdicts_as_it_is(small, prepare=prepare, timeout_s=timeout_s)
 
 
 def verdicts_as_it_is(

@@ -140,7 +140,7 @@ def test_every_advice_for_a_topology_gives_what_it_says(path: Path) -> None:
         assert comments <= set(after.splitlines())
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(30, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("examples", [2, pytest.param(30, marks=pytest.mark.sweep)])
 def test_every_advice_for_a_random_spec_gives_what_it_says(examples: int) -> None:
     @settings(max_examples=examples, phases=[Phase.generate])
     @given(made=layout_specs(supported_only=False))

@@ -181,7 +181,7 @@ def test_grids_that_cut_clips_of_a_conformer_are_no_layouts() -> None:
 _MOST_LAYOUTS = 6
 
 
-@settings(max_examples=40, phases=[Phase.generate], deadline=None)
+@settings(max_examples=15, phases=[Phase.generate], deadline=None)
 @given(made=layout_specs(supported_only=False), random=st.randoms(use_true_random=False))
 def test_other_layouts_are_judged_alike_whatever_was_judged_before(
     made: Spec, random: Random

@@ -19,7 +19,7 @@ from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.spec import Spec
 
-CASES = settings(max_examples=60, deadline=None)
+CASES = settings(max_examples=20, deadline=None)
 DECODER = {
     "kind": "decoder",
     "layers": 8,

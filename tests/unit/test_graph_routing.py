@@ -27,7 +27,7 @@ from mimo_launch.spec.spec import Spec
 
 # Without shrinking, which takes minutes: these specs are small.
 CASES = settings(
-    max_examples=50,
+    max_examples=25,
     deadline=None,
     phases=[Phase.reuse, Phase.generate],
     suppress_health_check=list(HealthCheck),

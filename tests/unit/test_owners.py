@@ -63,7 +63,7 @@ def least_largest(costs: list[int], parts: int) -> int:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=7), st.integers(1, 3))
 def test_shares_hold_each_item_once_and_are_near_the_best(costs, parts):
     shares = balanced(costs, [0] * parts)
@@ -147,7 +147,7 @@ def _set(made, balance):
     return made.model_copy(update={"modules": {**made.modules, "vision": vision}})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(layout_specs(16, supported_only=False), st.integers(0, 99))
 def test_each_sample_is_encoded_once_inside_its_island_and_ranks_read_just_that(made, seed):
     layout = build_layout(made)
@@ -178,7 +178,7 @@ def test_each_sample_is_encoded_once_inside_its_island_and_ranks_read_just_that(
             )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(layout_specs(16, supported_only=False), st.integers(0, 8))
 def test_equal_images_stay_where_the_even_cut_has_them(made, rows):
     layout = build_layout(made)
@@ -191,7 +191,7 @@ def test_equal_images_stay_where_the_even_cut_has_them(made, rows):
         ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(layout_specs(16, supported_only=False), st.integers(0, 99))
 def test_the_even_cut_of_all_replicas_is_the_one_of_each(made, seed):
     layout = build_layout(made)

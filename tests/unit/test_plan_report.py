@@ -24,7 +24,7 @@ from mimo_launch.schedule.deadlock_proof import DeadlockError
 from mimo_launch.schedule.generate import generate
 from mimo_launch.spec.spec import Spec
 
-CASES = settings(max_examples=40, deadline=None)
+CASES = settings(max_examples=15, deadline=None)
 # Every axis at once, which no file may ask for yet.
 DEEP = spec(
     {"vision": box(0, dp=2, pp=2), "language": box(4, tp=2, cp=2, dp=1, pp=2)},

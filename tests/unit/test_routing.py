@@ -22,7 +22,7 @@ from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
 from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.spec import Spec
 
-CASES = settings(max_examples=60, deadline=None)
+CASES = settings(max_examples=25, deadline=None)
 
 
 class Row(NamedTuple):

@@ -170,19 +170,20 @@ def test_where_no_lock_can_tell_the_sign_of_life_does(
 ) -> None:
     """On another machine, or where the file system has no locks."""
     for locks in (True, False):
+        run = tmp_path / f"{locks}"
         if locks:
-            foreign(tmp_path)
+            foreign(run)
         else:
-            lock_run(tmp_path, print)
+            lock_run(run, print)
 
             def none(fd: int, how: int) -> None:
                 raise OSError(38, "Function not implemented")
 
             monkeypatch.setattr(run_lock.fcntl, "flock", none)
-        os.utime(tmp_path / LOCK, (time.time() + 600,) * 2)
-        assert is_in_use(tmp_path) is True
-        os.utime(tmp_path / LOCK, (time.time() - 600,) * 2)
-        assert is_in_use(tmp_path) is None
+        os.utime(run / LOCK, (time.time() + 600,) * 2)
+        assert is_in_use(run) is True
+        os.utime(run / LOCK, (time.time() - 600,) * 2)
+        assert is_in_use(run) is None
 
 
 def test_looking_whether_a_folder_is_in_use_is_in_no_launchers_way(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_sample_is_located_in_its_microbatch():
     ]  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(layout_specs(24, supported_only=False))
 def test_every_sample_is_encoded_once_and_trained_on_once(spec):
     layout = build_layout(spec)
@@ -105,7 +105,7 @@ def test_every_sample_is_encoded_once_and_trained_on_once(spec):
         assert len({len(part) for row in table for part in row}) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(layout_specs(24, supported_only=False))
 def test_an_encoder_group_holds_the_samples_of_its_microbatches_in_order(spec):
     layout = build_layout(spec)

@@ -14,7 +14,7 @@ from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import generate, generate_forward, needs_backward
 from mimo_launch.schedule.simulation_result import Costs
 
-CASES = settings(max_examples=50, deadline=None)
+CASES = settings(max_examples=25, deadline=None)
 BACKWARD_KINDS = {Kind.BACKWARD, Kind.SEND_B, Kind.RECV_B, Kind.EXCHANGE_B}
 
 

@@ -55,7 +55,7 @@ def compare(made: Spec, *, embeddings: bool) -> set[str]:
 def test_one_rank_and_all_ranks_update_every_weight_by_the_same_rule(embeddings: bool) -> None:
     seen = set[str]()
 
-    @settings(max_examples=80, phases=[Phase.generate], database=None)
+    @settings(max_examples=30, phases=[Phase.generate], database=None)
     @given(st.one_of(layout_specs(), layout_specs(languages=SPARSE), graph_specs()))
     def each(made: Spec) -> None:
         seen.update(compare(made, embeddings=embeddings))
