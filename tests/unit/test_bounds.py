@@ -99,7 +99,7 @@ def test_bounds_of_memory_count_what_every_stage_of_a_rank_holds(
 
 def test_bounds_of_memory_count_no_weights_of_stages_that_are_done() -> None:
     """Of two on each rank the last is done before the first has its first backward."""
-    model = {"layers": 8, "hidden": 4096, "heads": 32, "mlp": 16384}
+    model = {"layers": 64, "hidden": 2048, "heads": 16, "mlp": 8192}
     made = spec(
         {"language": box(0, pp=2, model=model)},
         microbatches=2,

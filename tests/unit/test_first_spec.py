@@ -1,5 +1,6 @@
 """The first placement of models: by the rule, or better where estimates say so or nothing fits."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,11 +9,13 @@ from mimo_launch.checks.all_checks import check, is_legal
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.space import Point
 from mimo_launch.plan.plan import Plan
+from mimo_launch.search import first_spec as first
 from mimo_launch.search.changes import changed
 from mimo_launch.search.first_spec import LEAST_GAIN, NothingFits, choose, first_spec, placed
+from mimo_launch.search.judge import Planned
 from mimo_launch.search.placements import placements
 from mimo_launch.spec.load import spec_from_data
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import Grid, Spec
 
 Data = dict[str, Any]
 
@@ -72,6 +75,44 @@ def test_a_faster_layout_that_fits_only_in_the_typical_step_is_not_taken(
     monkeypatch.setattr("mimo_launch.search.first_spec.fits", lambda spec, _: spec == rule)
     found = first_spec(data, 16)
     assert (found.changes, spec_from_data(found.data)) == ("", rule)
+
+
+def test_the_rule_prefers_tp_to_stages_and_keeps_both_and_experts_on_a_host() -> None:
+    experts = {"experts": 16, "top_k": 2, "width": 64}
+    model = {"kind": "decoder", "layers": 4, "hidden": 256, "heads": 16, "vocab": 1000}
+    data = unplaced("40GB", 16, language=model | {"moe": experts})
+    made = spec_from_data(placed(data, first.on_all_ranks(data["modules"], Grid(dp=16))))
+    points = [each.language for each in first._points(made)]
+    assert {each.experts.ep for each in points if each.experts} == {2, 4, 8}
+    cuts = list(dict.fromkeys((each.grid.tp, each.grid.pp) for each in points))
+    assert cuts[:4] == [(1, 1), (2, 1), (1, 2), (4, 1)]
+    assert max(tp for tp, _ in cuts) == 8
+
+
+def test_a_first_spec_leaves_no_gpu_out_and_keeps_its_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = unplaced("40GB", 16, language={"kind": "decoder", "layers": 4, "hidden": 64, "heads": 4})
+    data["modules"]["language"]["model"]["vocab"] = 1000
+    layout = first.on_all_ranks(data["modules"], Grid(dp=4))
+    base = spec_from_data(placed(data, layout))
+    estimates = Estimator.of(Plan.of(base)).estimates()
+    kinds = {
+        "fewer GPUs": {"modules.language.ranks": "0-1", "modules.language.grid": {"dp": 2}},
+        "precision": {"train.precision": "fp32"},
+        "grid": {"modules.language.grid": {"dp": 2, "tp": 2}},
+    }
+    found = [Planned(changed(base, kind, settings), estimates) for kind, settings in kinds.items()]
+    search = SimpleNamespace(
+        run=lambda: found,
+        gain=lambda planned: 1.0,
+        simplest=lambda planned: planned,
+        search=SimpleNamespace(compared=3),
+    )
+    monkeypatch.setattr(first, "Changes", SimpleNamespace(of=lambda *_: search))
+    better = first._better(data, layout, rule_fits=True)
+    assert better is not None
+    assert better.changes == found[-1].change.text
 
 
 def test_the_rule_stands_where_memory_is_not_known() -> None:
