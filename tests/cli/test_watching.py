@@ -1,29 +1,35 @@
 """`watch`, `runs` and `logs`: what can be known of runs from their folders alone."""
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from tests.support.histories import evaluated, step, write
+from tests.support.histories import USAGE, evaluated, step, write
 from tests.support.terminal import Terminal
 
-from mimo_launch.cli import watch
+from mimo_launch.cli import run_screens, watch
+from mimo_launch.launcher import run_folder as run_folders
 from mimo_launch.launcher.forking import ask_child
 from mimo_launch.launcher.run_lock import LOCK, Owner
 from mimo_launch.launcher.worker_processes import name_process
-from mimo_launch.train.events import EvalFinished
+from mimo_launch.train.events import EvalFinished, StepFinished
 from mimo_launch.train.metrics_file import as_record
 
 Cli = Callable[[str], tuple[int, str, str]]
 ROOT = Path(__file__).parents[2]
 SPEC = Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml"
+STEP = {
+    "loss": 1.0, "grad_norm": 1.0, "grad_norms": {}, "lr": 0.1, "lrs": {}, "tokens": 3,
+    "tokens_per_s": 2.0, "skipped": False,
+}  # fmt: skip
 KILLED = "its launcher was killed, or its host went down"
 
 
@@ -233,6 +239,73 @@ def test_watching_tells_new_steps_once_and_that_the_launcher_was_killed(
     assert out.count("step      4  loss 0.5000") == 1
     assert "eval      4  loss 0.2500" in out
     assert out.endswith(f"failed after step 4 of 4: {KILLED}\n")
+
+
+def test_records_are_new_once_and_all_of_them_if_a_resumed_run_wrote_the_file_anew(
+    tmp_path: Path,
+) -> None:
+    run = run_folder(tmp_path, "run", *map(step, (1, 2, 3)))
+    records = watch.Records(run)
+
+    def new() -> list[int]:
+        return [each.step for each in records.new()]
+
+    assert (new(), new()) == ([1, 2, 3], [])
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(step(4))
+    assert new() == [4]
+    fresh = run / "metrics.jsonl.new"
+    fresh.write_text(step(1) + step(2))
+    fresh.replace(run / "metrics.jsonl")
+    assert (new(), new()) == ([1, 2], [])
+
+
+def test_watching_tells_the_steps_that_come_while_it_sees_the_end(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, looks = run_folder(tmp_path, "run", *map(step, (1, 2, 3))), []
+    status_of = run_folders.status_of
+
+    def ends(run: Path) -> run_folders.RunStatus:
+        if not looks:
+            with (run / "metrics.jsonl").open("a") as file:
+                file.write(step(4))
+        looks.append(run)
+        return status_of(run)
+
+    monkeypatch.setattr(run_folders, "status_of", ends)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.0)
+    code, out, _ = run_cli(f"watch {run}")
+    assert (code, out.splitlines()[-1]) == (0, "done after step 4 of 4")
+    # The spec logs each second step, and the first and the last.
+    assert re.findall(r"^step +(\d+)", out, re.M) == ["1", "2", "4"]
+
+
+def test_watching_counts_the_time_since_the_first_step(
+    run_cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [f"2026-11-23T01:0{minute}:00+00:00" for minute in (1, 2, 3)]
+    usages = [replace(USAGE, time=each, step_s=50.0) for each in times]
+    events = [
+        StepFinished(**{**STEP, "step": number, "usage": each})
+        for number, each in enumerate(usages, 1)
+    ]
+    run = run_folder(tmp_path, "run", *(json.dumps(as_record(each)) + "\n" for each in events))
+    began, progress_for = [], run_screens.progress_for
+
+    def noted(*given: object, **named: object) -> run_screens.PlainProgress:
+        began.append(named["began"])
+        return progress_for(*given, **named)
+
+    monkeypatch.setattr(run_screens, "progress_for", noted)
+    assert run_cli(f"watch {run}")[0] == 0
+    assert began == [usages[0].at - 50.0]
+
+
+def test_a_loss_that_is_no_number_is_null(run_cli: Cli, tmp_path: Path) -> None:
+    run_folder(tmp_path, "bad", step(1, math.nan))
+    code, out, _ = run_cli(f"runs {tmp_path} --json")
+    assert (code, json.loads(out)[0]["loss"]) == (0, None)
 
 
 def test_a_worker_can_be_told_from_others_by_its_name() -> None:

@@ -27,10 +27,12 @@ from mimo_launch.train.rank_session import RankSession
 LEFT_OUT = {"every": 3, "frozen_weights": False}
 
 
-def adapted(layout: str, steps: int, base: Path, *, whole: bool = False) -> Spec:
+def adapted(
+    layout: str, steps: int, base: Path, *, whole: bool = False, frozen: Any = "except_projector"
+) -> Spec:
     """A run that trains an adapter of language on a frozen encoder, from a trained base."""
     modules = {(name, "init_from"): str(base) for name in ("vision", "language")}
-    modules |= {("language", "adapter"): LORA, ("vision", "frozen"): "except_projector"}
+    modules |= {("language", "adapter"): LORA, ("vision", "frozen"): frozen}
     saves = {**LEFT_OUT, "frozen_weights": whole}
     return make_spec(layout, steps, modules=modules, checkpoint=saves)
 
@@ -73,6 +75,19 @@ def test_a_run_resumes_without_its_base_on_another_layout(tmp_path: Path) -> Non
     run_anew(make_spec("one rank", 6), base)
     with pytest.raises(RankError, match=r"leaves out weights of `\w+`.*has changed since"):
         run_anew(adapted("one rank", 6, base), folder)
+
+
+def test_a_run_starts_from_one_that_saved_nothing_of_a_module(tmp_path: Path) -> None:
+    base, left, whole = (tmp_path / name for name in ("base", "left", "whole"))
+    run(make_spec("one rank", 1), base)
+    losses = []
+    for folder, saves_all in ((left, False), (whole, True)):
+        run(adapted("one rank", 1, base, whole=saves_all, frozen=True), folder)
+        after = adapted("one rank", 1, folder, frozen=True)
+        losses.append(first_loss(after, tmp_path / f"from {folder.name}"))
+    saved = read_index(left / "checkpoints" / "step-00000001")
+    assert not any("/vision." in name for name in saved)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
 def test_what_has_trained_or_moves_is_saved_although_it_is_frozen(tmp_path: Path) -> None:

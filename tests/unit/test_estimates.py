@@ -198,6 +198,14 @@ def test_a_pipeline_has_the_bubble_of_its_closed_form(microbatches: int, depth: 
     assert got.schedule_seconds == pytest.approx(one / depth * slots / microbatches, rel=1e-3)
 
 
+def test_shares_of_a_step_add_up_where_gradients_are_summed_slowly() -> None:
+    made = spec({"vision": box(0, dp=2), "language": box(2, dp=2)}, microbatches=4, mbs=2)
+    found = of(made, replace(FREE, collective_bandwidth=1e-3))
+    for row in found.ranks:
+        assert min(row.reducing, row.waiting) > 0
+        assert row.computing + row.waiting + row.reducing + row.updating == pytest.approx(1)
+
+
 def test_the_bubble_of_a_step_is_the_mean_over_all_ranks() -> None:
     made = spec({"vision": box(0), "language": box(1, dp=2)}, microbatches=4)
     got = Estimator.of(Plan.of(made)).estimates()

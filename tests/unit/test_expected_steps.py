@@ -149,3 +149,13 @@ def test_what_is_known_of_data_serves_runs_of_other_lengths() -> None:
     for steps in (3, 30, 5):
         longer = with_steps(made, steps)
         assert_is_true(longer, expected_steps(longer))
+
+
+def test_a_small_data_set_is_walked_through_64_times_and_one_step_is_always_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = {"kind": "synthetic", "samples": 4}
+    made = with_steps(spec({"language": box(0)}, mbs=2, data=data), 1000)
+    assert expected_steps(made).looked_at == 64 * 4 / 2
+    monkeypatch.setattr("mimo_launch.data.order.known_order.MOST_PACKED", 1)
+    assert expected_steps(with_steps(made, 999, packing=True)).looked_at == 1

@@ -107,6 +107,17 @@ def test_the_rows_of_a_tower_are_as_wide_as_its_connector() -> None:
     assert found.config["hidden_size"] == 40
 
 
+def test_what_files_hold_in_fp32_is_written_so_whatever_is_asked_for() -> None:
+    checkpoint = SimpleNamespace(spec=spec({"language": box(0)}))
+    places = {"weight": Place("w"), "bias": Place("b", at_least_fp32=True), "loss": None}
+    for asked, usual, least in (
+        ("bf16", torch.bfloat16, torch.float32),
+        ("fp64", torch.float64, torch.float64),
+    ):
+        of = Exporter(checkpoint, asked)._dtypes("language", places)
+        assert [of(name) for name in places] == [usual, least, usual]
+
+
 def test_a_tensor_that_is_not_filled_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"qkv\.weight .* is not filled"):
         planned(k_weight=(1, 6))

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.support.specs import box, spec
 
+from mimo_launch.cli.tune_bench import ranked_again
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.plan.plan import Plan
@@ -90,6 +92,22 @@ def test_a_curve_of_speed_keeps_the_fastest_of_fewer_gpus(monkeypatch: pytest.Mo
     monkeypatch.setattr(fewer_gpus, "tune", tuned)
     found = speeds(PIPE, Wish(gpus=4))
     assert [each.best and each.best[0].seconds for each in found] == [4.0, 2.0, 2.0, 2.0]
+
+
+def test_layouts_that_ran_are_ranked_by_what_they_took_and_others_by_what_that_says() -> None:
+    """Each row has its own measurement, although one before it did not run."""
+    rows = rows_of(*(planned(PIPE, step_seconds=each) for each in (1.0, 1.1, 1.2, 1.3)))
+
+    def ranked(*seconds: float | None) -> list[tuple[int, float | None]]:
+        left = iter(seconds)
+        runs: Any = SimpleNamespace(seconds=lambda file, console: next(left))
+        console: Any = None
+        found = ranked_again(rows, [Path()] * 4, len(seconds), runs, console)
+        return [(row.number, row.measured_seconds) for row in found]
+
+    assert ranked(9.0, 2.2) == [(2, 2.2), (3, None), (4, None), (1, 9.0)]
+    assert ranked(None, 2.2, 1.0) == [(3, 1.0), (1, None), (4, None), (2, 2.2)]
+    assert ranked(None) == [(1, None), (2, None), (3, None), (4, None)]
 
 
 WASTE = Waste(kind="pads", modules=("language",), ranks=(0,), share=0.5, of_all=0.5, text="pads")
