@@ -1,7 +1,6 @@
 """The kernels that a stage needs: which, of which sizes, and how often."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +12,10 @@ from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.forward_times import ForwardTimes
 from mimo_launch.estimate.kernel_table import KernelTable
-from mimo_launch.estimate.kernel_times import Seconds, StageKernels
-from mimo_launch.kinds.weights import Parameter
+from mimo_launch.estimate.kernel_times import StageKernels
+from mimo_launch.kinds.layer import Workload
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.spec import Spec
@@ -236,24 +236,50 @@ def test_parts_run_again_in_the_time_of_their_kernels() -> None:
     assert again("none") == 0
 
 
-def test_products_are_timed_once_for_packed_forwards_of_as_many_tokens(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("part", ["_products", "_at_ends", "_made_bytes"])
+def test_packed_forwards_of_as_many_tokens_differ_in_attention_only(
+    monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     """Language has eight microbatches of unlike documents, and equal layers."""
     found = load_spec("docs/measured/photographs_qwen3_vl_4b.yaml").spec
     assert found is not None
     timed: list[str] = []
-    products = StageKernels._products
+    original = getattr(StageKernels, part)
 
-    def counted(own: StageKernels, held: Iterable[Parameter]) -> Iterator[Seconds]:
+    def counted(own: StageKernels, *given: Any, **more: Any) -> Any:
         timed.append(own.module.name)
-        return products(own, held)
+        return original(own, *given, **more)
 
-    monkeypatch.setattr(StageKernels, "_products", counted)
+    monkeypatch.setattr(StageKernels, part, counted)
     model = Estimator.of(Plan.of(found)).model
     assert len({id(each) for each in model.work["language"]}) == 8
     assert model.stages
     assert timed.count("language") == 1
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("vision", {"rows": 4}),
+        ("vision", {"held": 64, "spans": Counter({16: 4})}),
+        ("vision", {"spans": Counter({4: 8})}),
+        ("language", {"spans": Counter({128: 4})}),
+    ],
+)
+def test_what_forwards_share_does_not_change_their_times(
+    name: str, other: dict[str, Any], cp: int
+) -> None:
+    of = made(box(0, model=MODEL, cp=cp), box(0, model=VIT, cp=cp), mbs=2)
+    model = Estimator.of(Plan.of(of)).model
+    module = model.layout[name]
+    spans = Counter({256: 2}) if name == "language" else Counter({16: 2})
+    one = Workload(spans=spans, held=512 // cp, rows=8, forwards=2)
+    place = of, model.layout, module, module.stages[0], model.constants, model.links
+    shared, works = ForwardTimes(*place), (one, replace(one, **other))
+    both = [shared.of(each) for each in works]
+    assert both == [ForwardTimes(*place).of(each) for each in works]
+    assert both[0] != both[1]
 
 
 def test_a_loss_takes_twice_as_long_forward_as_backward() -> None:

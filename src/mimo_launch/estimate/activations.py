@@ -232,10 +232,12 @@ class Activations:
         passes = replace(self.passes, weights_train=trains, adapts=adapts)
         if not self.module.is_language:
             return passes
-        mask = mask_of_sequences(*self.place, number, self.work)
+        passes = replace(passes, mask=mask_of_sequences(*self.place, number, self.work))
+        if self.passes.cp == 1:
+            return passes
         window = self.kind.window(number) if isinstance(self.kind, CausalKind) else None
         keys = _listed_keys(self.work, self.passes.cp, self.seq, window)
-        return replace(passes, mask=mask, listed_keys=keys)
+        return replace(passes, listed_keys=keys)
 
     def _layer_backward(self, number: int) -> int:
         total = self._sum(self._temporary(number).backward, number)

@@ -108,7 +108,7 @@ class WeightTimes:
     constants: Calibration
     module: ModuleLayout
 
-    @property
+    @cached_property
     def links(self) -> LinkTimes:
         """The seconds of single collectives."""
         return LinkTimes(self.spec, self.constants)

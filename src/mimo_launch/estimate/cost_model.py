@@ -6,15 +6,14 @@ for collectives and for the operations on weights.
 Leaves: the course of a step to `schedule.deadlock_proof`, the sum to `estimates`.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 
-from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage, key_of_work
 from mimo_launch.estimate.communication_times import GIGA, MICRO, MILLI, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.forward_times import ForwardTimes
 from mimo_launch.estimate.host_costs import (
     agreeing_seconds,
     dealing_seconds,
@@ -22,22 +21,15 @@ from mimo_launch.estimate.host_costs import (
 )
 from mimo_launch.estimate.host_starts import HostStarts
 from mimo_launch.estimate.host_waits import Starts, host_waits
-from mimo_launch.estimate.kernel_times import Seconds, StageKernels
 from mimo_launch.estimate.memory import row_bytes
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.step_work import Forwards, ModuleWork, StepWork
 from mimo_launch.estimate.workload import (
     backward_by_kind,
-    backward_path,
-    flops_of_layers,
     forward_by_kind,
-    gathered_numbers,
 )
-from mimo_launch.kinds.block_shapes import parts_of
-from mimo_launch.kinds.layer import Flops, LayerKind, Widths, Workload
-from mimo_launch.kinds.registry import kind_of, layer_of
-from mimo_launch.kinds.weights import widths_of
-from mimo_launch.layout.layout import Layout, ModuleLayout, bytes_of_regions
+from mimo_launch.kinds.layer import Flops, LayerKind, Workload
+from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_views import takes_arrays
@@ -93,20 +85,9 @@ class StageCost:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTimes:
-    """Seconds of a forward and its backward; of their exchanges; of the forward that runs again."""
-
-    ahead: float
-    back: float
-    communication: float
-    all_to_all: float
-    recomputation: float
-
-
 @dataclass(frozen=True)
 class CostModel:
-    """The times of the work of a layout in one step; `known` are those of steps with equal work.
+    """The times of the work of a layout in one step; `known` are those of stages, for any step.
 
     `kept` are the costs of stages in the same step, and `works` the work of modules, by what they
     depend on in any layout.
@@ -116,16 +97,9 @@ class CostModel:
     layout: Layout
     step: StepWork
     constants: Calibration
-    known: dict[Hashable, StageTimes] = field(default_factory=dict)
+    known: dict[tuple[str, int], ForwardTimes] = field(default_factory=dict)
     kept: dict[Hashable, StageCost] = field(default_factory=dict)
     works: dict[Hashable, ModuleWork] = field(default_factory=dict)
-    _products: dict[tuple[str, int], dict[tuple[int, int], Seconds]] = field(
-        default_factory=dict, init=False
-    )
-    _products_of: dict[tuple[str, tuple[int, ...], bool], bool] = field(
-        default_factory=dict, init=False
-    )
-    _inside: dict[tuple[str, int, int, int], float] = field(default_factory=dict, init=False)
 
     @cached_property
     def work(self) -> dict[str, Forwards]:
@@ -138,7 +112,7 @@ class CostModel:
             self.works[key] = self.step.work(module)
         return self.works[key]
 
-    @property
+    @cached_property
     def links(self) -> LinkTimes:
         """The seconds of single collectives and transfers."""
         return LinkTimes(self.spec, self.constants)
@@ -235,7 +209,7 @@ class CostModel:
         """
         weights = stage_weights(self.spec, stage, module.grid.size(Axis.TP) - 1)
         works = self.work[module.name]
-        found = [self._known(module, stage, work) for work in works]
+        found = [self.forwards_of(module, stage).of(work) for work in works]
         times = WeightTimes(self.spec, self.constants, module)
         gather, reduction = times.gather(weights), times.reduction(weights)
         copied = times.gather_copies(weights)
@@ -286,10 +260,12 @@ class CostModel:
         """Return the seconds that exchanges add to computing beside them."""
         return exchanging - self.constants.collective_overlap * min(computing, exchanging)
 
-    def _known(self, module: ModuleLayout, stage: Stage, work: Workload) -> StageTimes:
-        key = module.name, stage.index, id(work)
+    def forwards_of(self, module: ModuleLayout, stage: Stage) -> ForwardTimes:
+        """Return the times of the forwards of a stage and of their backwards."""
+        key = module.name, stage.index
         if key not in self.known:
-            self.known[key] = self._times(module, stage, work)
+            place = self.spec, self.layout, module, stage
+            self.known[key] = ForwardTimes(*place, self.constants, self.links)
         return self.known[key]
 
     def _flops(self, module: ModuleLayout, stage: Stage) -> tuple[float, bool]:
@@ -307,150 +283,10 @@ class CostModel:
         forward = forward_by_kind(self.spec, stage, work)
         return forward, backward_by_kind(self.spec, self.layout, module, stage, work)
 
-    def _times(self, module: ModuleLayout, stage: Stage, work: Workload) -> StageTimes:
-        """Return the seconds of one forward and its backward."""
-        path = backward_path(self.spec, self.layout, module, stage)
-        overhead = self.constants.action_overhead * MICRO
-        travel = self._travel(module, stage, work)
-        between = self._layers(module, stage, work) + travel
-        products = self._products.setdefault((module.name, stage.index), {})
-        kernels = StageKernels(
-            self.spec, self.layout, module, stage, work, self.constants, products
-        )
-        ahead = kernels.forward() + between
-        back, again = kernels.backward(), 0.0
-        found = between, travel
-        if self._multiplies(module, path.layers, work):
-            again, repeated = kernels.repeated(), self._between_again(module, stage, work)
-            back += again + between + repeated[0]
-            found = 2 * between + repeated[0], 2 * travel + repeated[1]
-        if moved := self._moved(module, stage, work):
-            # Engines of their own copy beside the layers; those of the first layer of a backward
-            # come before it.
-            alone = ahead + back
-            ahead = max(ahead, sum(moved))
-            back = max(back, sum(moved)) + max(moved)
-            found = found[0] + ahead + back - alone, found[1]
-        return StageTimes(
-            ahead=ahead + overhead,
-            back=back + overhead,
-            communication=found[0],
-            all_to_all=found[1],
-            recomputation=again,
-        )
-
-    def _multiplies(self, module: ModuleLayout, layers: tuple[int, ...], work: Workload) -> bool:
-        """Return whether layers multiply by weights, the same for any number of tokens."""
-        key = module.name, layers, work.tokens > 0
-        if key not in self._products_of:
-            found = flops_of_layers(self.spec, module, layers, work).values()
-            self._products_of[key] = any(flops.linear for flops in found)
-        return self._products_of[key]
-
-    def _moved(self, module: ModuleLayout, stage: Stage, work: Workload) -> tuple[float, ...]:
-        """Return the seconds in which what each layer keeps goes to the host, or comes back."""
-        if not self.spec.modules[module.name].offloads:
-            return ()
-        tp = module.grid.size(Axis.TP) - 1
-        sizes = Activations(self.spec, self.layout, module, stage, work, tp).offloaded_by_layers()
-        return tuple(size / self.constants.host_bandwidth / GIGA for size in sizes)
-
-    def _between_again(
-        self, module: ModuleLayout, stage: Stage, work: Workload
-    ) -> tuple[float, float]:
-        """Return the seconds of exchanges that run again in a backward, and of those to experts."""
-        own = self.spec.modules[module.name]
-        if own.recompute == "none":
-            return 0.0, 0.0
-        parts, travel = own.recomputed_parts, self._travel(module, stage, work)
-        if own.recomputes:
-            return self._layers(module, stage, work) + travel, travel
-        path, found = backward_path(self.spec, self.layout, module, stage), list[Widths]()
-        for part, _, shape in chain.from_iterable(
-            parts_of(layer_of(own.model, number)) for number in path.layers
-        ):
-            if part in parts:
-                found.append(widths_of(shape))
-            elif "norms" in parts and module.sequence_parallel:
-                # The normed stream is gathered again.
-                found.append(Widths(regions=widths_of(shape).regions / 2))
-        travel = travel if "mlp" in parts else 0.0
-        return self._exchanged(module, work, found) + travel, travel
-
     def _changes(self, module: ModuleLayout) -> bool:
         """Return whether forwards differ in tokens: sequences are padded, images are not."""
         lengths = {length for work in self.work[module.name] for length in work.spans}
         return not module.is_language and len(lengths) > 1
-
-    def _layers(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:
-        """Return the seconds of the tp and cp collectives inside a stage in one direction."""
-        key = module.name, stage.index, work.held, work.extra_tokens
-        if key not in self._inside:
-            self._inside[key] = self._collectives(module, stage, work)
-        return self._inside[key]
-
-    def _collectives(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:
-        number = self.spec.train.numbers.computed.bytes
-        kind = kind_of(self.spec.modules[module.name].model)
-        numbers = kind.numbers(stage.layers, is_last=stage.is_last)
-        layers = [kind.layer_widths(number) for number in numbers]
-        # Embedding, projector and head are half a region each.
-        seconds = self._exchanged(module, work, layers, (stage.is_first + stage.is_last) / 2)
-        if gathered := gathered_numbers(self.spec, module, stage, work):
-            grid = module.grid
-            size, rank = gathered * number, grid.ranks.start
-            seconds += self.links.collective(grid.group_of(rank, Axis.CP), size)
-            if module.sequence_parallel:
-                own = size / grid.size(Axis.CP)
-                seconds += self.links.collective(grid.group_of(rank, Axis.TP), own)
-        return seconds
-
-    def _exchanged(
-        self, module: ModuleLayout, work: Workload, layers: Sequence[Widths], ends: float = 0.0
-    ) -> float:
-        """Return the seconds of the collectives in layers of these widths, and in other regions."""
-        grid, rank = module.grid, module.grid.ranks.start
-        stream = self.spec.modules[module.name].model.hidden
-        number = self.spec.train.numbers.computed.bytes
-        # A tp region has a gather at its start and a reduce-scatter at its end, of all tokens, or
-        # one all-reduce, which takes as long.
-        tokens, tp = work.held * stream * number, grid.group_of(rank, Axis.TP)
-        regions = ends + (1 - self._hidden(module, tp)) * sum(layer.regions for layer in layers)
-        seconds = 2 * regions * self.links.collective(tp, tokens)
-        held, cp = work.held / grid.size(Axis.TP) * number, grid.group_of(rank, Axis.CP)
-        for layer in layers:
-            if layer.exchanges:  # Tokens for heads, and back.
-                seconds += self.links.exchange(cp, held * layer.exchanges)
-            if layer.gathers:
-                seconds += self.links.collective(cp, held * len(cp) * layer.gathers)
-        return seconds
-
-    def _hidden(self, module: ModuleLayout, tp: tuple[int, ...]) -> float:
-        """Return the share of the exchanges in layers that costs their tp ranks no time."""
-        copied = module.is_language and self.spec.language.adapter is None
-        if not copied or self.links.hosts(tp) > 1 or not bytes_of_regions(self.spec, self.layout):
-            return 0.0
-        # A rank's own tokens are 1/tp of those that its products multiply beside copies.
-        return self.constants.copy_overlap * 2 / len(tp)
-
-    def _travel(self, module: ModuleLayout, stage: Stage, work: Workload) -> float:
-        """Return the seconds of dispatch to experts and back, in one forward or backward."""
-        if module.experts is None:
-            return 0.0
-        model, width = self.spec.modules[module.name].model, self.spec.train.numbers.computed.bytes
-        # Each rank of a tp group sends a part of its tokens.
-        sent = work.held * model.hidden * width // module.grid.size(Axis.TP)
-        first = module.grid.ranks.start
-        ep, split = (module.experts.group_of(first, a) for a in (Axis.EP, Axis.EXPERT_TP))
-        seconds = 0.0
-        kind = kind_of(model)
-        for number in kind.numbers(stage.layers, is_last=stage.is_last):
-            if kind.moe is not None and kind.has_experts(number):
-                size = kind.moe.top_k * sent
-                # Ranks that split an expert gather each other's tokens, and sum the results.
-                gathered = self.links.collective(split, len(split) * size)
-                seconds += 2 * (self.links.exchange(ep, size) + gathered)
-        return seconds
 
     def _edge(self, module: ModuleLayout) -> tuple[float, ...]:
         """Return the seconds of each forward's activation from a stage to the next."""

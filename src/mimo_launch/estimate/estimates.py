@@ -13,8 +13,9 @@ from functools import cache, cached_property
 
 from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.nominal_samples import nominal_step_data
-from mimo_launch.estimate.cost_model import CostModel, StageCost, StageTimes
+from mimo_launch.estimate.cost_model import CostModel, StageCost
 from mimo_launch.estimate.device_constants import Calibration, constants_for
+from mimo_launch.estimate.forward_times import ForwardTimes
 from mimo_launch.estimate.host_costs import HostCosts, host_costs, num_boxes
 from mimo_launch.estimate.mean_of_steps import mean_of
 from mimo_launch.estimate.memory_of_run import MemoryOfRun, MemoryPeak
@@ -167,8 +168,8 @@ class Estimator:
         return CostModel(self.spec, self.layout, step, self.constants, self._known, *shared)
 
     @cached_property
-    def _known(self) -> dict[Hashable, StageTimes]:
-        """The times of stages with work that is known (see `CostModel`)."""
+    def _known(self) -> dict[tuple[str, int], ForwardTimes]:
+        """The times of the forwards of each stage, for all steps."""
         return {}
 
     @cached_property

@@ -12,7 +12,7 @@ tensors, a backward as 4.2 times.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -46,7 +46,8 @@ _SCORES = 64
 _MEGA = 1e6
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: a plan with many microbatches makes 100,000 of them, in a third of the time.
+@dataclass(slots=True)
 class Seconds:
     """Seconds of a forward; of the gradients of its inputs, and of its weights."""
 
@@ -65,12 +66,22 @@ class Seconds:
         return Seconds(number * self.forward, number * self.inputs, number * self.weights)
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Seconds of the kernels of one stage that its forwards share.
+
+    `products` are those of a layer by the number of its tokens; `ends` and `moved` are by the sizes
+    of the work.
+    """
+
+    products: dict[tuple[int, int], Seconds] = field(default_factory=dict)
+    ends: dict[Hashable, tuple[Seconds, Seconds, Seconds]] = field(default_factory=dict)
+    moved: dict[Hashable, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class StageKernels:
-    """The kernels of one stage in one forward with this work, on the tp rank with most of it.
-
-    `products` are the times of products by layer and number of tokens; forwards may share them.
-    """
+    """The kernels of one stage in one forward with this work, on the tp rank with most of it."""
 
     spec: Spec
     layout: Layout
@@ -78,7 +89,7 @@ class StageKernels:
     stage: Stage
     work: Workload
     constants: Calibration
-    products: dict[tuple[int, int], Seconds] | None = None
+    shared: Shared | None = None
     known: dict[tuple[int, ...], Seconds] = field(default_factory=dict, init=False)
 
     def forward(self) -> float:
@@ -128,13 +139,13 @@ class StageKernels:
         return self.known[numbers]
 
     def _layers(self, numbers: tuple[int, ...]) -> Seconds:
-        kind, total = self._kind, Seconds()
+        kind, total, products = self._kind, Seconds(), self._shared.products
         alike = _alike(self._written, numbers, self._share)
         for number, times, held in alike:
             key = number, self._tokens
-            if key not in self._timed:
-                self._timed[key] = sum(self._products(held), Seconds())
-            total += (self._timed[key] + self._between(number)).times(times)
+            if key not in products:
+                products[key] = sum(self._products(held), Seconds())
+            total += (products[key] + self._between(number)).times(times)
             total += self._dropped(number, held).times(times)
         if kind.is_custom:
             ends = ends_of(self.spec, self.module.name, is_first=False, is_last=False)
@@ -144,19 +155,34 @@ class StageKernels:
         return total + Seconds(_FORWARD * moved, _BACKWARD * moved)
 
     @cached_property
-    def _timed(self) -> dict[tuple[int, int], Seconds]:
-        """The times of products so far, by layer and number of tokens."""
-        return {} if self.products is None else self.products
+    def _shared(self) -> Shared:
+        return Shared() if self.shared is None else self.shared
+
+    @cached_property
+    def _sizes(self) -> Hashable:
+        return sizes_of(self.layout, self.module, self.work)
 
     def _moved(self, numbers: Mapping[int, int], *, again: bool = False) -> float:
         """Return the seconds to move once what layers make; see `Activations.made`."""
-        place = self.spec, self.layout, self.module, self.stage, self.work, self._tp - 1
-        size = Activations(*place).made(numbers, again=again)
-        return self._pass(size, self._tokens * self._width * self._number)
+        key, moved = (tuple(numbers.items()), again, self._sizes), self._shared.moved
+        if key not in moved:
+            size = self._made_bytes(numbers, again=again)
+            moved[key] = self._pass(size, self._tokens * self._width * self._number)
+        return moved[key]
 
-    @cached_property
+    def _made_bytes(self, numbers: Mapping[int, int], *, again: bool) -> int:
+        place = self.spec, self.layout, self.module, self.stage, self.work, self._tp - 1
+        return Activations(*place).made(numbers, again=again)
+
+    @property
     def ends(self) -> tuple[Seconds, Seconds, Seconds]:
         """The seconds around the layers: of what is before them, of a head, of a projector."""
+        ends = self._shared.ends
+        if self._sizes not in ends:
+            ends[self._sizes] = self._at_ends()
+        return ends[self._sizes]
+
+    def _at_ends(self) -> tuple[Seconds, Seconds, Seconds]:
         kind, width, stage = self._kind, self._width, self.stage
         ends = ends_of(self.spec, self.module.name, is_first=stage.is_first, is_last=stage.is_last)
         flops = kind.end_flops(ends, self.work)
@@ -422,6 +448,18 @@ class StageKernels:
     @property
     def _number(self) -> int:
         return self.spec.train.numbers.computed.bytes
+
+
+def sizes_of(layout: Layout, module: ModuleLayout, work: Workload) -> Hashable:
+    """Return what all times of a forward but those of attention depend on, besides its stage.
+
+    Over cp, what is kept of lists of documents depends on the length of each.
+    """
+    if module.grid.size(Axis.CP) > 1:
+        return work.key
+    items = work.has_documents(layout.seq) if module.is_language else work.spans.total()
+    tokens = work.held, work.tokens, work.extra_tokens
+    return tokens, work.rows, work.reads, items, bool(work.blocks)
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ Leaves: the time that it takes to `cost_model`.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from mimo_launch.estimate.communication_times import LinkTimes, WeightTimes
 from mimo_launch.estimate.cost_model import CostModel
@@ -55,7 +55,7 @@ class _WeightBytes(WeightTimes):
 
     between: bool = False
 
-    @property
+    @cached_property
     def links(self) -> LinkTimes:
         """Links that answer with bytes."""
         return _Bytes(self.spec, self.constants, self.between)
@@ -67,7 +67,7 @@ class _StepBytes(CostModel):
 
     between: bool = False
 
-    @property
+    @cached_property
     def links(self) -> LinkTimes:
         """Links that answer with bytes."""
         return _Bytes(self.spec, self.constants, self.between)
@@ -88,7 +88,8 @@ class _StepBytes(CostModel):
         times = _WeightBytes(self.spec, self.constants, module, self.between)
         for stage in module.stages:
             weights = stage_weights(self.spec, stage, module.grid.size(Axis.TP) - 1)
-            own = sum(self._times(module, stage, work).communication for work in works)
+            forwards = self.forwards_of(module, stage)
+            own = sum(forwards.exchanges(work)[0] for work in works)
             once = 1 + weights.full_sharding * (2 * len(works) - 1)
             own += once * sum(times.gather(weights))
             own += max(1, weights.full_sharding * len(works)) * sum(times.reduction(weights))
