@@ -302,6 +302,23 @@ def test_watching_counts_the_time_since_the_first_step(
     assert began == [usages[0].at - 50.0]
 
 
+def test_a_run_that_ended_early_is_done_and_a_report_is_a_sign_of_its_run(
+    run_cli: Cli, tmp_path: Path
+) -> None:
+    end = '{"step": 3, "ended_early": true, "best_step": 1}\n'
+    run_folder(tmp_path, "early", *map(step, (1, 2, 3)), end)
+    broken = run_folder(tmp_path, "broken", step(1))
+    for name in ("metrics.jsonl", "spec.yaml"):
+        os.utime(broken / name, (time.time() - 5000,) * 2)
+    (broken / "failure.txt").write_text("error: rank 1 stopped first")
+    records = json.loads(run_cli(f"runs {tmp_path} --json")[1])
+    assert {each["name"]: each["state"] for each in records} == {
+        "early": "done",
+        "broken": "failed",
+    }
+    assert all(each["age_s"] < 1000 for each in records)
+
+
 def test_a_loss_that_is_no_number_is_null(run_cli: Cli, tmp_path: Path) -> None:
     run_folder(tmp_path, "bad", step(1, math.nan))
     code, out, _ = run_cli(f"runs {tmp_path} --json")

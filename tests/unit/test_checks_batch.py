@@ -65,6 +65,12 @@ APART = layout(("0-3", 1, 4), ("4", 1, 1))
             ["encoder-microbatches-uneven"],
             "write `encoder_microbatches: 2`",
         ),
+        # All groups that divide are larger: the smallest of them.
+        (
+            [*SHARED, "schedule={microbatches: 32, encoder_microbatches: 3}"],
+            ["encoder-microbatches-uneven"],
+            "write `encoder_microbatches: 4`",
+        ),
         # Fan-in over shared ranks with one sample per replica and fewer of them than encoders.
         (
             [*SHARED, "schedule.microbatches=2", "batch.global=2"],
