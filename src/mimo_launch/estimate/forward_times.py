@@ -67,6 +67,7 @@ class ForwardTimes:
     links: LinkTimes
     _known: dict[int, StageTimes] = field(default_factory=dict, init=False)
     _beside: dict[Hashable, _Beside] = field(default_factory=dict, init=False)
+    _products: dict[bool, bool] = field(default_factory=dict, init=False)
     _shared: Shared = field(default_factory=Shared, init=False)
 
     def of(self, work: Workload) -> StageTimes:
@@ -123,10 +124,13 @@ class ForwardTimes:
         )
 
     def _multiplies(self, work: Workload) -> bool:
-        """Return whether layers that run a backward multiply by weights."""
-        layers = backward_path(self.spec, self.layout, self.module, self.stage).layers
-        found = flops_of_layers(self.spec, self.module, layers, work).values()
-        return any(flops.linear for flops in found)
+        """Return whether layers of a backward multiply by weights, the same for any tokens."""
+        has_tokens = work.tokens > 0
+        if has_tokens not in self._products:
+            layers = backward_path(self.spec, self.layout, self.module, self.stage).layers
+            found = flops_of_layers(self.spec, self.module, layers, work).values()
+            self._products[has_tokens] = any(flops.linear for flops in found)
+        return self._products[has_tokens]
 
     def _moved(self, work: Workload) -> tuple[float, ...]:
         """Return the seconds in which what each layer keeps goes to the host, or comes back."""
