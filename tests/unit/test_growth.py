@@ -148,5 +148,10 @@ def test_start_and_checkpoints_by_their_formulas() -> None:
     slow = replace(GIVEN, storage_limit=2 * GIVEN.storage_bandwidth)
     limited = Estimator.of(plan, slow).host_costs
     assert limited.resume_seconds == pytest.approx(index + 4 * read)
+    # The rank that opens the most communicators is the last to start.
+    uneven = spec({"vision": box(0), "language": box(1, tp=2, dp=2)})
+    of_ranks = Estimator.of(Plan.of(uneven), GIVEN)
+    opened = [of_ranks.communicators(rank) for rank in range(5)]
+    assert of_ranks.host_costs.communicators == max(opened) > min(opened)
     unsaved = Estimator.of(Plan.of(made(64, checkpoint="none")), GIVEN).host_costs
     assert unsaved.checkpoint_bytes is unsaved.save_seconds is unsaved.resume_seconds is None

@@ -15,7 +15,7 @@ from mimo_launch.search.advice import Changes, advise, memory_limit
 from mimo_launch.search.changes import Change, changed, kind_between
 from mimo_launch.search.judge import Planned
 from mimo_launch.search.search import Search
-from mimo_launch.search.wastes import wastes, work_of
+from mimo_launch.search.wastes import Waste, wastes, work_of
 
 TWO = ("vision", "language")
 
@@ -109,6 +109,25 @@ def test_fewer_gpus_come_after_changes_for_all() -> None:
         falling = (float(-number) for number in count())
         kinds = [each.planned.change.kind for each in advise(changes, lost, base.constants)[:2]]
     assert kinds == ["grid of language", "fewer GPUs"]
+
+
+def test_a_loss_is_found_again_where_its_modules_have_others_beside_them() -> None:
+    def waste(kind: str, *modules: str) -> Waste:
+        return Waste(kind=kind, modules=modules, ranks=(0,), share=0.5, of_all=0.25, text="")
+
+    estimates: Any = SimpleNamespace(step_seconds=4.0)
+    found = [
+        waste("waits", "vision", "language"),
+        waste("waits", "audio"),
+        waste("starts", "vision"),
+    ]
+    for like, seconds in (
+        (waste("waits", "vision"), 1.0),
+        (waste("waits", "audio", "vision"), 2.0),
+        (waste("waits"), 2.0),
+        (waste("reads", "vision"), 0.0),
+    ):
+        assert advice._lost(estimates, found, like) == seconds
 
 
 def test_a_change_may_need_as_much_as_a_spec_that_fits_and_no_more() -> None:

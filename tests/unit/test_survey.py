@@ -84,6 +84,12 @@ def test_filling_is_what_packing_does() -> None:
     assert filling.packed > 1.2 * filling.alone
 
 
+def test_the_first_step_is_read_although_it_needs_more_than_there_is() -> None:
+    made = made_with()
+    steps = [step for step, *_ in first_steps(made, build_dataset(made), 5, end=3)]
+    assert steps == [0]
+
+
 def test_processors_of_a_host_share_what_its_ranks_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of four ranks needs a second of Python for its part of a step."""
     made = made_with()

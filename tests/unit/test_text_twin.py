@@ -106,3 +106,4 @@ def test_samples_that_are_not_here_have_the_length_that_the_spec_expects() -> No
     twin = twin_of(TOPOLOGIES / "quickstart.yaml", *settings)
     assert twin.language.init_from is None
     assert mean_length(twin) == pytest.approx(9 + 31, rel=0.02)
+    assert twin.data.min_text + twin.data.max_text == 2 * (9 + 31)
