@@ -9,6 +9,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
+from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.estimate.rows import MemoryRow
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.plan.plan import Plan
@@ -161,6 +162,21 @@ def test_a_map_in_few_bits_is_unpacked_through_its_codes_and_values() -> None:
         extra[kind] = memory_of(made, "language").backward_extra
     # The largest map is the one of gate and values together.
     assert extra["int8"] - extra["nf4"] == (4 - 1) * WIDTH * 2 * INNER
+
+
+def test_a_checkpoint_leaves_out_what_is_kept_in_few_bits() -> None:
+    """The maps of four layers, which are frozen and in bf16 otherwise."""
+    adapter = {"adapter": {"rank": 4}}
+    plain, packed = (
+        checkpoint_bytes(
+            spec(
+                {"language": box(0, model=DECODER, **adapter, **more)}, train={"precision": "bf16"}
+            )
+        )
+        for more in ({}, {"quantize_base": {"kind": "nf4"}})
+    )
+    layer = 2 * WIDTH * WIDTH + 2 * 64 * WIDTH + 3 * INNER * WIDTH
+    assert plain - packed == 4 * layer * 2
 
 
 def test_frozen_experts_that_no_rank_shares_are_not_gathered() -> None:

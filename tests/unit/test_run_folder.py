@@ -16,6 +16,7 @@ from mimo_launch.checkpoint.folder import (
     complete,
     delete_old,
     folder_name,
+    is_complete,
     read_marker,
     set_aside,
 )
@@ -188,6 +189,17 @@ def test_the_checkpoint_of_the_best_evaluation_stays(tmp_path: Path) -> None:
             assert [path.name for path in all_checkpoints(tmp_path)] == [
                 *map(folder_name, stay[step])
             ]
+
+
+def test_a_deletion_that_is_killed_leaves_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        add_checkpoint(tmp_path, step)
+    monkeypatch.setattr("mimo_launch.checkpoint.folder.shutil.rmtree", lambda *_, **__: None)
+    delete_old(tmp_path, 1)
+    whole = [path.name for path in all_checkpoints(tmp_path) if is_complete(path)]
+    assert whole == [folder_name(3)]
 
 
 def test_a_file_that_is_new_in_a_folder_of_weights_is_a_change_of_it() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ from mimo_launch.data.order.sample_order import (
 )
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.layout.step_views import StepViews
+from mimo_launch.layout.step_views import Imbalance, StepViews
 from mimo_launch.spec.spec import Spec
 from mimo_launch.survey import reading_speed
-from mimo_launch.survey.index_statistics import find_facts, first_steps
+from mimo_launch.survey.index_statistics import Evenness, find_facts, first_steps
 from mimo_launch.survey.reading_speed import read_steps, survey
 from mimo_launch.survey.shown_samples import ShownPiece, ShownRecord, show_samples
 
@@ -82,6 +83,14 @@ def test_filling_is_what_packing_does() -> None:
     assert filling.packed == pytest.approx(tokens / (packs * 64), rel=0.1)
     assert 200 / packs == pytest.approx(filling.records_per_pack, rel=0.1)
     assert filling.packed > 1.2 * filling.alone
+
+
+def test_balance_is_told_of_the_mean_and_of_the_worst_step() -> None:
+    made = made_with()
+    found = survey(made, build_dataset(made), records=9, steps=1, show=0)
+    uneven = Evenness.of([Imbalance(1.5, 1.25), Imbalance(2.5, 1.0)])
+    text = as_text(replace(found, facts=replace(found.facts, evenness={"vision": uneven})), None)
+    assert "most patches over mean 2.00 -> 1.12 (worst of 2 steps: 2.50 -> 1.25)" in text
 
 
 def test_the_first_step_is_read_although_it_needs_more_than_there_is() -> None:
