@@ -13,6 +13,7 @@ from tests.support.exports import header_only, llava_folder
 from tests.support.shards import sample, tokenizer_folder, write_shard
 
 from mimo_launch.checks.load_and_check import Checked, load_and_check
+from mimo_launch.cli import init_draft
 
 Cli = Callable[[str], tuple[int, str, str]]
 
@@ -314,6 +315,15 @@ def test_a_person_is_asked(
     monkeypatch.setattr("sys.stdin", Terminal(""))
     assert run_cli(f"init {tmp_path}/unasked.yaml --yes")[0] == 0
     assert run_cli(f"init {tmp_path}/left.yaml")[0] == 130
+
+
+@pytest.mark.parametrize(("longest", "seq"), [(1700, 2048), (1800, 4096), (2048, 4096)])
+def test_a_sequence_has_room_for_256_tokens_of_text_beside_the_longest_media(
+    longest: int, seq: int, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init_draft, "longest_sample", lambda spec: longest)
+    data, _ = init_draft.undecided(init_draft.Answers(name="x", folders={"language": llama}))
+    assert data["batch"]["seq"] == seq
 
 
 def test_a_model_folder_is_no_spec(llama: Path, run_cli: Cli) -> None:
