@@ -101,6 +101,19 @@ def test_gradients_flow_from_generators_to_language_and_through_chains_of_encode
         assert blame(build_layout(made), DATA, ranks[::-1]).module == order[first]
 
 
+def test_of_two_ways_to_the_loss_the_longer_one_says_which_module_is_nearer() -> None:
+    made = spec(
+        {
+            "vision": box(0),
+            "merger": box(1, model={"kind": "connector"}, reads=["vision"]),
+            "language": box(2, reads=["vision", "merger"]),
+        },
+        mbs=8,
+    )
+    ranks = [gradient((name, 0)) for name in ("vision", "merger")] + [NonFiniteFlags()]
+    assert blame(build_layout(made), DATA, ranks).module == "merger"
+
+
 def test_a_loss_of_one_module_is_not_one_of_the_samples_of_another() -> None:
     modules = {"language": box(0), "drawer": box(0, model={"kind": "flow"}, reads=["language"])}
     layout = build_layout(spec(modules, microbatches=2, mbs=4))

@@ -179,6 +179,15 @@ def test_a_checkpoint_leaves_out_what_is_kept_in_few_bits() -> None:
     assert plain - packed == 4 * layer * 2
 
 
+def test_a_checkpoint_leaves_out_frozen_weights_only_where_a_folder_has_them() -> None:
+    def size(**more: object) -> int:
+        modules = {"vision": box(0, model=VIT, frozen=True, **more), "language": box(1)}
+        saves = {"every": 1, "frozen_weights": False}
+        return checkpoint_bytes(spec(modules, checkpoint=saves))
+
+    assert size() > size(init_from="folder")
+
+
 def test_frozen_experts_that_no_rank_shares_are_not_gathered() -> None:
     """Whatever their size: copies of other weights lie on other ranks."""
 

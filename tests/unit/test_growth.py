@@ -148,6 +148,9 @@ def test_start_and_checkpoints_by_their_formulas() -> None:
     slow = replace(GIVEN, storage_limit=2 * GIVEN.storage_bandwidth)
     limited = Estimator.of(plan, slow).host_costs
     assert limited.resume_seconds == pytest.approx(index + 4 * read)
+    # Four ranks of a pipeline: their own group, one of transfers each way, three of all.
+    pipeline = Plan.of(spec({"language": box(0, pp=4)}, microbatches=4))
+    assert Estimator.of(pipeline, GIVEN).host_costs.groups == 1 + 2 + 3
     # The rank that opens the most communicators is the last to start.
     uneven = spec({"vision": box(0), "language": box(1, tp=2, dp=2)})
     of_ranks = Estimator.of(Plan.of(uneven), GIVEN)
