@@ -75,7 +75,8 @@ def test_gradients_are_those_of_one_rank(model: dict[str, Any], audio: dict[str,
     # Of clips in chunks, some are longer than a window.
     data = DATA | ({"max_frames": 40, "seq": 64} if {"chunk", "kernel"} & {*model} else {})
     made = spec({"audio": module, "language": box(first)}, microbatches=2, **data)
-    assert failures(verdicts(made)) == []
+    # In the first step each replica has a clip.
+    assert failures(verdicts(made, steps=2)) == []
 
 
 def test_beside_vision_on_the_ranks_of_language() -> None:

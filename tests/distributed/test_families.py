@@ -22,18 +22,21 @@ ROUNDING = 2e-5
 
 
 # These are read on several ranks by default, come out bit for bit, and take a step: together they
-# have every kind of layer, tower, tensor in a file and part of a whole. Each other family is
-# compared by default on one rank in float64.
+# have every kind of layer, tower and part of a whole, and run every function that reads or writes a
+# folder. Each other family is compared by default on one rank in float64.
 THOROUGHLY = {
     "llama", "phi3", "gemma2", "gemma4_text, small", "apertus", "lfm2", "cohere", "youtu",
-    "stablelm", "exaone", "hunyuan_v1_dense", "mixtral", "gpt_oss", "deepseek_v3", "llama4_text",
-    "gemma4_text, experts", "flex_olmo",
+    "stablelm", "exaone", "hunyuan_v1_dense", "cohere_compass_text", "granite", "cwm", "ministral",
+    "olmo3", "hyperclovax",
+    "mixtral", "gpt_oss", "deepseek_v3", "llama4_text", "gemma4_text, experts", "flex_olmo",
+    "exaone_moe", "ernie4_5_moe", "mellum", "sarvam_moe", "hy_v3", "minimax_m2", "qwen2_moe",
     "llava of clip and llama", "llava of two layers", "ovis2_untied, seeing", "llama4, seeing",
     "gemma4_small, seeing", "video_llava, seeing", "kimi_k25, seeing", "lfm2_vl, seeing",
-    "paddleocr_vl, seeing", "qwen2_vl", "qwen3_vl", "cosmos3_edge", "glm4v",
-    "voxtral", "emu3", "phi4_multimodal, hearing", "phi4_multimodal, seeing and hearing",
-    "llava_onevision", "qwen2_5_omni, thinking", "nemotron_h", "nemotron_h with experts",
-    "qwen3_next",
+    "paddleocr_vl, seeing", "aya_vision, seeing", "internvl, seeing", "paligemma, seeing",
+    "qwen2_vl", "qwen3_vl", "cosmos3_edge", "glm4v", "exaone4_5", "colqwen2",
+    "voxtral", "emu3", "phi4_multimodal", "phi4_multimodal, hearing",
+    "phi4_multimodal, seeing and hearing", "llava_onevision", "qwen2_5_omni, thinking",
+    "qwen3_omni_moe, thinking", "nemotron_h", "nemotron_h with experts", "qwen3_next",
 }  # fmt: skip
 
 
