@@ -67,13 +67,13 @@ def balance_of_own_tokens() -> None:
 
 def balance_of_a_microbatch() -> None:
     """The tokens of all samples of a microbatch are balanced together, not each sample's own."""
-    correct = router.Router._balance
+    correct = router._shares_of_experts
 
-    def together(self: Any, scores: Any, experts: Any, tokens: Any) -> torch.Tensor:
-        one = router.TokenShares(1, tokens.sample * 0, tokens.share / tokens.num_samples)
-        return correct(self, scores, experts, one) * tokens.num_samples
+    def together(scores: Any, experts: Any, sample: Any, share: Any, num: int) -> Any:
+        counted, scored = correct(scores, experts, sample * 0, share / num, 1)
+        return counted, scored * num
 
-    router.Router._balance = together
+    router._shares_of_experts = together
 
 
 def shared_expert_counted_per_tp_rank() -> None:
