@@ -102,6 +102,6 @@ class _StepBytes(CostModel):
 def traffic_of(model: CostModel) -> Traffic:
     """Return the bytes that the ranks of a step send."""
     constants = replace(model.constants, memory_bandwidth=INFINITE)
-    made = partial(_StepBytes, model.spec, model.layout, model.step, constants, {})
+    made = partial(_StepBytes, model.spec, model.layout, model.step, constants)
     inside, between = (made(between=each).total() for each in (False, True))
     return Traffic(inside=inside, between=between)
