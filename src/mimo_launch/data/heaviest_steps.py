@@ -13,23 +13,29 @@ Where samples stay in the even cut, shares are sums of columns. Where replicas o
 their samples, a share is at least the mean, and at most the mean plus the largest sample if it is
 that of a step or of a group that is balanced alone: a sample goes to the replica with the least
 load, which is at most the mean; moves and swaps never enlarge the largest share, and neither does
-a return to the even cut. A share of another group is at most all of its rows. Steps are dealt out
-as in a run, largest bound first, until no other step can be larger, or `_MOST_DEALT` steps were.
+a return to the even cut. A share of another group is at most all of its rows. Islands of steps are
+dealt out as in a run, largest bound first, until no other can be larger, or `_MOST_DEALT` were, or
+as many as `_STEPS_DEALT` steps have.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.layout.balance import even_share, num_islands, replicas_that_share
+from mimo_launch.layout.balance import (
+    even_shares,
+    is_best_even,
+    num_islands,
+    replicas_that_share,
+    shared_out,
+)
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.step_data import StepData
-from mimo_launch.layout.step_views import StepViews
-from mimo_launch.spec.base import Axis
 
 Numbers = npt.NDArray[np.int64]
-_MOST_DEALT = 16
+_STEPS_DEALT, _MOST_DEALT = 16, 256
 
 
 def heaviest_steps(
@@ -60,12 +66,12 @@ def _of_module(
     layout: Layout, module: ModuleLayout, rows: Numbers, data_of: Callable[[int], StepData]
 ) -> set[int]:
     """Return the steps with the largest share of a group, and of all groups."""
-    replicas, groups = range(module.grid.size(Axis.DP)), range(layout.num_groups(module))
-    even = np.array([[even_share(layout, module, r, g) for r in replicas] for g in groups])
+    groups = range(layout.num_groups(module))
+    even = np.array([even_shares(layout, module, group) for group in groups])
     # Shares by the even cut, [steps, groups, replicas].
     shares = rows[:, even].sum(axis=3)
     inside = replicas_that_share(layout, module)
-    if inside == 1:
+    if inside == 1 or is_best_even(layout, module):
         return {int(shares.max(axis=(1, 2)).argmax()), int(shares.sum(axis=1).max(axis=1).argmax())}
     islands = len(rows), len(groups), num_islands(layout, module), inside
     of_group = shares.reshape(islands).sum(axis=3)
@@ -73,25 +79,32 @@ def _of_module(
     of_step = of_group.sum(axis=1) / inside + largest.max(axis=1)
     if module.in_phases:
         of_group = np.minimum(shares.reshape(islands).max(axis=3), of_group / inside + largest)
+    step_of = cache(data_of)
 
-    def dealt(step: int) -> npt.NDArray[np.int64]:
-        views = StepViews(layout, data_of(step))
-        return np.array(
-            [[sum(rows[step, views.samples_at(module, r, g)]) for r in replicas] for g in groups]
-        )
+    @cache
+    def dealt(step: int, island: int) -> Numbers:
+        """Return the rows of each share of an island, [groups, replicas of the island]."""
+        found = shared_out(layout, step_of(step), module, island)
+        return np.array([[rows[step, [*share]].sum() for share in group] for group in found])
 
     return {
-        _largest(of_group.max(axis=(1, 2)), lambda step: int(dealt(step).max())),
-        _largest(of_step.max(axis=1), lambda step: int(dealt(step).sum(axis=0).max())),
+        _largest(of_group.max(axis=1), lambda *island: int(dealt(*island).max())),
+        _largest(of_step, lambda *island: int(dealt(*island).sum(axis=0).max())),
     }
 
 
-def _largest(bounds: npt.NDArray[np.float64], exact: Callable[[int], int]) -> int:
-    """Return the step with the largest share; no share is larger than its bound."""
+def _largest(bounds: npt.NDArray[np.float64], exact: Callable[[int, int], int]) -> int:
+    """Return the step with the largest share, of bounds and shares by step and island.
+
+    No share is larger than its bound.
+    """
+    islands = bounds.shape[1]
+    first = min(_STEPS_DEALT * islands, _MOST_DEALT)
     best, most = 0, -1
-    for step in np.argsort(-bounds, kind="stable")[:_MOST_DEALT].tolist():
-        if bounds[step] <= most:
+    for number in np.argsort(-bounds, axis=None, kind="stable")[:first].tolist():
+        step, island = divmod(number, islands)
+        if bounds[step, island] <= most:
             break
-        if (share := exact(step)) > most:
+        if (share := exact(step, island)) > most:
             best, most = step, share
     return best
