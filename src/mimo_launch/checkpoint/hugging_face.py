@@ -22,6 +22,7 @@ from torch import Tensor
 from mimo_launch.checkpoint.boxes import WEIGHTS as PREFIX
 from mimo_launch.checkpoint.boxes import (
     Box,
+    Fit,
     WeightsDoNotFit,
     differences,
     fit,
@@ -90,16 +91,9 @@ def load_hugging_face(
     used = {stored[place.name][0] for place in places.values() if place.name in stored}
     unused = sorted(set(headers) - used)
     unknown = [key for key in unused if not part.is_ignored(key, model)]
-    missing = [f"{key} ({size(shape)})" for key, shape in fitting.missing.items()]
     unfit = f"`init_from` of `{name}`: {folder} does not fit: "
-    if fitting.num_loaded == 0 or ((missing or fitting.misfits or unknown) and not partial):
-        told = differences(
-            missing_there=missing,
-            of_another_shape=fitting.misfits,
-            there_only=[f"{key} ({size(headers[key].shape)})" for key in unknown],
-        )
-        hint = "; `init_partial: true` loads what fits" if fitting.num_loaded else ""
-        raise WeightsDoNotFit(f"{unfit}{told}{hint}")
+    if problem := _misfit(fitting, headers, unknown, partial=partial):
+        raise WeightsDoNotFit(f"{unfit}{problem}")
     error = _read(folder, stored, fitting.boxes, places, vocab, session.progress.beat)
     for rank, problem in enumerate(gather_objects(error, group)):
         if problem:
@@ -124,6 +118,21 @@ def load_hugging_face(
     ]
     note_filled(session.modules, filled)
     return event, frozenset(box.name for box in filled)
+
+
+def _misfit(
+    fitting: Fit, headers: Mapping[str, TensorHeader], unknown: list[str], *, partial: bool
+) -> str:
+    """Return how a folder and the model differ, if they do and that will not do."""
+    missing = [f"{key} ({size(shape)})" for key, shape in fitting.missing.items()]
+    if fitting.num_loaded and (partial or not (missing or fitting.misfits or unknown)):
+        return ""
+    differ = differences(
+        missing_there=missing,
+        of_another_shape=fitting.misfits,
+        there_only=[f"{key} ({size(headers[key].shape)})" for key in unknown],
+    )
+    return differ + ("; `init_partial: true` loads what fits" if fitting.num_loaded else "")
 
 
 def fill_from_folder(folder: Path, spec: Spec, name: str, boxes: Sequence[Box]) -> None:

@@ -340,23 +340,13 @@ def _attention(
     """
     heads, norm = model.heads, _rms_of(weights, model)
     head_size, kv_heads, of_value = _heads_of(model, number)
-    angles, factor, window, size, cap, sinks = text.angles, 1.0, None, None, None, None
-    growth: Tensor | None = None
-    chunked = False
-    if isinstance(model, DecoderBlocks):
-        factor = attention_factor(model.rope_scaling)
+    angles, factor, growth = _turns(model, number, text)
+    window, chunked, size, cap, sinks = None, False, None, None, None
     if isinstance(model, DecoderModel):
         size, cap = model.query_pre_attn_scalar, model.attention_softcap
-        growth = query_growth(model.query_scaling, text.documents)
         sinks = weights[f"{name}.sinks.weight"] if model.attention_sinks else None
         if (sliding := _window_of(model, number)) is not None:
             window, chunked = sliding.size, sliding.chunked
-            factor = factor if sliding.rope_theta is None else 1.0
-            angles = angles if text.local_angles is None else text.local_angles
-        if model.nope is not None and _is_still(model, number) and angles is not None:
-            angles, factor = torch.zeros_like(angles), 1.0
-            own = model.nope.query_scaling or model.query_scaling
-            growth = query_growth(own, text.documents)
     gates: Sequence[Tensor] = ()
     if isinstance(model, DecoderModel) and model.mla and angles is not None:
         q, k, v = latent_heads(weights, y, f"{name}.latent", model, angles, factor)
@@ -390,6 +380,25 @@ def _attention(
     for gate in gates:
         attended = attended / (1 + (-gate.flatten(1)).exp())
     return linear(weights, attended, f"{name}.o")
+
+
+def _turns(
+    model: DecoderBlocks | HybridModel, number: int | None, text: RecordText
+) -> tuple[Tensor | None, float, Tensor | None]:
+    """Return the angles of a layer's rotations, their factor, and any factors of queries, [S]."""
+    angles, factor, growth = text.angles, 1.0, None
+    if isinstance(model, DecoderBlocks):
+        factor = attention_factor(model.rope_scaling)
+    if isinstance(model, DecoderModel):
+        growth = query_growth(model.query_scaling, text.documents)
+        if (sliding := _window_of(model, number)) is not None:
+            factor = factor if sliding.rope_theta is None else 1.0
+            angles = angles if text.local_angles is None else text.local_angles
+        if model.nope is not None and _is_still(model, number) and angles is not None:
+            angles, factor = torch.zeros_like(angles), 1.0
+            own = model.nope.query_scaling or model.query_scaling
+            growth = query_growth(own, text.documents)
+    return angles, factor, growth
 
 
 def streams_ahead(
