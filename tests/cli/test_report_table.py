@@ -13,6 +13,8 @@ from tests.support.histories import evaluated, step, write
 from mimo_launch.cli.report import ROWS
 from mimo_launch.cli.report import cells as cells_of
 from mimo_launch.cli.report_figure import Charts
+from mimo_launch.launcher import run_folder
+from mimo_launch.launcher.run_folder import ResumePoint, status_of
 from mimo_launch.train.events import PlanCompared
 from mimo_launch.train.history import read_history
 from mimo_launch.train.metrics_file import as_record
@@ -80,7 +82,20 @@ def test_the_status_of_a_run(runs: Callable[..., Path], wanted: int, status: str
     os.utime(report, (0, 0))
     assert cells(run)["status"] == status
     os.utime(report)
-    assert cells(run)["status"] == ("done" if wanted == 40 else "failed, see failure.txt")
+    assert cells(run)["status"] == "failed, see failure.txt"
+
+
+@pytest.mark.parametrize(("saved", "status"), [(39, "failed, see failure.txt"), (40, "done")])
+def test_a_run_whose_last_step_was_not_saved_has_failed(
+    runs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, saved: int, status: str
+) -> None:
+    """A failure after the last checkpoint loses nothing."""
+    run = runs("one")
+    (run / "spec.yaml").write_text(SPEC.read_text().replace("steps: 4,", "steps: 40,"))
+    (run / "failure.txt").write_text("the last checkpoint could not be written")
+    monkeypatch.setattr(run_folder, "newest_checkpoint", lambda run: ResumePoint(saved, run))
+    assert cells(run)["status"] == status
+    assert status_of(run).state == status.split(",", maxsplit=1)[0]
 
 
 def test_checkpoints_are_counted_when_complete(runs: Callable[..., Path]) -> None:

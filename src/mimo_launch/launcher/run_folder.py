@@ -224,7 +224,8 @@ def status_of(run: Path) -> RunStatus:
         ended, numbers, losses = False, [], []
     step = numbers[-1] if numbers else 0
     try:
-        state, why = _state(run, done=ended or (steps is not None and step >= steps))
+        did_all = ended or (steps is not None and step >= steps)
+        state, why = _state(run, done=did_all and has_kept(run, step))
     except OSError as error:
         state, why = State.UNKNOWN, f"{run / LOCK} cannot be read: {error.strerror or error}"
     return RunStatus(
@@ -257,6 +258,14 @@ def has_failed(run: Path) -> bool:
     return os.path.isfile(run / FAILURE) and _change_time(run / FAILURE) >= _change_time(
         run / METRICS
     )
+
+
+def has_kept(run: Path, step: int) -> bool:
+    """Return whether a run that did its last step did not fail before that was in a checkpoint."""
+    if not has_failed(run):
+        return True
+    saved = newest_checkpoint(run)
+    return saved is not None and saved.step >= step
 
 
 def _last_sign(run: Path) -> float:
