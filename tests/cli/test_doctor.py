@@ -25,6 +25,14 @@ def test_a_host_on_which_these_tests_run_is_fit_for_training(run_cli: Cli, tmp_p
     assert [checks[name]["verdict"] for name in names] == ["ok"] * len(names)
 
 
+def test_a_file_where_runs_would_be_kept_is_said(run_cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    code, out, _ = run_cli(f"doctor --json --runs {tmp_path / 'taken' / 'runs'}")
+    [disk] = [each for each in json.loads(out)["checks"] if each["name"] == "disk"]
+    assert (code, disk["verdict"]) == (1, "error")
+    assert disk["found"] == f"{tmp_path / 'taken'} is not a folder"
+
+
 def limits(monkeypatch: pytest.MonkeyPatch, **soft: int) -> None:
     """Have the host allow no more than this of a resource, by the name of its limit."""
     true = resource.getrlimit

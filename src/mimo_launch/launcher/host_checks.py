@@ -227,10 +227,11 @@ def _loopback() -> Check:
 
 def _disk(runs: Path) -> Check:
     whole = runs.absolute()
-    there = next(each for each in (whole, *whole.parents) if each.is_dir())
-    if not os.access(there, os.W_OK):
+    there = next(each for each in (whole, *whole.parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        fault = "cannot be written" if there.is_dir() else "is not a folder"
         help_ = "give `--runs` a folder that you may write to"
-        return Check(name="disk", verdict="error", found=f"{there} cannot be written", help=help_)
+        return Check(name="disk", verdict="error", found=f"{there} {fault}", help=help_)
     free = shutil.disk_usage(there).free
     found = f"{bytes_text(free)} free in {there}"
     if free < MIN_DISK:
