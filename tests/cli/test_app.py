@@ -74,15 +74,24 @@ def test_interrupt_exits_with_130(run_cli: Cli, monkeypatch: pytest.MonkeyPatch)
     assert run_cli("validate valid.yaml")[0] == 130
 
 
-@pytest.mark.parametrize("link", ["__cause__", "__context__"])
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"__cause__": KeyboardInterrupt()},
+        {"__context__": KeyboardInterrupt()},
+        {"__cause__": OSError(), "__context__": KeyboardInterrupt()},
+    ],
+    ids=["its cause", "handled", "handled beside a cause"],
+)
 def test_an_interrupt_that_became_another_error_is_no_fault_of_ours(
-    run_cli: Cli, monkeypatch: pytest.MonkeyPatch, link: str
+    run_cli: Cli, monkeypatch: pytest.MonkeyPatch, links: dict[str, BaseException]
 ) -> None:
     """Ctrl-C while a package is imported."""
 
     def interrupted(*args: object) -> None:
         error = ImportError("the package could not be imported")
-        setattr(error, link, KeyboardInterrupt())
+        for link, other in links.items():
+            setattr(error, link, other)
         raise RuntimeError("no such backend") from error
 
     monkeypatch.setattr("mimo_launch.checks.load_and_check.load_and_check", interrupted)

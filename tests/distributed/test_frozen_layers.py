@@ -9,14 +9,19 @@ from tests.distributed.test_checkpoints import make_spec, numbers, run, run_anew
 from tests.support.planted_experts import mixture
 from tests.support.planted_training import with_settings
 from tests.support.proof import failures, training_verdicts, verdicts
+from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, hybrid, spec
 
+from mimo_launch.data.build import build_dataset
+from mimo_launch.data.order.sample_order import global_order
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.spec.module import ModuleSpec
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.events import StepFinished
+from mimo_launch.train.loader import step_inputs
+from mimo_launch.train.rank_session import RankSession
 
 
 def frozen(layers: str, of: int = 3, /, **rest: Any) -> dict[str, Any]:
@@ -154,3 +159,20 @@ def test_training_is_proved_where_the_last_stage_has_nothing_to_train() -> None:
     vision = box(0, pp=2, model={"layers": 2}, adapter=adapter, frozen={"layers": "1"})
     made = spec({"vision": vision, "language": box(2)}, microbatches=2)
     assert not failures(training_verdicts(with_settings(made)))
+
+
+def gradients_of_rows(made: Spec) -> list[bool]:
+    """Return whether the rows of vision have a gradient after a step, by microbatch."""
+    dataset = build_dataset(made)
+    inputs = step_inputs(dataset, "train", global_order(made, dataset).take(0), 0)
+    with RankSession(Plan.of(made)) as session:
+        session.step(inputs).read()
+        [bridge] = session.executor.bridges.values()
+        return [bridge.received(number).grad is not None for number in range(2)]
+
+
+@pytest.mark.parametrize("language", [box(), frozen("0-1")], ids=["trained", "in part"])
+def test_no_gradient_is_computed_for_the_rows_of_frozen_vision(language: dict[str, Any]) -> None:
+    """Through frozen layers it would cost a backward, and what that keeps."""
+    made_ = made(language=language)
+    assert run_on_running_ranks(gradients_of_rows, made_, world_size=1) == [[False, False]]

@@ -331,6 +331,10 @@ FORMS: dict[str, Config] = {
             key: each for key, each in PUBLISHED["Qwen2-VL-7B"].items() if key != "vision_config"
         } | {"model_type": "qwen2_vl_text"},
     },
+    # Layers from 80 on have windows.
+    "Qwen2-VL with windows": {
+        **PUBLISHED["Qwen2-VL-7B"], "num_hidden_layers": 82, "use_sliding_window": True,
+    },
     "parakeet_encoder, bare but for dropout": {
         "model_type": "parakeet_encoder", "dropout": 0.0, "layerdrop": 0.0,
         "activation_dropout": 0.0, "attention_dropout": 0.0,
@@ -1018,6 +1022,10 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
         AWQ, {"swiglu_limit": 10.0}, {"attention_bias": False}, _layers("chunked_attention", 23),
     ],
     ("DeepSeek-V3", "decoder", ""): [AWQ, {"num_key_value_heads": 64}, {"attention_bias": True}],
+    ("ERNIE-4.5-21B-A3B", "decoder", ""): [
+        {"moe_layer_end_index": 26}, {"moe_layer_end_index": 28}, {"moe_layer_interval": 2},
+        {"moe_norm_min": 1e-9}, {"use_bias": True}, AWQ,
+    ],
     ("Kimi-K2-Instruct", "decoder", ""): [
         {"scoring_func": "softmax"}, {"topk_method": "greedy"}, {"moe_layer_freq": 2},
         {"rope_interleave": False}, {"num_key_value_heads": 8}, AWQ,
@@ -1218,6 +1226,8 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("Voxtral, bare", "audio", "audio_config"): [
         {"activation_function": "relu"}, {"attention_dropout": 0.1}, {"intermediate_size": 5000},
         {"intermediate_size": 640}, ({"max_source_positions": 1501}, "intermediate_size: 5120"),
+        # Rows of 8 tokens do not divide 1500 tokens, which are 3000 frames.
+        {"intermediate_size": 10240},
     ],
     ("Qwen2-Audio, bare", "audio", "audio_config"): [
         {"activation_function": "relu"}, {"attention_dropout": 0.1}, {"encoder_layerdrop": 0.1},

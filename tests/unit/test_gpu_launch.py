@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ import torch.distributed as dist
 from tests.support.specs import box, spec
 
 from mimo_launch.comm.world import DeviceError, join_world, peak_memory, versions
-from mimo_launch.launcher import forking, gpus
+from mimo_launch.launcher import forking, gpus, worker
 from mimo_launch.launcher.failure_report import report_lines
+from mimo_launch.launcher.rank_tasks import Training
 from mimo_launch.launcher.shared_progress import HostCells
 from mimo_launch.launcher.verdict import (
     FailureKind,
@@ -32,7 +34,6 @@ from mimo_launch.launcher.watchdog import LocalWorker, WorkerWatch
 from mimo_launch.launcher.worker_errors import OutOfGpuMemory, cause_of, nccl_watchdog_words
 from mimo_launch.launcher.worker_logs import Recorder, recorded_ranks
 from mimo_launch.launcher.worker_processes import Exit, StackFrame
-from mimo_launch.layout.layout import build_layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Cause, Phase
 
@@ -192,7 +193,10 @@ def test_errors_of_nccl_are_told_apart(words: str, cause: Cause) -> None:
     assert cause_of(dist.DistBackendError(words)) is cause
 
 
-def test_a_full_gpu_says_whose_it_is_and_what_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_gpu_says_whose_it_is_and_what_needs_less(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its rank is that of the run, not its number on the host."""
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 70 << 30)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 75 << 30)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 79 << 30))
@@ -200,7 +204,17 @@ def test_a_full_gpu_says_whose_it_is_and_what_needs_less(monkeypatch: pytest.Mon
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
     )
     made = spec({"vision": box(0), "language": box(1)})
-    error = OutOfGpuMemory.on(build_layout(made), 1, full)
+
+    def fill(*_: Any) -> NoReturn:
+        raise full
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(worker, "name_process", lambda name: None)
+    monkeypatch.setattr(worker, "device_for", fill)
+    with pytest.raises(OutOfGpuMemory) as raised:
+        worker.run_worker(Plan.of(made), tmp_path, task=Training())
+    error = raised.value
     assert str(error).splitlines() == [
         "the GPU of rank 1 (language) is full: 70.0 GiB in tensors, 75.0 GiB reserved of 79.0 GiB",
         "less is needed by smaller microbatches (schedule.microbatches), and under "

@@ -203,6 +203,9 @@ def test_a_search_without_end_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert named("a/*/*.tar") == named("a/b/[0-9].tar") == ["a/b/1.tar"]
     assert named(f"{tmp_path}/.h*/*") == [f"{tmp_path}/.hidden/4.tar"]
     assert named("*/nothing.tar") == []
+    # A link to nothing is missing data, not no data.
+    (tmp_path / "a/gone.tar").symlink_to("nowhere")
+    assert named("*/gone.tar") == ["a/gone.tar"]
     monkeypatch.setattr("mimo_launch.data.sources.shard_names.MAX_FILES", 3)
     with pytest.raises(PatternError, match="more than 3 files and folders"):
         named("**/*.tar")
