@@ -141,15 +141,6 @@ def test_every_concept_has_a_spec_and_a_picture() -> None:
         assert names <= {block.page.stem for block in group}
 
 
-def test_the_limits_are_the_same_in_both_places() -> None:
-    def limits(page: Path) -> str:
-        text = page.read_text(encoding="utf-8")
-        # Links start from the page.
-        return text[text.index("* **GPUs**") :].partition("\n\n")[0].replace("](docs/", "](")
-
-    assert limits(ROOT / "README.md") == limits(ROOT / "docs" / "index.md")
-
-
 @pytest.mark.parametrize(
     ("words", "setting"),
     [
@@ -161,7 +152,7 @@ def test_the_limits_are_those_of_validate(words: str, setting: str) -> None:
     text = (ROOT / "topologies" / "quickstart.yaml").read_text(encoding="utf-8")
     found = check_text(text, overrides=[setting]).diagnostics
     refused = "not-supported-yet" in {item.code for item in found}
-    assert refused == (words in (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert refused == (words in (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
 
 
 def test_what_pages_install_is_there() -> None:

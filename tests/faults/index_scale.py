@@ -2,7 +2,7 @@
 
 Makes shards of 10,000 samples (one PNG of 24 x 32 pixels and a short conversation each), indexes
 them, opens the index and plans steps, and prints one line of JSON. With TIMES, the index is written
-so many times over before it is opened. docs/data.md has the numbers.
+so many times over before it is opened. docs/shards.md has the numbers.
 """
 
 import json

@@ -38,7 +38,7 @@ _READING = (
     "CPU of one thread: 1.6 ms for chats of 523 tokens on an Intel Xeon beside H200; on another "
     "processor 2.5 us a token where a chat took 2.3 ms, and 0.38 ms for a tiny image"
 )
-_EPYC = "one core of an AMD EPYC of 2023 at 2.6 GHz, Python 3.11 (docs/performance.md)"
+_EPYC = "one core of an AMD EPYC of 2023 at 2.6 GHz, Python 3.11 (docs/profiles.md)"
 
 
 # Separates the name of a device from the part of its memory that a spec gives a rank.

@@ -7,7 +7,7 @@ Leaves: exchanges between ranks and the time of the host to `cost_model`.
 
 A forward of a tensor between products writes it and reads it, and some are read twice. Passes in
 fp32, with sums for gradients of biases, or with much to compute, take longer than the bytes say. In
-profiles of single layers (docs/performance.md) a forward took as long as moving 2.5 times its
+profiles of single layers (docs/profiles.md) a forward took as long as moving 2.5 times its
 tensors, a backward as 4.2 times.
 """
 

@@ -68,7 +68,7 @@ IDEFICS3 = _whole(
     "Idefics3",
     "HuggingFaceM4/Idefics3-8B-Llama3",
     "`shuffle` is `scale_factor`. The processor makes an image larger, cuts it into tiles and "
-    "writes text around each ([Tiles](data.md#tiles)); with `do_image_splitting: false` an image "
+    "writes text around each ([Tiles](media.md#tiles)); with `do_image_splitting: false` an image "
     "is one tile. `transformers` drops an image of zeros only and takes square images only; here "
     "both are ordinary images.",
     None,

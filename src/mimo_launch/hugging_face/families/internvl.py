@@ -216,7 +216,7 @@ INTERNVL = TowerAndDecoder(
     # Each frame is an image after its number.
     videos={"time": "text_number", "per_second": None},
     notes="`shuffle` is 1 / `downsample_ratio`. The processor cuts an image into up to 12 tiles of "
-    "448 x 448 and adds a thumbnail, each a separate image ([Tiles](data.md#tiles)); "
+    "448 x 448 and adds a thumbnail, each a separate image ([Tiles](media.md#tiles)); "
     "`max_patches: 1` in `preprocessor_config.json` makes one tile. `transformers` takes square "
     "images only; here any whole rows do. Without `tie_word_embeddings`, beside `text_config` or "
     "in it, the output layer is the embedding.",

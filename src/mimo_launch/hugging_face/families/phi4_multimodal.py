@@ -200,7 +200,7 @@ PHI4_MULTIMODAL = Phi4Multimodal(
     "another comes before the whole image (`global_img_feature_extensor`). `tiles.grids` are yours "
     "to choose: those of up to 4 tiles are proposed, and the processor of the folder makes up to "
     "36 (`dynamic_hd`). It pads an image and hides the padding from the tower, which tiles here do "
-    "not do, so it is refused: an image is stretched to fill its grid ([Tiles](data.md#tiles)). "
+    "not do, so it is refused: an image is stretched to fill its grid ([Tiles](media.md#tiles)). "
     "`feature_layer` -2 of 27 layers is `layers: 26`; later layers, the last norm and the pooling "
     "of the tower are copied by `export`. The rows of sound go through the maps of "
     "`audio_projection_mode` `speech`; those that `transformers` uses where a sample has images, "
