@@ -355,7 +355,6 @@ def judge(found: list[list[Kept]], above: float = 0.02) -> None:
 # Others have their parts: `recomputing MLPs and norms`, and blocks in `test_kept.py`.
 SELDOM = (
     "recomputing norms", "compiled windows and gates", "a compiled tower of Gemma 4",
-    "a frozen tower of Gemma 4",
 )  # fmt: skip
 
 
