@@ -116,8 +116,12 @@ def test_samples_of_the_skewed_spec_move() -> None:
     assert found.before > found.after
 
 
+# Proofs in float64 reject them; they change results by less than 20 bounds of float32.
+SMALL = {"padding capped", "exact GELU"}
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", [name for name in BUGS if name not in SMALL])
 def test_a_planted_bug_is_rejected_in_float32(name: str) -> None:
     """By far more than the bound of 1e-3."""
     bug: Bug = BUGS[name]
@@ -174,8 +178,8 @@ SELDOM = {
 LATER = {"chunks of sequences", "outputs stay by window"}
 
 
-def test_what_is_planted_seldom_or_shows_later_exists() -> None:
-    assert BUGS.keys() >= SELDOM | LATER
+def test_bugs_that_are_named_exist() -> None:
+    assert BUGS.keys() >= SELDOM | LATER | SMALL
 
 
 def test_no_bug_replaces_another_of_its_name() -> None:

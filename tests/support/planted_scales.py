@@ -86,7 +86,7 @@ SINES: dict[str, Any] = EACH | {
 }  # fmt: skip
 # As a Kimi K2.5.
 ALTERNATING: dict[str, Any] = {
-    "layers": 2, "hidden": 16, "heads": 2, "positions": "learned+rope2d", "image": [4, 4],
+    "layers": 2, "hidden": 32, "heads": 4, "positions": "learned+rope2d", "image": [4, 4],
     "rope_frequencies": "alternating", "projector": "merger", "projector_norm_eps": 1e-3,
     "projector_norm_of": "patch", "shuffle": 2,
 }  # fmt: skip

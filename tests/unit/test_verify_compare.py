@@ -1,9 +1,11 @@
 """When tensors and numbers of a layout equal the oracle's."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from tests.support.graphs import talker
 from tests.support.specs import box, spec
 
 from mimo_launch.train.events import EvalFinished, StepFinished
@@ -12,6 +14,7 @@ from mimo_launch.verify.compare import (
     compare_numbers,
     compare_tensors,
     unused_heads,
+    unused_states,
 )
 from mimo_launch.verify.oracle_run import RightEvaluation, RightNumbers, RightRun
 from mimo_launch.verify.training_proof import RankRun, compare_runs
@@ -143,6 +146,20 @@ def test_a_part_that_no_rank_holds_fails() -> None:
 def test_a_head_whose_loss_does_not_count_is_unused(weight: float, unused: list[str]) -> None:
     right = {"language.head.weight": torch.zeros(2), "language.a.weight": torch.zeros(2)}
     assert unused_heads(spec({"language": box(0, loss_weight=weight)}), right) == unused
+
+
+@pytest.mark.parametrize(
+    ("reads", "vision", "unused"),
+    [("instead", False, True), ("instead", True, False), (True, False, False)],
+)
+def test_a_map_of_rows_of_images_is_unused_without_an_encoder(
+    reads: Any, vision: bool, unused: bool
+) -> None:
+    modules = {"language": box(0), "speech": box(0, **talker(reads_text=reads))}
+    made = spec({**({"vision": box(0)} if vision else {}), **modules})
+    maps = ["speech.project.states.up.weight", "speech.project.text.up.weight"]
+    right = {name: torch.zeros(2) for name in maps}
+    assert unused_states(made, right) == maps[: int(unused)]
 
 
 def test_an_earlier_evaluation_that_is_missing_or_wrong_on_one_rank_fails() -> None:

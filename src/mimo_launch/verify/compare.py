@@ -28,7 +28,7 @@ from torch import Tensor
 from mimo_launch.checkpoint.boxes import resharded_parameters
 from mimo_launch.layers.parameter_segments import DeclaredParameter, local_segments
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import Spec
+from mimo_launch.spec.spec import Spec, TalkerModel
 from mimo_launch.train.rank_session import RankSession
 
 
@@ -124,6 +124,16 @@ def unused_heads(spec: Spec, right: Mapping[str, Tensor]) -> list[str]:
     if spec.language.loss is not None:
         return [name for name in heads if not right[name].any()]
     return [] if spec.language.loss_weight > 0 else heads
+
+
+def unused_states(spec: Spec, right: Mapping[str, Tensor]) -> list[str]:
+    """Return the tensors of a talker's own map of rows of images and clips, if there are none."""
+    talkers = tuple(
+        f"{name}.project.states."
+        for name, module in spec.generators.items()
+        if isinstance(module.model, TalkerModel) and module.model.maps_text_apart
+    )
+    return [] if spec.encoders else [name for name in right if name.startswith(talkers)]
 
 
 def norm_of(tensors: Iterable[Tensor]) -> float:

@@ -37,6 +37,7 @@ from mimo_launch.verify.compare import (
     norm_of,
     pieces_of,
     unused_heads,
+    unused_states,
 )
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.oracle_run import right_run
@@ -217,7 +218,7 @@ def _compare_step(
             for norm in {outcome.norms[module] for outcome in ranks}
         ]
     pieces = [piece for outcome in ranks for piece in outcome.gradients]
-    unused = unused_heads(spec, right.gradients)
+    unused = unused_heads(spec, right.gradients) + unused_states(spec, right.gradients)
     verdicts += compare_tensors("gradients", spec.modules, pieces, right.gradients, bound, unused)
     pieces = [piece for outcome in ranks for piece in outcome.weights]
     return verdicts + compare_tensors(

@@ -51,6 +51,7 @@ from mimo_launch.verify.compare import (
     compare_tensors,
     local_pieces,
     unused_heads,
+    unused_states,
 )
 from mimo_launch.verify.oracle_run import MADE_IN, SQUARES, RightEvaluation, RightRun
 
@@ -210,8 +211,9 @@ def compare_runs(spec: Spec, ranks: list[RankRun], right: RightRun) -> list[Modu
 
 
 def _unused(spec: Spec, right: Mapping[str, Tensor]) -> list[str]:
-    """Return the tensors that only a user's loss may leave without a gradient."""
-    return unused_heads(spec, right) if spec.language.loss is not None else []
+    """Return the tensors without a gradient; of an output layer, only a user's loss leaves some."""
+    heads = [] if spec.language.loss is None else unused_heads(spec, right)
+    return heads + unused_states(spec, right)
 
 
 # The numbers of a step and of an evaluation that are compared.
