@@ -270,6 +270,19 @@ def test_synthetic_samples_vary_in_every_way():
     assert dataset.answer("train", 0) == ()
 
 
+def test_no_two_synthetic_images_are_alike():
+    data = {**SYNTHETIC, "image": [4, 4], "max_images": 2}
+    dataset = build_dataset(make_spec(data, (4, 4)))
+    images = [
+        image.tobytes()
+        for split in SPLITS
+        for index in range(50)
+        for eye in ("eye0", "eye1")
+        for image in dataset.images(split, index, eye)
+    ]
+    assert len(set(images)) == len(images) > 200
+
+
 @pytest.mark.parametrize("data", [DIGITS, SYNTHETIC])
 def test_a_sample_depends_on_seed_split_and_index_only(data):
     eyes = ["eye0", "eye1"]
