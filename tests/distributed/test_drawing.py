@@ -13,6 +13,7 @@ from tests.support.specs import box, spec
 from mimo_launch.data.build import build_dataset
 from mimo_launch.layout.layout import world_size
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.spec.spec import Spec, TalkerModel
 from mimo_launch.train.evaluation import clip, draw
 from mimo_launch.train.loader import step_inputs
@@ -131,3 +132,32 @@ def test_a_clip_ends_at_an_end_code_of_a_codebook_that_has_one(predictor: object
     # Without an end it is as long as the true clip, after which the last row is.
     endless = clip(torch.tensor([[1, 2], [3, 4], [12, 12]]), codes)
     assert endless.tolist() == [[1, 3], [2, 4]]
+
+
+class Heard(Progress):
+    """Counts signs of life."""
+
+    beats = 0
+
+    def beat(self, phase: Phase | None = None) -> None:
+        self.beats += 1
+
+
+def signs_of_life(made: Spec) -> list[tuple[int, int]]:
+    """Return how often a rank says that it lives in each part of an evaluation, and should."""
+    inputs, heard = step_inputs(build_dataset(made), "heldout", (0, 1, 2, 3), 0), Heard()
+    found = list[tuple[int, int]]()
+    with RankSession(Plan.of(made), progress=heard) as session:
+        step = session.executor.run_forward(session.mine.evaluation, inputs)
+        found.append((heard.beats, len(session.mine.evaluation)))
+        heard.beats = 0
+        assert list(draw(session, step, inputs.data, NUM_STEPS))
+        found.append((heard.beats, NUM_STEPS))
+    return found
+
+
+def test_each_slot_of_a_forward_and_each_pass_of_a_drawing_is_a_sign_of_life() -> None:
+    made = asked(language={"model": DECODER}, flow=GENERATORS["flow"])
+    [found] = run_on_running_ranks(signs_of_life, made, world_size=1)
+    for heard, wanted in found:
+        assert heard == wanted > 1

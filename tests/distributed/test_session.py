@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tests.support.graphs import flow
 from tests.support.planted_experts import mixture
 from tests.support.poison import after_backwards
 from tests.support.running_ranks import run_on_running_ranks
@@ -110,6 +111,21 @@ def test_a_step_without_labels_has_no_loss_and_no_gradient() -> None:
         run_on_running_ranks(metrics_without_labels, two_modules(), world_size=4)
         == [(0.0, 0.0)] * 4
     )
+
+
+def metrics_of_texts(made: Spec) -> tuple[float, float, float]:
+    inputs = inputs_of(made, 0)
+    with RankSession(Plan.of(made)) as session:
+        metrics = session.gradients(inputs).read()
+    return inputs.data.num_terms("flow"), metrics.loss, metrics.norm
+
+
+def test_a_step_with_nothing_to_draw_still_learns_its_text() -> None:
+    made = spec({"language": box(), "flow": box(**flow())}, text_only=1.0, mbs=2)
+    [(drawn, loss, norm)] = run_on_running_ranks(metrics_of_texts, made, world_size=1)
+    assert drawn == 0
+    assert loss > 1
+    assert norm > 0
 
 
 def peaks_told(made: Spec) -> list[dict[str, int]]:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from tests.support.specs import box, spec
 
 from mimo_launch.estimate.estimates import Estimator
@@ -39,6 +40,42 @@ def test_the_words_of_a_change_say_what_it_means_where_modules_lie(
     change = changed(made, "", settings)
     assert change is not None
     assert change.text.startswith(text)
+
+
+OF_LANGUAGE = {
+    "recompute: full": "recompute language",
+    "recompute: [mlp, norms]": "recompute mlp and norms of language",
+    "offload: [activations, optimizer]": "keep activations and moments of language on the host",
+    "sequence_parallel: true": "sequence parallelism of language",
+    "sharding: full": "sharding full for language",
+    "shard_over: 2": "shard language over each 2 replicas",
+    "stages: [1, 3]": "cut language into stages of 1 and 3 layers",
+    "order: [dp, tp, cp, pp]": "order dp, tp, cp, pp for language",
+    "grid: {tp: 2, dp: 1}": "cut language by tp 2",
+    "experts: {ep: 2}": "split the experts of language by ep 2",
+    "fp8: {}": "compute language in FP8 with Transformer Engine",
+}
+OF_STEP = {
+    "schedule.microbatches: 2": "run 2 microbatches of 4 samples",
+    "schedule.microbatches: 8": "run 8 microbatches of 1 sample",
+    "schedule.generator_microbatches: 2": "run generators on 2 microbatches at once",
+    "schedule.kind: gpipe": "schedule gpipe",
+    "schedule.virtual_stages: 2": "2 stages a rank",
+    "train.precision: bf16": "compute in bf16",
+    "data.packing: true": "pack records into sequences",
+}
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [*((f"modules.language.{key}", text) for key, text in OF_LANGUAGE.items()), *OF_STEP.items()],
+)
+def test_a_setting_is_named_with_its_value(setting: str, text: str) -> None:
+    """The step has 16 samples for two replicas of language."""
+    made = spec({"vision": box(0, dp=2), "language": box(2, dp=2)}, microbatches=4, mbs=2)
+    change = changed(made, "", yaml.safe_load(setting))
+    assert change is not None
+    assert change.text == text
 
 
 def test_only_a_change_to_fewer_gpus_is_called_one() -> None:
