@@ -19,13 +19,21 @@ from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 BOTH = ("activations", "optimizer")
 
 
-def test_experts_are_split_over_a_part_of_as_many_ranks_as_before_where_these_do_not_divide() -> (
-    None
-):
+@pytest.mark.parametrize(
+    ("before", "replicas", "after"),
+    [
+        ({"ep": 4}, 6, {"ep": 2}),
+        ({"ep": 2, "tp": 2}, 6, {"ep": 2}),
+        ({"ep": 2, "tp": 2}, 8, {"ep": 2, "tp": 2}),
+    ],
+)
+def test_experts_are_split_over_a_part_of_as_many_ranks_as_before_where_these_do_not_divide(
+    before: dict[str, int], replicas: int, after: dict[str, int]
+) -> None:
     moe = {"experts": 4, "top_k": 2, "width": 16}
-    made = spec({"language": box(0, dp=4, model={"moe": moe}, experts={"ep": 4})}, mbs=6)
-    wider = Point.of(made).moved("language", ranks=range(6), grid=Grid(dp=6))
-    assert settled(made, wider).language.experts == ExpertGrid(ep=2)
+    made = spec({"language": box(0, dp=4, model={"moe": moe}, experts=before)}, mbs=6)
+    wider = Point.of(made).moved("language", ranks=range(replicas), grid=Grid(dp=replicas))
+    assert settled(made, wider).language.experts == ExpertGrid(**after)
 
 
 def test_a_pipeline_behind_encoders_has_microbatches_for_one_stage_more() -> None:
