@@ -199,12 +199,33 @@ def test_a_message_is_named_by_its_place_in_the_record(tmp_path: Path) -> None:
         write(folder, {"messages": turns, "system": "x", "tools": TOOLS}, template="chat")
 
 
-def test_a_system_prompt_beside_the_messages_is_that_of_the_record(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("own", "usual", "prompt"),
+    [
+        ("Be short.", "Be long.", "Be short."),
+        ("", "Be long.", "Be long."),
+        (None, "Be long.", "Be long."),
+        ("", None, ""),
+    ],
+)
+def test_a_system_prompt_beside_the_messages_is_that_of_the_record_if_it_says_something(
+    tmp_path: Path, own: str | None, usual: str | None, prompt: str
+) -> None:
+    """In a table without prompts the column is there, with an empty text in each row."""
+    folder, turns = tokenizer_folder(tmp_path), [ASKED, SECOND]
+    beside = {"messages": turns, "system": own}
+    inside = {"messages": [{"role": "system", "content": prompt}, *turns] if prompt else turns}
+    found = write(folder, beside, template={"kind": "chat", "system": usual})
+    want = write(folder, inside, template="chat")
+    assert found.tokens.tolist() == want.tokens.tolist()
+
+
+def test_an_empty_prompt_beside_a_system_message_is_none(tmp_path: Path) -> None:
+    record = {"messages": [{"role": "system", "content": "x"}, ASKED, SECOND]}
     folder = tokenizer_folder(tmp_path)
-    template = {"kind": "chat", "system": "Be long."}
-    beside = {"messages": [ASKED, SECOND], "system": "Be short."}
-    inside = {"messages": [{"role": "system", "content": "Be short."}, ASKED, SECOND]}
-    found, want = (write(folder, each, template=template) for each in (beside, inside))
+    found, want = (
+        write(folder, {**record, **more}, template="chat") for more in ({"system": ""}, {})
+    )
     assert found.tokens.tolist() == want.tokens.tolist()
 
 
