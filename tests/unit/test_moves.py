@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.graphs import flow
 from tests.support.poor_specs import B8, TEXT, job, module
 from tests.support.specs import box, spec
 
@@ -34,6 +35,40 @@ def test_experts_are_split_over_a_part_of_as_many_ranks_as_before_where_these_do
     made = spec({"language": box(0, dp=4, model={"moe": moe}, experts=before)}, mbs=6)
     wider = Point.of(made).moved("language", ranks=range(replicas), grid=Grid(dp=replicas))
     assert settled(made, wider).language.experts == ExpertGrid(**after)
+
+
+@pytest.mark.parametrize(("replicas", "over"), [(8, 4), (6, None), (4, 4), (2, None)])
+def test_copies_of_shards_stay_where_they_divide_the_replicas(
+    replicas: int, over: int | None
+) -> None:
+    made = spec({"language": box(0, dp=8, shard_over=4)}, mbs=3)
+    point = Point.of(made).moved("language", ranks=range(replicas), grid=Grid(dp=replicas))
+    assert settled(made, point).language.shard_over == over
+
+
+@pytest.mark.parametrize(("asked", "found"), [(1, 2), (2, 2), (3, 4), (4, 4), (8, 8)])
+def test_groups_of_microbatches_have_samples_for_each_replica_of_an_encoder(
+    asked: int, found: int
+) -> None:
+    """Two samples in a microbatch, four replicas."""
+    made = spec({"vision": box(0, dp=4), "language": box(4)}, microbatches=8, mbs=2)
+    assert settled(made, replace(Point.of(made), at_once=asked)).at_once == found
+
+
+@pytest.mark.parametrize(("microbatches", "at_once"), [(4, 2), (6, 2), (3, None), (1, None)])
+def test_groups_of_generators_stay_where_they_divide_the_microbatches(
+    microbatches: int, at_once: int | None
+) -> None:
+    modules = {"language": box(0), "flow": box(0, **flow())}
+    made = spec(modules, microbatches=4, mbs=3, generator_microbatches=2)
+    point = settled(made, replace(Point.of(made), microbatches=microbatches))
+    assert (point.microbatches, point.drawn_at_once) == (microbatches, at_once)
+
+
+def test_a_number_of_microbatches_that_a_grid_cannot_have_becomes_the_next_larger_one() -> None:
+    made = spec({"language": box(0)}, mbs=24)
+    found = [settled(made, replace(Point.of(made), microbatches=n)).microbatches for n in (5, 7, 8)]
+    assert found == [6, 8, 8]
 
 
 def test_a_pipeline_behind_encoders_has_microbatches_for_one_stage_more() -> None:
