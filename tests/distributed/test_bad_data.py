@@ -132,6 +132,17 @@ def test_bad_samples_are_counted_alike_on_all_ranks_and_the_run_goes_on() -> Non
         assert told.reasons == dict.fromkeys(second[:2], "ValueError: bad header")
 
 
+def test_a_bad_sample_of_training_counts_in_each_epoch() -> None:
+    made = spec({"language": box()}, mbs=4, train={"steps": 3})
+    data = made.data.model_copy(update={"samples": 4, "max_bad_samples": 2})
+    faults: Faults = {("text", "train", 1): BadSample("cut off")}
+    made = made.model_copy(update={"data": data})
+    [(events, error, state)] = run_ranks(training, made, faults, world_size=1)
+    assert [each.total for each in events if isinstance(each, BadSamples)] == [1, 2, 3]
+    assert error.startswith("3 samples could not be read, `data.max_bad_samples` allows 2")
+    assert state.bad_samples == 3
+
+
 @pytest.mark.usefixtures("late")
 def test_too_many_bad_samples_end_the_run_on_all_ranks() -> None:
     assert not TooManyBadSamples.restartable
