@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 from tests.support.damage import damaged
+from tests.support.graphs import flow
 from tests.support.specs import box, spec
 
 from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.random_draws import noise_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.step_views import Reads
-from mimo_launch.models.patches import cut_image
+from mimo_launch.models.patches import cut_image, reader
 from mimo_launch.train import prefetch
 from mimo_launch.train.loader import MAX_REASON, ReadStep, read_step, step_inputs
 
@@ -71,6 +73,24 @@ def test_what_was_read_is_what_the_data_set_says() -> None:
         assert mine.values.dtype == torch.float64
         assert torch.equal(mine.values, whole.values)
         assert torch.equal(mine.positions, whole.positions)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_noise_follows_from_the_seed_the_step_and_the_sample(*, ahead: bool) -> None:
+    """Read ahead, or drawn where it is used."""
+    firsts = set()
+    for seed, step, sample in ((0, 0, 7), (3, 0, 7), (3, 5, 7), (3, 5, 8)):
+        made = spec({"flow": box(**flow()), "language": box()}, seed=seed)
+        source = step_inputs(damaged(made, {}), "train", (sample,), step)
+        reads = Reads((), (), (), {"flow": (0,)} if ahead else {})
+        inputs, _ = read_step(source, reads, made, lambda: None)
+        width = reader(made.modules["flow"].model).row_width
+        [found] = inputs.noises(0, "flow", width)
+        wanted = noise_of(seed, step, sample, 0, found.values.shape, heldout=False)
+        assert np.array_equal(found.values, wanted.values)
+        assert found.time == wanted.time
+        firsts.add(found.values.flat[0])
+    assert len(firsts) == 4
 
 
 def test_a_sample_left_out_is_padding_and_the_others_stay() -> None:
