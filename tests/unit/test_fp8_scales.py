@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from mimo_launch.comm.process_groups import Group  # noqa: E402
+from mimo_launch.layers import te_fp8  # noqa: E402
 from mimo_launch.layers.te_fp8 import Fp8  # noqa: E402
 from mimo_launch.spec.sections import Fp8Spec  # noqa: E402
 
@@ -99,3 +100,29 @@ def test_a_magnitude_that_is_no_number_is_forgotten(fp8: Fp8) -> None:
     history, scale = forward_state(fp8)
     assert bool(history.isfinite().all())
     assert scale.tolist() == [LARGEST / 2, LARGEST / 4, LARGEST / 8]
+
+
+def test_magnitudes_are_the_largest_of_the_ranks_of_a_stage(
+    fp8: Fp8, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that cut its layers, and of its replicas."""
+    tp, replicas = Group((0, 1), 0, None), Group((0, 2), 0, None)
+    elsewhere = {tp: [8.0, 0.0, 0.0, 0.0, 0.0], replicas: [0.0, 16.0, 0.0, 0.0, 32.0]}
+
+    def largest(seen: Tensor, group: Group) -> Tensor:
+        return torch.maximum(seen, torch.tensor(elsewhere[group]))
+
+    monkeypatch.setattr(te_fp8, "all_reduce_max", largest)
+    fp8._groups = tp, replicas
+    see(fp8, 2.0, 4.0, 64.0)
+    fp8.update(None)
+    _, scale = forward_state(fp8)
+    assert scale.tolist() == [LARGEST / 8, LARGEST / 16, LARGEST / 64]
+    backward = dict(fp8.tensors())["layers.0.mlp.backward.scale"]
+    assert backward.tolist() == [1.0, LARGEST / 32]
+
+
+@pytest.mark.parametrize(("tp", "replica"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_one_rank_of_a_stage_saves_its_scales(tp: int, replica: int) -> None:
+    groups = Group((0, 1), tp, None), Group((0, 2), replica, None)
+    assert Fp8(Fp8Spec(), *groups, grad_scale=1.0).saves == (tp == replica == 0)
