@@ -203,6 +203,17 @@ def test_images_in_parts_stand_where_the_template_puts_them(tmp_path: Path) -> N
     assert text_in_loss(folder, encoded) == ["Two.<|im_end|>"]
 
 
+def test_an_answer_that_ends_with_an_image_ends_with_its_turn(tmp_path: Path) -> None:
+    """A token that opens an image ends no turn, in the last answer or before it."""
+    folder = tokenizer_folder(tmp_path, PARTS)
+    shown = {"role": "assistant", "content": "Here: <image>"}
+    asked = {"role": "user", "content": "Draw a cat."}
+    messages = [asked, shown, asked, shown]
+    encoded = write(folder, {"messages": messages}, images=2, template="chat")
+    learnt = ["Here: <|vision_start|>", "<|vision_end|><|im_end|>"]
+    assert text_in_loss(folder, encoded) == ["".join(learnt)] * 2
+
+
 def test_a_template_that_takes_lists_only_gets_lists(tmp_path: Path) -> None:
     """As LLaVA's: `<image>` is no token of this tokenizer, and becomes one that stands for rows."""
     folder = tokenizer_folder(tmp_path, LISTS)
@@ -486,7 +497,12 @@ def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
         ({"messages": [{"content": "x"}]}, 0, "chat", "has no role"),
         ({"messages": [{"role": "user", "content": 3}]}, 0, "chat", "is a number"),
         ({"messages": CHAT[:2]}, 0, "chat", "no answer of the assistant"),
-        ({"messages": CHAT}, 2, "chat", "2 images and 0 markers"),
+        (
+            {"messages": [{"role": "user", "content": "<|image_pad|>"}, CHAT[4]]},
+            1,
+            "chat",
+            r"1 image and 0 markers for them; write `<image>` \(not `<\|image_pad\|>`\) in its",
+        ),
         ({"messages": [{"role": "user", "content": "\ud800"}, CHAT[4]]}, 0, "chat", "surrogate"),
         ({"text": " \n"}, 0, "caption", "`text` of its JSON is empty"),
         ({"text": "<image> "}, 1, "caption", "`text` of its JSON is empty"),
@@ -507,7 +523,7 @@ def test_a_caption_stands_behind_its_images_and_ends(tmp_path: Path) -> None:
             {"messages": [{"role": "user", "content": ["a", "b"]}, CHAT[4]]},
             0,
             "chat",
-            "part of unk",
+            'a part that is text, not an object such as {"type": "text"',
         ),
         ({"messages": ["a", "b"]}, 0, "chat", "one of its messages is text, not an object"),
         ({"texts": "x"}, 0, "caption", "no key `text` or `caption`"),

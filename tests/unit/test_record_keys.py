@@ -229,6 +229,94 @@ def test_an_empty_prompt_beside_a_system_message_is_none(tmp_path: Path) -> None
     assert found.tokens.tolist() == want.tokens.tolist()
 
 
+def test_files_named_in_a_message_are_not_lost(tmp_path: Path) -> None:
+    """A template may read them: then they are its own."""
+    turns = [{**ASKED, "images": ["a.png"]}, SECOND]
+    with pytest.raises(BadSample, match="`images` of a message is not read: name its files beside"):
+        write(tokenizer_folder(tmp_path / "plain"), {"messages": turns}, template="chat")
+    source = CHATML.replace("message['content']", "(message.images or '') ~ message['content']")
+    found = write(tokenizer_folder(tmp_path / "own", source), {"messages": turns}, template="chat")
+    assert found.ignored == ()
+
+
+def test_names_and_boxes_are_not_lost(tmp_path: Path) -> None:
+    """ms-swift writes them into the text; a column of that name alone is only counted."""
+    folder = tokenizer_folder(tmp_path)
+    boxes = {"ref": ["dog"], "bbox": [[1, 2, 3, 4]]}
+    shown = [{**ASKED, "content": "Find <ref-object>"}, {**SECOND, "content": "<bbox>"}]
+    with pytest.raises(BadSample, match="`objects` of its JSON is not read: in place of <ref-obj"):
+        write(folder, {"messages": shown, "objects": boxes}, template="chat")
+    write(folder, {"messages": [ASKED, SECOND], "objects": boxes}, template="chat")
+
+
+THOUGHT = {"role": "assistant", "content": "One.", "reasoning_content": "Hm."}
+INSIDE = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nOne."}
+
+
+@pytest.mark.parametrize("thought", [THOUGHT, INSIDE])
+def test_reasoning_that_the_template_drops_is_counted(
+    tmp_path: Path, thought: dict[str, Any]
+) -> None:
+    """As Qwen3's does in all turns but the last."""
+    folder = tokenizer_folder(tmp_path, QWEN3, specials=SPECIALS, vocab=400)
+    alone = write(folder, {"messages": [ASKED, thought]}, template="chat")
+    assert alone.ignored == ()
+    earlier = write(folder, {"messages": [ASKED, thought, ASKED, SECOND]}, template="chat")
+    assert earlier.ignored == ("reasoning of earlier answers",)
+
+
+def test_roles_of_a_conversation_without_an_answer_are_named(tmp_path: Path) -> None:
+    turns = [{**ASKED, "role": "User"}, {**SECOND, "role": "Assistant"}]
+    with pytest.raises(BadSample, match="the roles of its messages: `User`, `Assistant`"):
+        write(tokenizer_folder(tmp_path), {"messages": turns}, template="chat")
+
+
+PAIRS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "ms-swift": (
+        {
+            "system": "Be short.",
+            "query": "What?",
+            "response": "Two.",
+            "history": [["What?", "One."]],
+        },
+        [{"role": "system", "content": "Be short."}, ASKED, FIRST, ASKED, SECOND],
+    ),
+    "Alpaca": (
+        {"instruction": "Add.", "input": "1, 1", "output": "Two."},
+        [{"role": "user", "content": "Add.\n1, 1"}, SECOND],
+    ),
+    "Alpaca, no input": (
+        {"instruction": "What?", "input": "", "output": "Two.", "history": []},
+        [ASKED, SECOND],
+    ),
+    "TRL": (
+        {"prompt": [ASKED, FIRST, ASKED], "completion": [SECOND]},
+        [ASKED, {**FIRST, "loss": False}, ASKED, SECOND],
+    ),
+    "TRL, text": ({"prompt": "What?", "completion": "Two."}, [ASKED, SECOND]),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_question_and_its_answer_are_a_conversation(tmp_path: Path, name: str) -> None:
+    record, messages = PAIRS[name]
+    folder = tokenizer_folder(tmp_path)
+    found = write(folder, record, template="chat")
+    want = write(folder, {"messages": messages}, template="chat")
+    assert found.tokens.tolist() == want.tokens.tolist()
+    assert found.loss_mask.tolist() == want.loss_mask.tolist()
+    chat = made(folder, template="chat").data
+    (read,) = read_records(chat, {"json": json.dumps({**record, "n": 1}).encode()}.get)
+    assert read.ignored == ("`n`",)
+
+
+def test_messages_beside_a_question_are_the_conversation(tmp_path: Path) -> None:
+    chat = made(tokenizer_folder(tmp_path), template="chat").data
+    record = {"messages": [ASKED, SECOND], "query": "x", "response": "y"}
+    (read,) = read_records(chat, {"json": json.dumps(record).encode()}.get)
+    assert (len(read.messages), read.ignored) == (2, ("`query`", "`response`"))
+
+
 NAMED = CHATML.replace("message['content']", "message.get('name', '') + message['content']")
 
 

@@ -292,6 +292,31 @@ SHAPES: dict[str, tuple[dict[str, Any], int]] = {
         },
         1,
     ),
+    "messages as text": (
+        {
+            "image": "b.png",
+            "messages": json.dumps(
+                [
+                    {"role": "user", "content": [{"type": "image"}]},
+                    {"role": "assistant", "content": "A bus."},
+                ]
+            ),
+        },
+        1,
+    ),
+    "ms-swift, a question": (
+        {"query": "<image>What is it?", "response": "A bus.", "images": ["b.png"]},
+        1,
+    ),
+    "TRL": (
+        {
+            "prompt": [{"role": "user", "content": [{"type": "image", "path": "b.png"}]}],
+            "completion": [
+                {"role": "assistant", "content": [{"type": "text", "text": "A bus."}]},
+            ],
+        },
+        1,
+    ),
     "The Cauldron": (
         {
             "images": ["b.png", "coco/train2017/000000033471.jpg"],
@@ -484,6 +509,83 @@ def test_media_get_the_suffixes_of_their_names_and_types() -> None:
     assert found.media["4.png"].held() == image_bytes(8, 12)
 
 
+ENCODED = URL.partition(",")[2]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"image": ENCODED}, {"image": {"bytes": ENCODED, "path": None}}, {"image": {"data": ENCODED}}],
+)
+def test_bytes_in_base64_are_read_with_and_without_their_type(
+    given: dict[str, Any], pictures: Path
+) -> None:
+    """As ms-swift reads them: JSON has no other form for bytes."""
+    found = opened_lines(pictures, {**given, "caption": "A sign."}, template="caption")
+    assert not bad_of(found)
+    assert [each.shape[-2:] for each in found.images("train", 0, "vision")] == [(8, 12)]
+
+
+@pytest.mark.parametrize("nothing", [None, "", [], {"bytes": None, "path": None}])
+def test_an_image_of_nothing_is_no_image(nothing: Any, pictures: Path) -> None:
+    """As `datasets` save it, beside the name of a file that is not there."""
+    found = opened_lines(pictures, {"image": nothing, "caption": "A sign."}, template="caption")
+    assert not bad_of(found)
+    assert len(found.images("train", 0, "vision")) == 0
+
+
+def test_the_name_of_a_file_beside_its_bytes_is_no_second_file(pictures: Path) -> None:
+    """Tables have both: the bytes of an image, and the path that it had once."""
+    record = {"caption": "A sign.", "image": "b.png"}
+    names = [
+        {"image_path": "b.png"},
+        {"file_name": "gone.png"},
+        {"image_path": "b.png", "file_name": "gone.png"},
+    ]
+    found = opened_lines(pictures, *({**record, **each} for each in names), template="caption")
+    assert not bad_of(found)
+    assert [len(found.images("train", n, "vision")) for n in range(3)] == [1, 1, 1]
+    ignored = dict(found.splits["train"].index.ignored)
+    assert ignored == {"`image_path`": 2, "`file_name`": 2}
+
+
+def test_images_under_two_keys_are_not_summed(pictures: Path) -> None:
+    why = bad_of_alone(pictures, {**LLAVA, "images": [LLAVA["image"]]})
+    assert why == "its images are named by `images` and by `image`: name them once"
+
+
+@pytest.mark.parametrize(
+    ("name", "member"),
+    [("a.png", "0.png"), ("a.mp4", "0.mp4"), ("a.flac", "0.flac"), ("a", "0.jpg")],
+)
+def test_the_name_of_a_file_says_which_medium_it_is(name: str, member: str) -> None:
+    """As in `metadata.jsonl` of folders of images, videos and clips."""
+    assert list(shaped({"file_name": name, "text": "A bus."}).media) == [member]
+    beside = shaped({"file_name": name, "text": "A bus.", "video": "b.mp4"})
+    assert list(beside.media) == ["0.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (
+            {"type": "video", "video": ["b.png", "b.png"], "fps": 2},
+            "its video is a list of files: write one file, for frames a zip",
+        ),
+        ({"type": "image", "image": ["b.png", "b.png"]}, "its image is a list of files: write"),
+        (
+            {"type": "image", "source": {"type": "base64", "data": ENCODED}},
+            "a part of type `image` has no file under `image`, `image_url`, `url`, `path`, `data`",
+        ),
+    ],
+)
+def test_a_part_with_files_in_another_form_is_bad(
+    part: dict[str, Any], why: str, pictures: Path
+) -> None:
+    asked = {"role": "user", "content": [part, {"type": "text", "text": "What?"}]}
+    record = {"messages": [asked, {"role": "assistant", "content": "A bus."}]}
+    assert why in bad_of_alone(pictures, record)
+
+
 def test_what_files_keep_together_is_bounded() -> None:
     """A row group of each of many files would not fit in memory; one may be larger than all."""
     kept, made = Recent(10), list[str]()
@@ -524,6 +626,9 @@ def test_what_files_keep_together_is_bounded() -> None:
         ("data:image/png;base64,a", "its image is no base64"),
         (["b.png", ["b.png"]], "is a list of files"),
         (7, "its image is int, not a path or bytes"),
+        ({"array": [1]}, "its image is an object with the key `array`: write a path"),
+        ({"src": "b.png", "id": 3}, "an object with the keys `src`, `id`: write a path"),
+        ({"bytes": "a"}, "its image is no base64"),
     ],
 )
 def test_what_a_record_must_not_name_is_a_bad_sample(

@@ -10,7 +10,7 @@ Leaves: tokens to `sample_encoder`.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from os.path import commonprefix
@@ -37,6 +37,9 @@ _ADVICE = (
 
 # Keys of messages that are always read or, if not, refused.
 _READ = frozenset({"role", "content", "tool_calls", *REASONING})
+# Keys that name media, which a record has beside its messages.
+_MEDIA = frozenset({"image", "images", "audio", "audios", "video", "videos"})
+_THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,12 @@ class Conversation:
         return [span for span in spans if span is not None]
 
     def ignored(self) -> Iterator[str]:
-        """Yield the keys of messages that the template does not read."""
+        """Yield what the template does not read: keys of messages, reasoning of earlier answers.
+
+        Raises: BadSample if an unread key names images, clips or videos.
+        """
+        if any(each.strip() not in self.text for each in map(_reasoning, self._said)):
+            yield "reasoning of earlier answers"
         for key in dict.fromkeys(key for message in self._said for key in message):
             if key in _READ:
                 continue
@@ -106,6 +114,11 @@ class Conversation:
                 )
             except BadSample:
                 reads = True
+            if not reads and key in _MEDIA:
+                raise BadSample(
+                    f"`{key}` of a message is not read: name its files beside the messages, and "
+                    "write a marker such as `<image>` for each in the text"
+                )
             if not reads:
                 yield f"`{key[:40]}` of messages"
 
@@ -248,7 +261,9 @@ class Conversation:
             self._pieces[n].name == "content" and self._whole.places.get(n, (0, 0))[1] == last
             for n in self._of(message)
         )
-        if is_content and (found := self._end_behind.match(gap)):
+        # A special token behind text that an image follows opens this image.
+        ends_with_text = not _ends_with_medium(self._said[message].get("content"))
+        if is_content and ends_with_text and (found := self._end_behind.match(gap)):
             return last + found.end()
         ends = [found.end() for found in self._end.finditer(gap)]
         if message + 1 == len(self._said):
@@ -285,6 +300,21 @@ class Conversation:
         latest = self._pieces[before[-1]].message if before else None
         is_near = not before or (anchor is not None and self._pieces[anchor].message == latest)
         return here + common, is_near or common == len(rest)
+
+
+def _reasoning(message: Mapping[str, Any]) -> str:
+    """Return the reasoning of an answer, under its key or in its text."""
+    if message["role"] != "assistant":
+        return ""
+    said, content = message.get(REASONING[0]), message.get("content")
+    texts = [content] if isinstance(content, str) else [x.get("text") for x in content or ()]
+    inside = (found[1] for text in texts if text for found in _THOUGHT.finditer(text))
+    return said if isinstance(said, str) else next(inside, "")
+
+
+def _ends_with_medium(content: Any) -> bool:
+    """Return whether the content of a message ends with an image, a clip or a video."""
+    return isinstance(content, list) and bool(content) and content[-1].get("type") != "text"
 
 
 def _lost(name: str, where: str) -> str:

@@ -177,7 +177,12 @@ def _parts(content: Any, markers: Markers) -> list[MessagePart]:
         raise BadSample(f"the content of a message is {type_of(content)}")
     parts: list[MessagePart] = []
     for each in content:
-        kind = each.get("type") if isinstance(each, dict) else None
+        if not isinstance(each, dict):
+            usual = '{"type": "text", "text": "..."}'
+            raise BadSample(
+                f"a message has a part that is {type_of(each)}, not an object such as {usual}"
+            )
+        kind = each.get("type")
         if kind == "text" and isinstance(each.get("text"), str):
             parts += split(each["text"], markers)
         elif isinstance(kind, str) and kind in _PART_MEDIA:

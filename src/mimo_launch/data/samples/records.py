@@ -22,6 +22,7 @@ from mimo_launch.data.samples.messages import (
     split,
     type_of,
 )
+from mimo_launch.data.samples.questions import turns_of
 from mimo_launch.data.samples.record_keys import (
     OLD_TOOLS,
     ignored_keys,
@@ -32,6 +33,8 @@ from mimo_launch.spec.spec import CaptionTemplate, UserData
 TEXT_SUFFIXES = ("json", "txt")
 _CAPTION_KEYS = ("text", "caption", "captions")
 _CHAT_KEYS = ("messages", "conversations", "texts")
+# Names and boxes of ms-swift, and their places in its texts.
+_BOXES, _PLACES = "objects", ("<ref-object>", "<bbox>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +82,33 @@ def read_records(
     record = _json_of(member)
     if is_prose := _is_prose(record):
         markers = {}
-    key, turns = _of_key(record, template.messages, _CHAT_KEYS)
-    if not isinstance(turns, list) or not turns:
-        raise BadSample(f"`{key}` of its JSON is {type_of(turns)}, not a list of messages")
+    has_messages = template.messages is not None or any(key in record for key in _CHAT_KEYS)
+    if not has_messages and (found := turns_of(record)):
+        turns, keys = found
+    else:
+        key, turns = _of_key(record, template.messages, _CHAT_KEYS)
+        keys = (key,)
+        if not isinstance(turns, list) or not turns:
+            raise BadSample(f"`{key}` of its JSON is {type_of(turns)}, not a list of messages")
     messages, ignored = read_messages(turns, markers)
     _add_system(messages, record.get("system"), template.system)
     if template.answers == "last":
         last = max((n for n, each in enumerate(messages) if each.role == "assistant"), default=0)
         messages[:last] = (replace(each, in_loss=False) for each in messages[:last])
     if not any(m.role == "assistant" and m.says_something() for m in messages):
-        raise BadSample("it has no answer of the assistant to learn from")
+        roles = ", ".join(f"`{role[:40]}`" for role in dict.fromkeys(m.role for m in messages))
+        raise BadSample(
+            f"it has no answer of the assistant to learn from; the roles of its messages: {roles}"
+        )
+    if record.get(_BOXES) and any(place in json.dumps(turns) for place in _PLACES):
+        raise BadSample(
+            f"`{_BOXES}` of its JSON is not read: in place of {' and '.join(_PLACES)}, write the "
+            "names and boxes in the words of the model"
+        )
     tools, documents = (_objects(record, key) for key in ("tools", "documents"))
     if tools is None and (old := _objects(record, OLD_TOOLS)) is not None:
         tools = [{"type": "function", "function": each} for each in old]
-    known = (key, "system", "tools", "documents", OLD_TOOLS, "markers")
+    known = (*keys, "system", "tools", "documents", OLD_TOOLS, "markers")
     ignored += ignored_keys(record, *known, *whole_sample_keys(record))
     return (Record((), tuple(messages), tools, documents, is_prose, tuple(ignored)),)
 

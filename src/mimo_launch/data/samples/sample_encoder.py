@@ -263,12 +263,19 @@ class SampleEncoder:
         for medium, word in _WORDS.items():
             have, want = members.get(medium, 0), asked[medium]
             if have != want:
-                hint = _unread(unread, medium) + _ESCAPE if have < want else ""
+                hint = _unread(unread, medium) + _ESCAPE if have < want else self._unmarked(medium)
                 if medium == "video" and medium not in self._markers:
                     hint = "; no encoder reads videos: write `video` in the model of one"
                 raise BadSample(
                     f"it has {_count(have, word)} and {_count(want, 'marker')} for them{hint}"
                 )
+
+    def _unmarked(self, medium: Medium) -> str:
+        """Return what to write for a medium without a marker."""
+        shown = getattr(self._data, f"{medium}_marker")
+        own = self._markers.get(medium, shown)
+        instead = "" if own == shown else f" (not `{own}`)"
+        return f"; write `{shown}`{instead} in its text where it shows each {_WORDS[medium]}"
 
     def _part_texts(self, told: Told) -> Iterator[tuple[Marker, str, list[str]]]:
         """Yield each medium in parts, the text to replace, and the replacement for each one."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from mimo_launch.data.sources.fetching import NotFetched
 from mimo_launch.data.sources.media_folders import ShapedRecords
-from mimo_launch.data.sources.record_shapes import BadRecord, ShapedRecord, shaped
+from mimo_launch.data.sources.named_media import BadRecord
+from mimo_launch.data.sources.record_shapes import ShapedRecord, shaped
 from mimo_launch.data.sources.shard_names import CustomSource, NamedShard
 from mimo_launch.data.sources.source_file import (
     Member,

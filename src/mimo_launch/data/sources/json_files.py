@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 from io import BufferedReader
 
 from mimo_launch.data.sources.media_folders import MAX_RECORD, ShapedRecords
-from mimo_launch.data.sources.record_shapes import BadRecord, ShapedRecord, shaped
+from mimo_launch.data.sources.named_media import BadRecord
+from mimo_launch.data.sources.record_shapes import ShapedRecord, shaped
 from mimo_launch.data.sources.remote_files import DataPath
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import (

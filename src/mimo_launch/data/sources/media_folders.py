@@ -3,7 +3,7 @@
 Decides: that a record names plain files inside of the folders that the spec names, after all links
 are followed, and nothing on the network; the largest file.
 Relies on: the file system that every host sees.
-Leaves: which keys name files to `record_shapes`.
+Leaves: which keys name files to `named_media`.
 """
 
 import os
@@ -12,7 +12,8 @@ import stat
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
-from mimo_launch.data.sources.record_shapes import BadRecord, Medium, ShapedRecord
+from mimo_launch.data.sources.named_media import BadRecord, Medium
+from mimo_launch.data.sources.record_shapes import ShapedRecord
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import Member, MemberPlace, Places, Recent
 

@@ -1,91 +1,36 @@
-"""Records as people write them: which files and bytes they name, and their text without these.
+"""Records as people write them: the places of their images, clips, videos and targets in the text.
 
-Decides: the keys and parts of messages that name images, clips, videos and targets; that a record
-becomes members as in a tar shard: a JSON text, in which a place of a medium is a marker or a part
-without its file, and media in the order of these places; that pairs of `user` and `assistant`
-show their images first (The Cauldron, FineVision).
-Relies on: numpy for columns.
-Leaves: files to `media_folders`, the meaning of the text to `samples.records`.
+Decides: that a record becomes members as in a tar shard: a JSON text, in which a place of a medium
+is a marker or a part without its file, and media in the order of these places; that pairs of `user`
+and `assistant` show their images first (The Cauldron, FineVision).
+Relies on: `named_media` for the media that a record names; numpy for columns.
+Leaves: the meaning of the text to `samples.records`.
 """
 
-import base64
-import binascii
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mimo_launch.data.sources.media_suffixes import (
-    AUDIO_SUFFIXES,
-    CODES_SUFFIX,
-    COLUMN,
-    FRAMES_SUFFIX,
-    IMAGE_FORMATS,
-    TARGET,
-    VIDEO_SUFFIXES,
+from mimo_launch.data.sources.media_suffixes import COLUMN, TARGET
+from mimo_launch.data.sources.named_media import (
+    KEYS,
+    PARTS,
+    BadRecord,
+    Medium,
+    media_of_keys,
+    medium_of_part,
+    names_of_parts,
 )
 
-# Keys of a record that name media, and the keys of a part that do.
-_KEYS = {
-    "image": ("images", "image", "image_path", "file_name"),
-    "video": ("videos", "video", "video_path"),
-    "audio": ("audios", "audio", "audio_path"),
-    "target": ("targets", "target"),
-}
-_PARTS = {
-    **dict.fromkeys(("image", "image_url"), "image"),
-    **dict.fromkeys(("video", "video_url"), "video"),
-    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
-}
-_NAMES = ("url", "path", "data", "base64", "bytes")
-# The suffixes of each medium; the first is that of media without one.
-_SUFFIXES = {
-    "image": ("jpg", *IMAGE_FORMATS),
-    "video": ("mp4", *sorted(VIDEO_SUFFIXES), FRAMES_SUFFIX),
-    "audio": ("wav", *sorted(AUDIO_SUFFIXES)),
-    "target": ("png", *IMAGE_FORMATS, *sorted(AUDIO_SUFFIXES), CODES_SUFFIX),
-}
 PAIRS = "texts"
+# Keys of messages, which tables may hold as JSON text.
+_IN_JSON = ("messages", "conversations")
 # The key of columns for a user's loss.
 _COLUMNS = "columns"
-
-
-class BadRecord(ValueError):
-    """A record cannot be used; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Medium:
-    """An image, clip, video or target of a record: a file by its name, or its bytes.
-
-    `encoded` are the bytes in base64. `said` is a name or type from which the suffix follows.
-    """
-
-    kind: str
-    said: str = ""
-    data: bytes | None = None
-    encoded: str | None = None
-
-    @property
-    def suffix(self) -> str:
-        """The suffix of its format, as far as its name says it."""
-        known, name = _SUFFIXES[self.kind], self.said.lower()
-        ends = (each for each in known if name.endswith(("." + each, "/" + each)))
-        return max(ends, key=len, default=known[0])
-
-    def held(self, limit: int | None = None) -> bytes | None:
-        """Return its bytes, or the first `limit`, if the record holds them. Raises: BadRecord."""
-        if self.encoded is None:
-            return self.data if limit is None or self.data is None else self.data[:limit]
-        # Four characters are three bytes.
-        text = self.encoded if limit is None else self.encoded[: -(-limit // 3) * 4]
-        try:
-            return base64.b64decode(text)[:limit]
-        except (binascii.Error, ValueError) as error:
-            raise BadRecord(f"its {self.kind} is no base64: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +52,10 @@ def shaped(record: Any) -> ShapedRecord:
     if not isinstance(record, dict):
         raise BadRecord(f"it is {type(record).__name__}, not an object with keys")
     rest = dict(record)
-    waiting = {kind: list(_of_keys(rest, kind)) for kind in _KEYS}
-    found = {kind: list[Medium]() for kind in _KEYS}
+    waiting = media_of_keys(rest)
+    found = {kind: list[Medium]() for kind in KEYS}
     for key, value in rest.items():
-        turns = _as_list(value)
+        turns = _as_list(_parsed(value) if key in _IN_JSON else value)
         if isinstance(turns, list) and any(map(_has_parts, turns)):
             turns = [_shaped_turn(each, waiting, found) for each in turns]
         rest[key] = turns
@@ -120,7 +65,7 @@ def shaped(record: Any) -> ShapedRecord:
     for kind, left in waiting.items():
         if left and found[kind]:
             raise BadRecord(
-                f"its {kind}s are named in its messages and by `{_KEYS[kind][0]}`: name them once"
+                f"its {kind}s are named in its messages and by `{KEYS[kind][0]}`: name them once"
             )
         found[kind] += left
     named = {
@@ -160,59 +105,12 @@ def _shown(value: object) -> str:
     return type(value).__name__ if isinstance(value, bytes) else str(value)
 
 
-def _of_keys(record: dict[str, Any], kind: str) -> Iterator[Medium]:
-    """Take the media of a kind out of a record. Raises: BadRecord."""
-    for key in _KEYS[kind]:
-        if key in record:
-            yield from _media(kind, record.pop(key))
-
-
-def _media(kind: str, value: Any) -> Iterator[Medium]:
-    """Yield the media that a value names. Raises: BadRecord."""
-    if value is None or value == "":
-        return
-    if isinstance(value, str):
-        yield _named(kind, value)
-    elif isinstance(value, bytes):
-        yield Medium(kind, data=value)
-    elif isinstance(value, dict):
-        yield from _of_struct(kind, value)
-    elif isinstance(value, list):
-        for each in value:
-            if isinstance(each, list):
-                raise BadRecord(f"its {kind} is a list of files: write one file, for frames a zip")
-            yield from _media(kind, each)
-    else:
-        raise BadRecord(f"its {kind} is {type(value).__name__}, not a path or bytes")
-
-
-def _named(kind: str, name: str) -> Medium:
-    if not name.startswith("data:"):
-        return Medium(kind, name.removeprefix("file://"))
-    head, comma, text = name.partition(",")
-    if not comma or not head.endswith(";base64"):
-        raise BadRecord(f"its {kind} is `{head[:40]}`, but `data:TYPE;base64,...` is read")
-    said = head.removeprefix("data:").removesuffix(";base64")
-    return Medium(kind, said, encoded=text)
-
-
-def _of_struct(kind: str, value: Mapping[str, Any]) -> Iterator[Medium]:
-    """Yield the medium of an object such as `{bytes, path}`, `{url}` or `{data, format}`."""
-    said = str(value.get("path") or value.get("format") or "")
-    said = said if "." in said else f"/{said}"
-    if isinstance(data := value.get("bytes"), bytes):
-        yield Medium(kind, said, data=data)
-        return
-    for key in ("data", "base64"):
-        if isinstance(text := value.get(key), str) and text:
-            yield (
-                _named(kind, text) if text.startswith("data:") else Medium(kind, said, encoded=text)
-            )
-            return
-    for key in ("path", "url", *(part for part, of in _PARTS.items() if of == kind)):
-        if value.get(key):
-            yield from _media(kind, value[key])
-            return
+def _parsed(value: Any) -> Any:
+    """Return a list that is written as JSON text; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
 
 
 def _as_list(value: Any) -> Any:
@@ -245,16 +143,19 @@ def _shaped_turn(
 def _shaped_part(
     part: Any, waiting: dict[str, list[Medium]], found: dict[str, list[Medium]]
 ) -> Any:
-    kind = _PARTS.get(part.get("type", "")) if isinstance(part, dict) else None
+    kind = PARTS.get(part.get("type", "")) if isinstance(part, dict) else None
     if kind is None:
         return part
-    names = (*_NAMES, *(each for each, of in _PARTS.items() if of == kind))
-    media = list(_of_struct(kind, part))
-    if media:
-        found[kind] += media
+    names = names_of_parts(kind)
+    rest = {name: value for name, value in part.items() if name not in names}
+    if (medium := medium_of_part(kind, part)) is not None:
+        found[kind].append(medium)
     elif waiting[kind]:
         found[kind].append(waiting[kind].pop(0))
-    return {name: value for name, value in part.items() if name not in names}
+    elif any(value not in (None, "") for name, value in rest.items() if name != "type"):
+        known = ", ".join(f"`{name}`" for name in names)
+        raise BadRecord(f"a part of type `{part['type']}` has no file under {known}")
+    return rest
 
 
 def _is_pair(turn: Any) -> bool:

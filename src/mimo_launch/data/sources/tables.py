@@ -24,7 +24,8 @@ from typing import Any
 from mimo_launch.data.sources.block_cache import held
 from mimo_launch.data.sources.kept_files import locked, writable
 from mimo_launch.data.sources.media_folders import ShapedRecords
-from mimo_launch.data.sources.record_shapes import BadRecord, ShapedRecord, shaped
+from mimo_launch.data.sources.named_media import BadRecord
+from mimo_launch.data.sources.record_shapes import ShapedRecord, shaped
 from mimo_launch.data.sources.remote_files import RemotePath
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import (
