@@ -676,6 +676,30 @@ def test_damaged_records_are_named_by_line_or_place(pictures: Path) -> None:
     assert "the rest of the file cannot be read: after byte" in bad_of(found)[""]
 
 
+@pytest.mark.parametrize("more", ["\n[{}]", " " * (5 << 20) + "x", "]"])
+def test_what_follows_a_list_is_not_lost_silently(more: str, pictures: Path) -> None:
+    """Two files that were joined are two lists."""
+    good = json.dumps(SHAPES["LLaVA-665k, text"][0])
+    for tail, want in ((" \n", {}), (more, {"": "another text follows its list"})):
+        (pictures / "x.json").write_text(f"[{good}]{tail}")
+        found = opened(files_spec(pictures, str(pictures / "x.json")))
+        assert found.num_samples("train") == 1
+        whys = bad_of(found)
+        assert whys.keys() == want.keys()
+        assert all(why in whys[key] for key, why in want.items())
+
+
+def test_a_list_of_turns_is_a_conversation(pictures: Path) -> None:
+    """As in shards of LLaVA-Pretrain for Megatron's Energon, and in lists of such lists."""
+    turns = SHAPES["LLaVA-665k, text"][0]["conversations"]
+    (pictures / "x.json").write_text(json.dumps([turns, turns]))
+    write_shard(pictures / "0.tar", [("a", {"json": turns})])
+    for path in ("x.json", "0.tar"):
+        found = opened(files_spec(pictures, str(pictures / path)))
+        assert not bad_of(found)
+        assert found.words(found.text("train", 0)[0].tolist()).count("A bus.") == 1
+
+
 def test_a_file_that_changed_after_indexing_is_bad_not_wrong(pictures: Path) -> None:
     found = opened_lines(pictures, LLAVA)
     (pictures / "x.jsonl").write_text(json.dumps({**LLAVA, "image": None}))
@@ -895,6 +919,8 @@ def test_faults_in_a_list_of_sources_are_found_where_they_are() -> None:
 @pytest.mark.parametrize(
     ("source", "code", "why"),
     [
+        ("wide.jsonl", "source-not-read", "wide.jsonl is text in UTF-16, not in UTF-8"),
+        ("x.csv", "source-not-read", "x.csv is a table"),
         ("notes.txt", "source-not-read", "holds no tar archive, JSON or table"),
         ("x.jsonl.gz", "source-not-read", "is compressed"),
         ("empty", "source-not-read", "files that end in .tar, .jsonl"),
@@ -916,6 +942,8 @@ def test_faulty_sources_are_found_before_a_run(
     as_lines(tmp_path, chats(3))
     (tmp_path / "notes.txt").write_text("hello there")
     (tmp_path / "x.jsonl.gz").write_bytes(b"\x1f\x8b..")
+    (tmp_path / "wide.jsonl").write_text('{"messages": []}', encoding="utf-16")
+    (tmp_path / "x.csv").write_text("image,caption")
     for name in ("empty", "hub"):
         (tmp_path / name).mkdir()
     for name in ("train", "test"):
@@ -927,6 +955,8 @@ def test_faulty_sources_are_found_before_a_run(
     found = list(sources_are_there(made, made.data))
     assert [each.code for each in found] == ([] if code is None else [code])
     assert all(why in str(each.why) for each in found)
+    assert not any("in place of `kind: webdataset`" in each.help for each in found)
+    assert source != "hf://a/b.jsonl" or found[0].help.endswith("write `path: FOLDER/b.jsonl`")
 
 
 def test_help_for_splits_keeps_the_other_paths(

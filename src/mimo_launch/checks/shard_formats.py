@@ -26,20 +26,29 @@ _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
 
 @dataclass(frozen=True, slots=True)
 class OtherFormat:
-    """The format of a file, in words that follow its name, and the remedy."""
+    """The format of a file, in words that follow its name, and the remedy.
+
+    `of_source` is the remedy for `kind: files`, if it is another.
+    """
 
     what: str
     instead: str = "make it again, or name only the others"
     is_packed: bool = False
+    of_source: str = ""
 
 
 _LINES = OtherFormat(
     "is a file of JSON, such as one record a line",
     "write `kind: files` and `sources: [PATH]` in place of `kind: webdataset` and `shards`",
+    of_source="write a record in each line of it, or one list of records",
 )
 _TABLE = OtherFormat(
     "is a table, such as one record a row",
     "write `kind: files` and `sources: [PATH]` for Parquet or Arrow; make JSON lines of others",
+    of_source="make JSON lines, Parquet or Arrow of it",
+)
+_WIDE = OtherFormat(
+    "is text in UTF-16, not in UTF-8", "make UTF-8 of it: `iconv -f UTF-16 -t UTF-8 FILE > OTHER`"
 )
 _ZIP = OtherFormat(
     "is a zip file", "unpack it, and pack its files with `tar --sort=name -cf 000.tar -C FOLDER .`"
@@ -52,6 +61,7 @@ _PACKED = OtherFormat(
 _POINTER = OtherFormat("is a pointer of Git LFS, not the file", "run `git lfs pull` beside it")
 _PAGE = OtherFormat("is a web page, such as the message of a failed download", "download it again")
 _BY_CONTENT = {
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), _WIDE),
     b"PAR1": _TABLE,
     b"ARROW1": _TABLE,
     b"SQLite format 3": _TABLE,
@@ -79,8 +89,10 @@ def help_for_address(key: str, pattern: str) -> str | None:
     copy = _COPIES.get((found[1] or "").lower())
     how = f"such as with `{copy}`, " if copy else ""
     name = pattern.rpartition("/")[2] if found[1] else ""
-    then = f"write `{key}: FOLDER/{name if name.endswith('.tar') else '*.tar'}`"
-    if (other := _BY_NAME.get(Path(name).suffix)) is not None:
+    other = _BY_NAME.get(Path(name).suffix)
+    as_source = key == "path" and other is not None and other.of_source != ""
+    then = f"write `{key}: FOLDER/{name if name.endswith('.tar') or as_source else '*.tar'}`"
+    if other is not None and not as_source:
         then = other.instead
     return f"copy the files to a folder that every host sees, {how}and {then}"
 
@@ -121,7 +133,6 @@ def _known(path: Path, head: bytes) -> OtherFormat | None:
     name = path.name.lower()
     if name.endswith(_COMPRESSED):
         return _PACKED
-    if (by_name := _BY_NAME.get(Path(name).suffix)) is not None:
-        return by_name
     begin = head.lstrip()
-    return next((each for start, each in _BY_CONTENT.items() if begin.startswith(start)), None)
+    known = next((each for start, each in _BY_CONTENT.items() if begin.startswith(start)), None)
+    return known if known is _WIDE else _BY_NAME.get(Path(name).suffix, known)

@@ -150,7 +150,9 @@ def _files(path: YamlPath, source: Source) -> Findings:
                 (*path, "path"),
                 f"{shard.path} is no file of records",
                 f"{shard.path.name} {other.what}" if other else str(error),
-                other.instead if other else "name tar shards, or JSON with a record in each line",
+                other.of_source or other.instead
+                if other
+                else "name tar shards, or JSON with a record in each line",
             )
             return
 

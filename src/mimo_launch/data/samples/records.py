@@ -28,6 +28,7 @@ from mimo_launch.data.samples.record_keys import (
     ignored_keys,
     whole_sample_keys,
 )
+from mimo_launch.data.sources.record_shapes import conversation_of
 from mimo_launch.spec.spec import CaptionTemplate, UserData
 
 TEXT_SUFFIXES = ("json", "txt")
@@ -180,6 +181,7 @@ def _json_of(member: Callable[[str], bytes | None]) -> dict[str, Any]:
         found = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise BadSample(f"its .json cannot be read: {error}") from error
+    found = conversation_of(found)
     if not isinstance(found, dict):
         raise BadSample(f"its .json is {type_of(found)}, not an object")
     return found

@@ -8,7 +8,9 @@ Leaves: the meaning of the text to `samples.records`.
 
 import json
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from io import BufferedReader
+from itertools import chain
 
 from mimo_launch.data.sources.media_folders import MAX_RECORD, ShapedRecords
 from mimo_launch.data.sources.named_media import BadRecord
@@ -140,7 +142,17 @@ def _elements(path: DataPath, first: int, end: int) -> Iterator[tuple[int, bytes
             while at < len(text) and text[at] in " \t\r\n,":
                 at += 1
             offset = first + at
-            if offset == end or text[at : at + 1] == "]":
+            if offset == end:
+                return
+            if text[at : at + 1] == "]":
+                rest = chain(
+                    [text[at + 1 :].encode("latin-1")], iter(partial(file.read, _BLOCK), b"")
+                )
+                if any(block.strip() for block in rest):
+                    raise BrokenFile(
+                        f"after byte {offset + 1:,}: another text follows its list; write all "
+                        "records into one list, or each into a line"
+                    )
                 return
             try:
                 _, stop = decode(text, at)

@@ -48,7 +48,8 @@ class ShapedRecord:
 
 
 def shaped(record: Any) -> ShapedRecord:
-    """Return a record as members. Raises: BadRecord."""
+    """Return a record as members; a list of turns is a conversation. Raises: BadRecord."""
+    record = conversation_of(record)
     if not isinstance(record, dict):
         raise BadRecord(f"it is {type(record).__name__}, not an object with keys")
     rest = dict(record)
@@ -103,6 +104,17 @@ def _columns(record: dict[str, Any]) -> dict[str, Medium]:
 def _shown(value: object) -> str:
     """Return a value that JSON has no form for, which no text is made from."""
     return type(value).__name__ if isinstance(value, bytes) else str(value)
+
+
+def conversation_of(found: Any) -> Any:
+    """Return a list of turns as the record that has them; any other value as it is."""
+    if isinstance(found, list) and found and all(map(_is_turn, found)):
+        return {"messages": found}
+    return found
+
+
+def _is_turn(found: Any) -> bool:
+    return isinstance(found, dict) and not {"role", "from"}.isdisjoint(found)
 
 
 def _parsed(value: Any) -> Any:
