@@ -9,11 +9,11 @@ GPUs multiply in 8 bits to `launcher.gpus`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 from mimo_launch.checks.rule import Findings, chosen_keys
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.installed import ENGINE
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.conformer_shapes import ConformerBlockShape
@@ -77,7 +77,7 @@ def backend_can(spec: Spec, name: str) -> Findings:
 S = TypeVar("S", bound=LayerShape)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Lack:
     """A feature that blocks of Transformer Engine lack: `of` says whether a model needs it.
 

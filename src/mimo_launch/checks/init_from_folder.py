@@ -8,12 +8,13 @@ Leaves: checkpoints to `init_from`; the shapes of tensors, and damaged files, to
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.checks.rule import Findings
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face import repeats
 from mimo_launch.hugging_face.accounts import lacking, unknown
 from mimo_launch.hugging_face.folder import (
@@ -118,7 +119,7 @@ def folder_fits_config(spec: Spec, name: str, folder: Path, named_at: YamlPath) 
     yield from start.unlike_tensors(same=not differ)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Start:
     """A module that starts from a Hugging Face folder, and the part of it that is read."""
 

@@ -8,7 +8,7 @@ Leaves: showing the findings to `diag.text`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.epochs import counted
 from mimo_launch.checks.packages import backends_are_here
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, SpecSource
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.text import has_errors
 from mimo_launch.spec.load import Loaded, load_spec, load_text
 from mimo_launch.spec.overrides import in_order
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from mimo_launch.estimate.estimates import Estimator
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Checked:
     """A spec that passed every check, warnings aside, or None; and the findings in file order.
 

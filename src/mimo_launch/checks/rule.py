@@ -6,10 +6,10 @@ Leaves: the checks themselves to their files.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, YamlPath
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import LANGUAGE, MissingPartError, Strict
 from mimo_launch.spec.spec import Spec
 
@@ -17,7 +17,7 @@ Findings = Iterator[Diagnostic]
 M = TypeVar("M")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModuleRule:
     """A check of one module; skipped if the module, or language, has a finding in `needs`."""
 
@@ -29,7 +29,7 @@ class ModuleRule:
         return self.run(spec, name)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelRule(Generic[M]):
     """A check of modules with a model of type `of`; it gets the model as third argument."""
 
@@ -44,7 +44,7 @@ class ModelRule(Generic[M]):
             yield from self.run(spec, name, model)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SpecRule:
     """A check of the whole spec; skipped if any module has a finding in `needs`."""
 
@@ -56,7 +56,7 @@ class SpecRule:
         return self.run(spec)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DataRule(Generic[M]):
     """A check of specs with data of type `of`; it gets the data as second argument."""
 

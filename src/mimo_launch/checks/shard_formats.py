@@ -9,8 +9,9 @@ Leaves: whether the records inside are good to the index.
 
 import re
 import tarfile
-from dataclasses import dataclass
 from pathlib import Path
+
+from mimo_launch.diag.frozen import frozen
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://|(pipe):", re.IGNORECASE)
 # Commands that copy files to this host, by the scheme of an address.
@@ -24,7 +25,7 @@ _COPIES = {
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".lz4")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OtherFormat:
     """The format of a file, in words that follow its name, and the remedy.
 

@@ -6,11 +6,12 @@ Leaves: positions to `positions`, the vocabulary that data need to `vocabulary`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import lcm
 
 from mimo_launch.checks.rule import Findings, chosen_keys, next_multiple, no_effect
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import padded_vocab_size
 from mimo_launch.layout.space import divisors
@@ -235,7 +236,7 @@ def _tp(name: str, tp: int) -> Related:
     return Related(("modules", name, "grid", Axis.TP), f"tp {tp}")
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _Words:
     """What findings say of one kind of recurrent layers: its name, its groups, what these share."""
 

@@ -9,7 +9,6 @@ Leaves: measuring to `bench`, the answer to `bench_screen`.
 import os
 import shlex
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +24,7 @@ from mimo_launch.cli.shared.options import (
     constants_of,
     shown_ranks,
 )
+from mimo_launch.diag.frozen import frozen
 
 HELP = """
 \b
@@ -51,7 +51,7 @@ host was lost or a rank killed (start it again, elsewhere), 129, 130 or 143 when
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class BenchCommand(RunCommand):
     """Time steps of a spec and say where the time goes."""
 

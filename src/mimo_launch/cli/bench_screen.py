@@ -8,7 +8,6 @@ Leaves: nothing.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from mimo_launch.cli.shared.bars import CountScreen
 from mimo_launch.cli.shared.console import Console, run_output, table_width
 from mimo_launch.cli.shared.lines import other_lines
 from mimo_launch.cli.shared.plain_table import PlainTable
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import seconds_text
 from mimo_launch.drawing.table import Column, Table
 from mimo_launch.estimate.device_constants import constants
@@ -38,7 +38,7 @@ class NotAResult(typer.BadParameter):
         super().__init__(message, param_hint="--compare")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Earlier:
     """The values of an earlier result to compare with; `step_s` is the median, in seconds.
 

@@ -8,7 +8,6 @@ Leaves: the words to `data_tables`.
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +16,7 @@ import typer
 from mimo_launch.cli.shared.console import console_of
 from mimo_launch.cli.shared.options import Overrides
 from mimo_launch.cli.shared.readiness import custom_classes_fail, ready_shards, sound_spec
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.cli.shared.console import Console
@@ -45,7 +45,7 @@ for, or when the HTML page cannot be written.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class DataCommand:
     """Say what the data of a spec are like, and how fast they are read."""
 

@@ -9,7 +9,6 @@ Leaves: the tensors and files to `export`.
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +16,7 @@ import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
 from mimo_launch.cli.shared.options import CheckpointStep, RunPath, Target
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.checkpoint.index import Checkpoint
@@ -51,7 +51,7 @@ class DType(StrEnum):
     FP64 = "fp64"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ExportCommand:
     """Write the weights of a run as Hugging Face folders."""
 

@@ -7,13 +7,13 @@ Leaves: later changes of the file to its owner.
 """
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.cli.init_draft import Answers, CannotDraft
@@ -48,7 +48,7 @@ def _gpus(incomplete: str) -> list[str]:
     return [name for name in GPUS if name.startswith(incomplete)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class InitCommand:
     """Write a first spec, from model folders and a number of GPUs."""
 

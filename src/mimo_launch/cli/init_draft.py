@@ -8,13 +8,14 @@ Leaves: files and questions to `init`, other values and the text to `init_text`.
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.init_text import MARKERS, spec_text
 from mimo_launch.data.sample_sizes import longest_sample
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import percent
 from mimo_launch.hugging_face.contents import Module, read_contents
 from mimo_launch.hugging_face.families.siglip_clip import ALONE
@@ -48,7 +49,7 @@ class CannotDraft(Exception):
         self.help = help_
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Answers:
     """The user's answers; `folders` are by module, None leaves the choice to `draft`."""
 

@@ -8,7 +8,7 @@ Leaves: checking a spec against a folder to `validate`.
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mimo_launch.cli.shared.console import Console, console_of, wrapped
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.wording import flow
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class _Families:
                     yield wrapped(f"    refused: {'; '.join(each.refused).replace('`', '')}", 6)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Model:
     """A Hugging Face folder."""
 
@@ -282,7 +283,7 @@ def _of_module(part: "Module") -> Iterator[str]:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Saved:
     """A checkpoint of a run; `folder` is the run folder or the checkpoint itself."""
 

@@ -6,7 +6,6 @@ Leaves: executing the plan to `train`.
 """
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +19,7 @@ from mimo_launch.cli.shared.options import (
     Overrides,
     constants_of,
 )
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.drawing.rows import RankReport, Report
@@ -47,7 +47,7 @@ that does, or with 1 when a file cannot be written.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PlanCommand:
     """Show what every rank will do; start nothing."""
 

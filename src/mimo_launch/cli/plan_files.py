@@ -7,12 +7,12 @@ Leaves: nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import typer
 
 from mimo_launch.cli.shared.console import Console
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.drawing.rows import RankReport, Report
 from mimo_launch.drawing.spans import Unit, planned, simulated
 from mimo_launch.estimate.estimates import Estimator
@@ -23,7 +23,7 @@ from mimo_launch.spec.wording import listing
 APPLY = "--apply"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Drawings:
     """The files to write: a picture, of one rank if `rank` is given; a trace; a page; a spec.
 

@@ -7,9 +7,10 @@ Leaves: axes and files to `drawing`, the page to `report`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, cycle
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.drawing.charts import GREY, Chart, Dash, Line, Look
 from mimo_launch.train.history import Curve, History, moving_average, thinned
 
@@ -27,7 +28,7 @@ def color_of(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Charts:
     """The charts of some runs; curves are averaged over `smooth` steps."""
 

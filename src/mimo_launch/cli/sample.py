@@ -6,7 +6,6 @@ of failures.
 Leaves: pictures and answers to `train.samples`, the screen to `run_screens`.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +24,7 @@ from mimo_launch.cli.shared.options import (
     Where,
     shown_ranks,
 )
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.checkpoint.index import Checkpoint
@@ -45,7 +45,7 @@ Exits with 0 when all is written, 1 when the run failed, 2 when the checkpoint o
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SampleCommand:
     """Write pictures and answers that a trained model makes of held-out samples."""
 

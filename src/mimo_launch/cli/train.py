@@ -8,7 +8,6 @@ Leaves: the run to `cli.launch.start`.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ import typer
 from mimo_launch.cli.launch.run_command import RunCommand
 from mimo_launch.cli.shared.console import console_of, run_output
 from mimo_launch.cli.shared.options import Runs, ranks_of, shown_ranks
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import span_text
 
 HELP = """
@@ -45,7 +45,7 @@ host was lost or a rank killed (start it again, elsewhere), 129, 130 or 143 when
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TrainCommand(RunCommand):
     """Train a spec, one worker per rank."""
 

@@ -8,7 +8,7 @@ Leaves: the table to `tune_screen`.
 import json
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,7 @@ from mimo_launch.cli.shared.options import (
     Where,
     constants_of,
 )
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +59,7 @@ written.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TuneCommand:
     """Find the fastest layouts of given models, data and batch."""
 

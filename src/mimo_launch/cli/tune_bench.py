@@ -9,10 +9,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mimo_launch.cli.shared.console import Console
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import seconds_text
 from mimo_launch.search.correction import corrected, factors
 from mimo_launch.search.layout_rows import LayoutRow, terms_of
@@ -20,7 +21,7 @@ from mimo_launch.search.layout_rows import LayoutRow, terms_of
 _STEPS, _WARMUP = 10, 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Runs:
     """Where specs of layouts run: the folder of their runs, the device, and its constants."""
 

@@ -7,7 +7,6 @@ Leaves: the search to `search.tune`, the table to `tune_screen`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -19,6 +18,7 @@ from mimo_launch.cli.init_draft import GPUS_PER_NODE, Answers, CannotDraft, unde
 from mimo_launch.cli.init_text import text_with_comments
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import show_findings
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import percent, seconds_text
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import world_size
@@ -39,7 +39,7 @@ from mimo_launch.spec.yaml_source import read_text
 _WIDTH = 96
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Source:
     """What is tuned: a spec on its GPUs, and the text and `--set` that it was `written` as."""
 
@@ -56,7 +56,7 @@ class Source:
         return edit(self.text, merge(document.data, tree_of(settings)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Hardware:
     """GPUs of a search; None is as the spec says."""
 

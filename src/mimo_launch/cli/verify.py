@@ -6,7 +6,6 @@ Leaves: nothing.
 """
 
 import sys
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ import typer
 from mimo_launch.cli.shared.console import Console, console_of, table_width
 from mimo_launch.cli.shared.options import Device, Overrides, ResultAsJson, Where, device_here
 from mimo_launch.cli.shared.readiness import custom_classes_fail, sound_spec
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.drawing.table import Table
@@ -57,7 +57,7 @@ _BOUNDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class VerifyCommand:
     """Prove that a layout computes the right gradients, and trains correctly."""
 

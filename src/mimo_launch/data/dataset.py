@@ -10,7 +10,6 @@ continue a run to `checkpoint.loading`.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.record_facts import Int64s, RecordFacts, facts_of
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.step_data import SampleData
 
 Tokens = npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ TokenColumn = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 Media = Pixels | Codes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FileContents:
     """The samples of one file that training uses: their number, and a checksum of them in order.
 
@@ -44,7 +44,7 @@ class FileContents:
 Contents = tuple[FileContents, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SourceSamples:
     """The training samples of a source: `number` of them from `first` on, and all their tokens."""
 
@@ -54,7 +54,7 @@ class SourceSamples:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeyValues:
     """The keys of a record as short texts: those that are read, and those that are ignored."""
 

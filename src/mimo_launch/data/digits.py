@@ -12,7 +12,6 @@ squares of patches, in row-major order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +38,7 @@ from mimo_launch.data.random_draws import (
 from mimo_launch.data.record_facts import RecordFacts, facts_of
 from mimo_launch.data.sample_sizes import longest_sample, size_of_digit
 from mimo_launch.data.shared_images import ImageSize, makers, spans_to_make, upstream_spans
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.vocabulary import (
     ASK,
@@ -60,7 +60,7 @@ from mimo_launch.spec.spec import Codes, DigitsData, Images, Spec
 HELDOUT_STRIPS = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Strip:
     """The images of one sample, shown, spelled or to be drawn, from left to right."""
 
@@ -69,7 +69,7 @@ class Strip:
     is_drawn: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Shape:
     """What all samples with the same number of digits share, with an image or without."""
 

@@ -7,13 +7,14 @@ run, `heaviest_steps` for the largest step; `nominal_samples` for the guess.
 Leaves: what a step costs to `estimate`, dealing samples to replicas to `layout`.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.data.fact_source import Source
 from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.spec import Spec, UserData
@@ -33,7 +34,7 @@ GUESS_BASIS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False, slots=False)
 class ExpectedSteps:
     """The steps of a run on a layout.
 
@@ -123,7 +124,7 @@ def look_again() -> None:
     _records.cache_clear()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Key:
     """A spec as a key of what follows from its data, models and seed, on any layout."""
 

@@ -13,7 +13,6 @@ step has the most and the largest images possible, and text up to the end of the
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from math import isqrt
 from typing import overload
@@ -37,6 +36,7 @@ from mimo_launch.data.shared_images import (
     upstream_spans,
     upstream_video_reader,
 )
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.processors.recipes import video_reader_of, video_recipe_of
@@ -49,7 +49,7 @@ _USUAL_IMAGE = (480, 640)
 NOMINAL_GROUPS = 8
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class EqualSamples(Sequence[SampleData]):
     """The same sample `number` times, stored once."""
 

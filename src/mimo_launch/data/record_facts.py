@@ -6,11 +6,12 @@ Leaves: making columns to the data sets, the records of a step to `step_of_recor
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.tiles import Frame, Shown, Tiling
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 
@@ -48,7 +49,7 @@ def span_from(height: int, width: int, reads: int, loose: int, *tiling: int) -> 
     return ImageSpan(0, height, width, reads or None, loose=loose, shown=shown_from(*tiling))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class ImageFacts:
     """The images of one module: the place of each one's record, in order, and its `shape_of`.
 
@@ -78,7 +79,7 @@ class ImageFacts:
         return ImageFacts(record, self.shapes[at])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class RecordFacts:
     """Facts about records, each column [records]; `images` has those of a module by its name.
 

@@ -8,7 +8,7 @@ there where an index counts them, and else as many as a look at the files sugges
 Leaves: what to do where the number of samples is unknown to `checks`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from mimo_launch.data.expected_steps import records_of
 from mimo_launch.data.fact_source import Source
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import MAX_COUNT
 from mimo_launch.spec.spec import Spec
 
@@ -47,7 +48,7 @@ def with_steps(spec: Spec) -> Spec:
     return spec.replace(train=train.replace(steps=min(steps, MAX_COUNT)))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Walk:
     """A spec as a key of its order of records and of its epochs."""
 

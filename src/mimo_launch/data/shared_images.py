@@ -8,10 +8,11 @@ Leaves: sizes of images to `sample_sizes` and the data sets, videos of shards to
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from math import ceil
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import Frame, Shown, TileRule
 from mimo_launch.layout.step_data import ImageSpan
@@ -19,7 +20,7 @@ from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec, Videos
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImageSize:
     """An image in rows: patches or, with pixel shuffle, squares of patches. A clip is 1 high.
 

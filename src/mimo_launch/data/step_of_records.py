@@ -8,7 +8,7 @@ Leaves: which records a step has to `data.order`.
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import repeat
 from typing import Protocol, overload
@@ -16,6 +16,7 @@ from typing import Protocol, overload
 import numpy as np
 
 from mimo_launch.data.record_facts import NO_SOURCE, Int64s, RecordFacts, span_from
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.step_data import (
     NO_RECORD,
     ImageSpan,
@@ -37,7 +38,7 @@ class KnownRecords(Protocol):
         """Return a record as a run describes it."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class DescribedSamples(Sequence[SampleData]):
     """Samples, each described once, when it is asked for.
 
@@ -85,7 +86,7 @@ class _ByNumber(Sequence[SampleData]):
         """Return one sample."""
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class _Outlines(_ByNumber):
     """Samples as columns have them: lengths of records, sizes of images, and no places.
 
@@ -132,7 +133,7 @@ class _Outlines(_ByNumber):
         return self.spans[shape]
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class _Damaged(_ByNumber):
     """The same samples, except for some, by their number."""
 
@@ -146,7 +147,7 @@ class _Damaged(_ByNumber):
         return self.others.get(number) or self.samples[number]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@frozen(kw_only=True, eq=False, slots=False)
 class StepOfRecords(StepData):
     """A step by the ids of its records; `facts` leaves out unreadable ones, `indexed_facts` none.
 

@@ -6,7 +6,7 @@ Leaves: tokens, labels and pixels to `synthetic`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -40,6 +40,7 @@ from mimo_launch.data.shared_images import (
     temporal_patches,
     upstream_of,
 )
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan, SampleData
@@ -60,7 +61,7 @@ _MOST_CODES = 1 << 30
 _ONLY = np.zeros(1, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Shown:
     """The images of one slot: the sample and the place of each, and the rows in the text."""
 

@@ -9,11 +9,13 @@ Leaves: headlines with values to the checks, text for people to `text`.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any
+
+from mimo_launch.diag.frozen import frozen
 
 MAX_TEXT = 1000
 # The longest quoted value in a headline, which must be readable at a glance.
@@ -37,7 +39,7 @@ class Severity(StrEnum):
     WARNING = "warning"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Related:
     """A second place that belongs to a finding, with a short label."""
 
@@ -45,7 +47,7 @@ class Related:
     label: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Diagnostic:
     """One finding about one spec.
 
@@ -84,7 +86,7 @@ class Diagnostic:
 SET_ROOT = "--set"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SourceSpan:
     """A part of one line, 1-based."""
 
@@ -93,7 +95,7 @@ class SourceSpan:
     length: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mark:
     """The spans of the key and of the value at a path; items of a list have no key."""
 
@@ -101,7 +103,7 @@ class Mark:
     value: SourceSpan
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SourcePlace:
     """The place of a diagnostic: a span of the file, or the text of a `--set`."""
 
@@ -119,7 +121,7 @@ class SourcePlace:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True, slots=False)
 class SpecSource:
     """The text of a spec, and the place of each of its parts.
 
@@ -197,7 +199,7 @@ _FORM = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Code:
     """A code, and the page that explains it.
 

@@ -9,7 +9,6 @@ Leaves: rows for programs to `diagnostic`; streams, terminals and exit codes to 
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from mimo_launch.diag.diagnostic import (
     Diagnostic,
@@ -19,6 +18,7 @@ from mimo_launch.diag.diagnostic import (
     SpecSource,
     shortened,
 )
+from mimo_launch.diag.frozen import frozen
 
 # Control characters, and ends of lines other than `\n`.
 _UNSEEN = ("Cc", "Zl", "Zp")
@@ -100,7 +100,7 @@ def location(place: SourcePlace, source: SpecSource) -> str:
     return f"{source.name}:{place.span.line}:{place.span.column}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Form:
     """Formats the text about one file, with or without colour and a width to wrap to."""
 

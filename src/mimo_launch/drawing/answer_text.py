@@ -6,10 +6,10 @@ Leaves: lines, bars and colours to `cli` and `plan_page`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from mimo_launch.checks.memory import TOLERANCE
 from mimo_launch.data.fact_source import Source
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import (
     bytes_text,
     figure,
@@ -70,7 +70,7 @@ DETAILS = {
 _OF_DATA, _SOME_PADDING = (Source.INDEX, Source.HEADERS, Source.EXPECT), 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LossText:
     """A loss, the change that helps most, and the lines of the spec for that change."""
 
@@ -79,7 +79,7 @@ class LossText:
     settings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class HolderText:
     """Ranks that hold the same modules, and the shares of a step by the names of `PARTS`.
 

@@ -6,11 +6,11 @@ Leaves: the page to the caller, which adds `CHART_STYLE` to it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from math import dist
 from typing import TYPE_CHECKING
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.drawing.charts import (
     CHAR,
     FONT,
@@ -93,7 +93,7 @@ def charts_png(charts: Sequence[Chart], legend: dict[str, Look]) -> bytes:
     return buffer.getvalue()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Sheet:
     """The places of charts on a sheet, and the legend below them."""
 

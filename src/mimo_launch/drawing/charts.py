@@ -9,8 +9,9 @@ Leaves: which curves there are to `cli.report_figure`; files to `chart_files`.
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+
+from mimo_launch.diag.frozen import frozen
 
 Point = tuple[float, float]
 # The lengths of strokes and of the gaps between them, in pixels; empty for a solid line.
@@ -28,7 +29,7 @@ _TICK_X, _TICK_Y = 60.0, 34.0
 _MOST_STOPS, _MOST_VALUES = 60, 9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Look:
     """The look of a curve: a line of a colour; or `dots`, or a `faint` line in the background."""
 
@@ -38,7 +39,7 @@ class Look:
     faint: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Line:
     """A curve by its name, with a value for each step, in order."""
 
@@ -48,7 +49,7 @@ class Line:
     look: Look
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Chart:
     """Curves with a legend; `marks` are steps to mark, with colours, and `below` names the x axis.
 
@@ -64,7 +65,7 @@ class Chart:
     from_zero: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Stroke:
     """A line through points."""
 
@@ -75,7 +76,7 @@ class Stroke:
     opacity: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dot:
     """A filled circle."""
 
@@ -84,7 +85,7 @@ class Dot:
     color: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Words:
     """Text in the colour of the page; `anchor` is start, middle or end, as in SVG."""
 
@@ -97,7 +98,7 @@ class Words:
 Shape = Stroke | Dot | Words
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stop:
     """The text that a reader sees at one step, beside a line at `x` in a band of the plot."""
 

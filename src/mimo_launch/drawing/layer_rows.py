@@ -7,9 +7,10 @@ Relies on: `estimate.parameters`, `workload` and `activations`, which estimate a
 Leaves: seconds to `estimate.cost_model`, drawing to `cli`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.step_work import StepWork
@@ -23,7 +24,7 @@ from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LayerRow:
     """The layers of one kind in a module.
 
@@ -42,7 +43,7 @@ class LayerRow:
     kept_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpertPlace:
     """The ranks that hold the experts from `first_expert` to `last_expert` of their layers."""
 
@@ -51,7 +52,7 @@ class ExpertPlace:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpertsRow:
     """The experts of a module and the ranks that hold them.
 

@@ -6,8 +6,8 @@ Leaves: ranks to `rank_map`, the picture of the step to `svg`, the file to `cli`
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import bytes_text, percent, ranks_text, role_text, seconds_text
 from mimo_launch.drawing.answer_text import (
     LOSSES_TITLE,
@@ -174,7 +174,7 @@ def _key(entries: Iterable[tuple[str, str]]) -> str:
     return html_key((f"background:{shade}", word) for shade, word in entries)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Step:
     """The picture of a step: its title, a row for each class of ranks, the unit of time."""
 

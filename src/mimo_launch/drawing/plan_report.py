@@ -8,9 +8,10 @@ Leaves: groups, bridges, layers and model time to its siblings, drawing to `cli`
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, is_dataclass
+from dataclasses import MISSING, is_dataclass
 from typing import Any, overload
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import as_ranges
 from mimo_launch.drawing.layer_rows import expert_rows, rows_of_layers
 from mimo_launch.drawing.meeting_rows import bridge_row, group_rows, peer_rows
@@ -224,7 +225,7 @@ def _frozen_part(module: ModuleSpec) -> str | None:
     return None if isinstance(module.frozen, bool) else module.frozen
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _RankRows(Sequence[RankRow]):
     """The rows of all ranks, each made on demand, because tables show only the first."""
 

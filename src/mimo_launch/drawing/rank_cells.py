@@ -8,8 +8,8 @@ Leaves: words and looks to `rank_map`.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.drawing.meeting_rows import group_rows
 from mimo_launch.drawing.plan_tables import ends_text
 from mimo_launch.drawing.rows import GroupRow, RankRow, Ranks, Report, TimelineRow
@@ -22,7 +22,7 @@ from mimo_launch.schedule.channels import partners
 SENDS, RECEIVES, COPIES = "sends", "receives", "copies"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class DrawnClass:
     """Ranks that are alike; idle ones have no `estimate`."""
 
@@ -31,7 +31,7 @@ class DrawnClass:
     estimate: RankEstimate | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Traffic:
     """The amounts that the ranks of a cell move in a step, by the cell at the other end.
 
@@ -45,7 +45,7 @@ class Traffic:
     amounts: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RankCell:
     """A rank, or all ranks of a class; `row` and `groups` belong to its first rank."""
 
@@ -56,7 +56,7 @@ class RankCell:
     traffic: tuple[Traffic, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class HostRow:
     """Hosts with the same cells, and the number of the cell of each of their ranks, in order."""
 
@@ -64,7 +64,7 @@ class HostRow:
     cells: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RankCells:
     """All cells of a job; `cell_of` has the number of the cell of each rank.
 

@@ -8,9 +8,9 @@ Leaves: computing the facts to `plan_report` and its siblings, drawing to `cli`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.drawing.layer_rows import ExpertsRow, LayerRow
 from mimo_launch.estimate.host_costs import HostCosts
 from mimo_launch.estimate.rows import Estimates
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # Ranks that train import this file, but neither the checks n
 Ranks = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Header:
     """The step as a whole; `nominal_rows` are the rows of one sample, by encoder or generator.
 
@@ -50,7 +50,7 @@ class Header:
     padding_if_packed: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ModuleRow:
     """One module; `placement` relates its ranks to language's, and is None for language.
 
@@ -86,7 +86,7 @@ class ModuleRow:
         return () if isinstance(self.recompute, str) else self.recompute
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class HeldModule:
     """One module on one rank: `groups` forwards per step, each of `group_size` microbatches."""
 
@@ -100,7 +100,7 @@ class HeldModule:
     group_size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RankRow:
     """One rank; `modules` is empty when it is idle, `node` is None when hosts are unknown."""
 
@@ -109,7 +109,7 @@ class RankRow:
     modules: tuple[HeldModule, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class GroupRow:
     """All groups of a module along some axes; `num_crossing` of the groups span several nodes."""
 
@@ -119,7 +119,7 @@ class GroupRow:
     num_crossing: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class StageRow:
     """One stage; `peak_live` is the most microbatches with activations in memory at one time."""
 
@@ -131,7 +131,7 @@ class StageRow:
     peak_live: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Link:
     """Rows that one rank sends to another in a nominal step; `src` = `dst` means a local copy."""
 
@@ -140,7 +140,7 @@ class Link:
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class BridgeRow:
     """One bridge; samples move among `sharing` replicas of the encoder or generator (1: never).
 
@@ -170,7 +170,7 @@ class BridgeRow:
     bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LossRow:
     """The loss of a module: the mean of `terms` in a nominal step, with factor `weight`.
 
@@ -182,7 +182,7 @@ class LossRow:
     terms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Work:
     """One forward or backward in model time."""
 
@@ -191,7 +191,7 @@ class Work:
     stop: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TimelineRow:
     """Ranks that do the same work at the same times; `role` is the stages that they hold."""
 
@@ -201,7 +201,7 @@ class TimelineRow:
     work: tuple[Work, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ProgramRow:
     """The program of ranks with one role, as text."""
 
@@ -210,7 +210,7 @@ class ProgramRow:
     program: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Schedule:
     """The step in model time: one unit is a forward or a backward of one microbatch.
 
@@ -227,7 +227,7 @@ class Schedule:
     decoding: tuple[ProgramRow, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Report:
     """Everything about all ranks; `fitting` is for a job that does not fit its GPUs."""
 
@@ -247,7 +247,7 @@ class Report:
     fitting: "WhatFits | None" = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SampleRow:
     """Samples of a rank's module in one forward, as inclusive ranges of indices."""
 
@@ -256,7 +256,7 @@ class SampleRow:
     ranges: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PeerRow:
     """Rows between a rank and one peer; `rows[i]` is for group i. `way`: send, receive, copy."""
 
@@ -266,7 +266,7 @@ class PeerRow:
     rows: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RankReport:
     """Everything about one rank."""
 

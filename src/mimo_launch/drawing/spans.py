@@ -7,9 +7,9 @@ Leaves: pictures to `svg`, Perfetto to `trace`.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.drawing.rows import Ranks
 from mimo_launch.layout.layout import Layout
 from mimo_launch.plan.plan import Plan
@@ -35,7 +35,7 @@ class Unit(StrEnum):
         return "idle units" if self is Unit.MODEL else "bubble"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Span:
     """One action of one rank, from its start to its end.
 
@@ -55,7 +55,7 @@ class Span:
         return self.action.kind.is_compute
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Timeline:
     """The spans of `num_ranks` ranks; time starts at 0."""
 

@@ -6,8 +6,8 @@ Leaves: the file to the caller.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import num_ranks_text, percent
 from mimo_launch.drawing.html_page import colors, html_text, px
 from mimo_launch.drawing.spans import Span, Timeline, Unit, describe
@@ -150,7 +150,7 @@ def _rect(x: float, y: float, width: float, height: float, rest: str) -> str:
     return f'<rect x="{px(x)}" y="{px(y)}" width="{px(width)}" height="{px(height)}" {rest}/>'
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Picture:
     """Rows of a timeline at their sizes, in the colours of some modules."""
 

@@ -6,11 +6,11 @@ Leaves: the elements to `svg`, colours to `html_page`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from math import floor, log10
 from statistics import median
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import ranks_text, role_text
 from mimo_launch.drawing.spans import (
     MOST_RANKS,
@@ -31,7 +31,7 @@ CHAR, DIGIT, DOT = 0.56, 0.7, 0.38
 MIN_WIDTH, MAX_WIDTH, BOX_WIDTH, TICK_WIDTH = 560.0, 2400.0, 26.0, 56.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """One line of the drawing: the spans of one rank, which represents `num_ranks` ranks."""
 
@@ -58,7 +58,7 @@ class Row:
         return len({part.rpartition(".")[0] for part in self.role}) < len(self.role)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sizes:
     """Pixels: `top` and `left` of the plot, `scale` per unit of time, `tops` of the rows."""
 

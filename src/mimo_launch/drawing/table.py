@@ -5,12 +5,13 @@ Leaves: the form to `cli.shared.plain_table` and `html_page`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class Column:
     """A column by its name; `value` is where a row has its value, or computes it.
 
@@ -32,7 +33,7 @@ class Column:
         return row
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Table:
     """Rows under columns; `none` is the cell of None.
 

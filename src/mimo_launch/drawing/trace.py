@@ -10,9 +10,9 @@ Leaves: the file to the caller.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import role_text
 from mimo_launch.drawing.spans import (
     MOST_RANKS,
@@ -99,7 +99,7 @@ def _end(span: Span, scale: float) -> float:
     return span.stop * scale + (0.0 if span.is_compute else SLICE_OF_TRANSFER)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _DrawnSpans:
     """Spans with their tracks; a unit of their time is `scale` microseconds."""
 

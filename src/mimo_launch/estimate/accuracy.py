@@ -8,18 +8,18 @@ Leaves: showing it to `drawing`.
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from statistics import mean
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.layer import LayerKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.spec import Spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Judged:
     """A measured step: how far its estimates were off, as shares of the measurement.
 
@@ -34,7 +34,7 @@ class Judged:
     memory: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Accuracy:
     """How far estimates of some measured steps were off, and on how many GPUs these ran."""
 

@@ -8,10 +8,10 @@ Leaves: the bytes of activations, and which times overlap, to `cost_model`.
 """
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil, log2
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.parameters import StageWeights, adds_in_products
 from mimo_launch.estimate.weight_cut import WeightCut
@@ -26,7 +26,7 @@ MICRO, MILLI, GIGA, TERA = 1e-6, 1e-3, 1e9, 1e12
 _SHORT_BANDWIDTH = 0.25
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class LinkTimes:
     """Times of messages between ranks of a job."""
 
@@ -100,7 +100,7 @@ def _num_hosts(ranks: tuple[int, ...], per_host: int | None) -> int:
     return 1 if per_host is None else len({rank // per_host for rank in ranks})
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class WeightTimes:
     """Times of operations on the weights of a stage of a module on one rank."""
 

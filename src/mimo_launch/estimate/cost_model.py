@@ -7,9 +7,10 @@ Leaves: the course of a step to `schedule.deadlock_proof`, the sum to `estimates
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage, key_of_work
 from mimo_launch.estimate.communication_times import GIGA, MICRO, MILLI, LinkTimes, WeightTimes
 from mimo_launch.estimate.device_constants import Calibration
@@ -41,7 +42,7 @@ from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec, UserData
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class StageCost:
     """Seconds of one stage on one rank of the slowest replica.
 
@@ -85,7 +86,7 @@ class StageCost:
         )
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class CostModel:
     """The times of the work of a layout in one step; `known` are those of stages, for any step.
 

@@ -8,12 +8,13 @@ Only `peak` is from a data sheet. GB and GB/s are powers of ten.
 """
 
 import json
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, field, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import bytes_text
 from mimo_launch.estimate.kernel_table import KernelTable, table_of
 from mimo_launch.spec.files import read_json
@@ -60,7 +61,7 @@ def _constant(default: float, unit: str, meaning: str, source: str) -> Any:
     return field(default=default, metadata={"unit": unit, "meaning": meaning, "source": source})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Calibration:
     """The constants of one kind of device; the defaults are for an H200 with NVLink.
 

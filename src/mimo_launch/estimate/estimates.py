@@ -8,11 +8,12 @@ Leaves: showing it to `drawing.plan_report` and `cli`, judging it to `checks.mem
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, cached_property
 
 from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.nominal_samples import nominal_step_data
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.cost_model import CostModel, StageCost
 from mimo_launch.estimate.device_constants import Calibration, constants_for
 from mimo_launch.estimate.forward_times import ForwardTimes
@@ -37,7 +38,7 @@ from mimo_launch.schedule.simulation_result import Simulation
 from mimo_launch.spec.spec import Spec
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Estimator:
     """Estimates of a plan, for its spec or for a spec with other settings and the same layout.
 

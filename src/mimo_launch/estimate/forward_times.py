@@ -7,9 +7,10 @@ Leaves: weights, and which forwards a step has, to `cost_model`.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.communication_times import GIGA, MICRO, LinkTimes
 from mimo_launch.estimate.device_constants import Calibration
@@ -25,7 +26,7 @@ from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class StageTimes:
     """Seconds of a forward and its backward; of their exchanges; of the forward that runs again."""
 
@@ -36,7 +37,7 @@ class StageTimes:
     recomputation: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class _Beside:
     """What a forward and its backward do beside kernels.
 
@@ -51,7 +52,7 @@ class _Beside:
     moved: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class ForwardTimes:
     """The seconds of forwards of one stage, on the tp rank with the largest part.
 

@@ -13,8 +13,7 @@ around a ring of all ranks, twice. All ranks meet at one store for every group t
 in. The first rank makes the index of a checkpoint alone, and every rank reads it.
 """
 
-from dataclasses import dataclass
-
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.communication_times import GIGA, MICRO
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import checkpoint_bytes
@@ -26,7 +25,7 @@ from mimo_launch.spec.optimizers import rule_for
 from mimo_launch.spec.spec import Spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class HostCosts:
     """Seconds and bytes; of a checkpoint None if the spec saves nothing.
 

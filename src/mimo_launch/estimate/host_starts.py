@@ -10,10 +10,10 @@ fast. A forward that a backward repeats is a forward.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.block_shapes import num_updates
@@ -35,7 +35,7 @@ _MIXER = 0.75
 _AGAIN = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HostStarts:
     """The work of a host for one stage, in passes of a plain block."""
 

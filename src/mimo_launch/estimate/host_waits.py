@@ -12,12 +12,13 @@ Leaves: the times to `cost_model`.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import LANGUAGE
 
 _Key = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Starts:
     """Seconds of one forward and one backward of a stage; a step has `times` of each.
 

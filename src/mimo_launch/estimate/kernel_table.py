@@ -13,9 +13,10 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.wording import found
 
@@ -58,7 +59,7 @@ KERNELS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Grid:
     """Rates at all combinations of some sizes; `values` are in the order of the last axis first.
 
@@ -113,7 +114,7 @@ def _place(axis: tuple[float, ...], size: float) -> tuple[int, float]:
     return first, math.log(inside / axis[first]) / math.log(axis[first + 1] / axis[first])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class KernelTable:
     """The rates of a device; `source` says how they came about, for readers.
 

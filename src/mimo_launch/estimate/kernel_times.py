@@ -16,6 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.parameters import layer_parameters
@@ -66,7 +67,7 @@ class Seconds:
         return Seconds(number * self.forward, number * self.inputs, number * self.weights)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shared:
     """Seconds of the kernels of one stage that its forwards share.
 
@@ -79,7 +80,7 @@ class Shared:
     moved: dict[Hashable, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class StageKernels:
     """The kernels of one stage in one forward with this work, on the tp rank with most of it."""
 

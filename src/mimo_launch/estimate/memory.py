@@ -9,8 +9,9 @@ checkpoint add are not counted.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.parameters import adds_in_products, stage_weights
 from mimo_launch.estimate.weight_cut import WeightCut
@@ -24,7 +25,7 @@ from mimo_launch.spec.sections import CheckpointSpec
 from mimo_launch.spec.spec import Grid, Spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class StageMemory:
     """Bytes of one stage on one rank.
 

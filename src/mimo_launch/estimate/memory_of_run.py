@@ -7,8 +7,9 @@ Leaves: the heaviest steps to `data.expected_steps`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import StageMemory, row_bytes, weight_memory, with_activations
 from mimo_launch.estimate.memory_peak import peak_memory
@@ -22,7 +23,7 @@ from mimo_launch.spec.base import LANGUAGE, Axis
 from mimo_launch.spec.spec import Spec
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryPeak:
     """The memory of a class at its peak; `rank` reaches it in a `step`, counted from 0."""
 
@@ -31,7 +32,7 @@ class MemoryPeak:
     step: int
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class MemoryOfRun:
     """The memory of ranks in these steps, which share their works."""
 

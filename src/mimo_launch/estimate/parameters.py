@@ -7,10 +7,11 @@ Leaves: bytes to `memory`.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of, layer_of
@@ -20,7 +21,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class StageWeights:
     """The weights of one stage: in each of its blocks, and around the blocks.
 

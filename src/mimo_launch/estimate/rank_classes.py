@@ -5,9 +5,9 @@ Relies on: `schedule.rank_classes` for ranks with alike partners, `parameters` f
 Leaves: the time of a class to `simulated_step`, its memory to `memory_of_run`.
 """
 
-from dataclasses import dataclass
 from itertools import product
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.parameters import StageWeights, stage_weights
 from mimo_launch.layout.layout import Layout, Role
 from mimo_launch.schedule.generate import Programs
@@ -16,7 +16,7 @@ from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@frozen(eq=False)
 class RankClass:
     """Ranks that hold the same stages with equal weights and run one program."""
 

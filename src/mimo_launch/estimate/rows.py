@@ -5,10 +5,10 @@ Relies on: nothing.
 Leaves: the numbers to `estimates`.
 """
 
-from dataclasses import dataclass
+from mimo_launch.diag.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MemoryRow:
     """Bytes of a rank at its peak; the allocator holds all but `device`.
 
@@ -47,7 +47,7 @@ class MemoryRow:
         return self.allocated + self.reserve + self.device
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class StageEstimate:
     """One stage on one rank: its weights before sharding over dp x cp, and its work in a step.
 
@@ -70,7 +70,7 @@ class StageEstimate:
     reducing: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RankEstimate:
     """Ranks with equal estimates: memory, work and shares of the step's time.
 
@@ -107,7 +107,7 @@ class RankEstimate:
     updating: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Estimates:
     """The estimates of a step on one kind of device.
 

@@ -7,9 +7,10 @@ Leaves: which steps are simulated, and the mean over them, to `estimates`; memor
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.communication_times import MILLI, TERA
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.memory_of_run import MemoryPeak
@@ -23,7 +24,7 @@ from mimo_launch.schedule.rank_classes import ClassMeetings
 from mimo_launch.schedule.simulation_result import Simulation
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class SimulatedStep:
     """One step, simulated with the first rank of each class."""
 

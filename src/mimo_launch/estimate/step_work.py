@@ -12,10 +12,11 @@ for each other at the end of a step, so the replica with the most work in a step
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 
 from mimo_launch.data.expected_steps import expected_steps
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.workload import (
     rows_received,
     rows_sent,
@@ -37,7 +38,7 @@ FOR_TIME, FOR_MEMORY = 128, 1024
 Forwards = tuple[Workload, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModuleWork:
     """The work of a module in a step.
 
@@ -51,7 +52,7 @@ class ModuleWork:
     key: Hashable
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class StepWork:
     """The work of the modules of a layout in one step."""
 

@@ -6,9 +6,10 @@ are asked with links that answer with bytes in place of seconds.
 Leaves: the time that it takes to `cost_model`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.communication_times import LinkTimes, WeightTimes
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.parameters import stage_weights
@@ -18,7 +19,7 @@ from mimo_launch.spec.base import Axis
 INFINITE = float("inf")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Traffic:
     """Bytes that all ranks together send in a step: to ranks of their host, and of others."""
 
@@ -26,7 +27,7 @@ class Traffic:
     between: float
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _Bytes(LinkTimes):
     """The bytes that a rank sends, on average over a group: to other hosts if `between`."""
 
@@ -49,7 +50,7 @@ class _Bytes(LinkTimes):
         return size if (self.hosts(ranks) > 1) == self.between else 0.0
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _WeightBytes(WeightTimes):
     """The bytes of exchanges of weights and gradients."""
 
@@ -61,7 +62,7 @@ class _WeightBytes(WeightTimes):
         return _Bytes(self.spec, self.constants, self.between)
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class _StepBytes(CostModel):
     """The bytes of a step, where its base has seconds."""
 

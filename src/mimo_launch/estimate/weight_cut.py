@@ -6,8 +6,8 @@ Leaves: gradients and moments to `memory`, times to `communication_times`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.weights import Parameter
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.spec.base import Axis
@@ -15,7 +15,7 @@ from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.values import NumberType, Precision
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WeightCut:
     """How many ranks share the weights of a module, and those of its experts.
 

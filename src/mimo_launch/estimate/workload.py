@@ -9,11 +9,11 @@ Leaves: bytes to `memory`, seconds to `cost_model`, and measured seconds to `tra
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import add
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.kinds.language import CausalKind
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
@@ -187,7 +187,7 @@ def forward_by_kind(spec: Spec, stage: Stage, work: Workload) -> Mapping[LayerKi
     return kind.forward_flops(numbers, ends, work)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BackwardPath:
     """Where the backward of a stage goes: through these `layers`, of which some are `trained`.
 
@@ -272,7 +272,7 @@ def backward_flops(
     return sum(backward_by_kind(spec, layout, module, stage, work).values(), Flops())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Rate:
     """The TFLOP of each module in a step, TFLOP/s per rank, and their share of the peak."""
 

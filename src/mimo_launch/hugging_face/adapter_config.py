@@ -7,10 +7,10 @@ Leaves: the tensors to `checkpoint.adapter_folder`.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.folder import ADAPTER, FilesError
 from mimo_launch.spec.files import read_json
 
@@ -47,7 +47,7 @@ def wrapper_of(module: str, parameter: str) -> str:
     return module if parameter == "down_proj" else f"{module}.base_layer"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StackName:
     """A stack of experts, a parameter of a module of a loaded model, and an expert in it."""
 
@@ -77,7 +77,7 @@ class StackName:
         return cls(module, _STACKS[own], int(alone["number"]), own)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AdapterConfig:
     """An `adapter_config.json`."""
 

@@ -7,8 +7,9 @@ Leaves: tensors and files to `export`.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.nested import NestedWhole
@@ -24,7 +25,7 @@ from mimo_launch.spec.wording import text_of
 _NEAREST = 6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Architecture:
     """A model of transformers: its class, its configuration, and the part that each module is.
 
@@ -37,7 +38,7 @@ class Architecture:
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Modules:
     """Our modules by name: their models, the tokens of rows that language reads, and their widths.
 

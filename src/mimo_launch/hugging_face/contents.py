@@ -7,10 +7,11 @@ Leaves: showing it to `cli.inspect`.
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face import accounts, repeats
 from mimo_launch.hugging_face.families.own import READS
 from mimo_launch.hugging_face.folder import (
@@ -48,7 +49,7 @@ _INNER = ("thinker_config", "vlm_config")
 _NO_ADAPTER = f"{ADAPTER}: an adapter, which `transformers` adds to the weights; merge it first"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Module:
     """One module of a folder: its name and kind in a spec, keys of `model`, and its tensors.
 
@@ -78,7 +79,7 @@ class Module:
     missing: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Contents:
     """A folder: its `model_type`, modules, files, and elements by type (`BF16`).
 
@@ -112,7 +113,7 @@ class Contents:
         return sum(self.dtypes.values())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Folder:
     """Data that the parts of a folder share: settings, tensors, and what becomes of images."""
 

@@ -8,9 +8,9 @@ Leaves: what else a family has, and its own defaults, to `families`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.folder import Config, number, short
 from mimo_launch.hugging_face.refusals import Refusal, Refusals, listed, only, refusals, where
 from mimo_launch.hugging_face.rotary import FACTOR, rope, rope_refusal
@@ -48,7 +48,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 _FIRST = 28
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WindowKeys:
     """How a configuration selects layers that attend in windows: the entry `sliding_window`.
 

@@ -10,11 +10,12 @@ Leaves: the file to `draft_text`; the meaning of a new setting, and the proof, t
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face import accounts
 from mimo_launch.hugging_face.families import own
 from mimo_launch.hugging_face.family import Family
@@ -47,7 +48,7 @@ _MOST_COMPARED = 40
 _NUMBER = re.compile(r"\.\d+\.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Draft:
     """One part of a folder, and the family that is nearest to it.
 
@@ -128,7 +129,7 @@ def _nearest(section: str, config: Config, headers: Mapping[str, TensorHeader]) 
     return replace(found[0], as_near=tuple(each.family.model_type for each in as_near))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Reading:
     """A configuration as a family reads it."""
 

@@ -9,9 +9,9 @@ Leaves: printing to `cli.inspect`.
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.families.own import FAMILIES as OWN
 from mimo_launch.hugging_face.family_tables import described, tables
 from mimo_launch.hugging_face.not_read import NAMES
@@ -43,7 +43,7 @@ Weights in FP8 with a scale per block of 128 x 128, or per matrix, in MXFP4, and
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FamilyEntry:
     """A model type: names on the hub, families per module, what is written and refused."""
 

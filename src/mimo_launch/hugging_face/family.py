@@ -6,9 +6,10 @@ Leaves: the tables to one file per family in `families`, finding them to `regist
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import NOTHING, Refusals, off
 from mimo_launch.hugging_face.settings import NO_SETTINGS, InnerSettings, Settings, value_of
@@ -22,7 +23,7 @@ Prefixes = tuple[tuple[str, str], ...]
 OURS_OF_MTP = "mtp."
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Video:
     """How language gets the time of a video, as `video` of our model.
 
@@ -55,7 +56,7 @@ class Depths(Protocol):
         """Return the tensors of files that repeat another one, with our name of the latter."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DepthsAfterLayers:
     """A layer after the last one for each depth; it repeats the embedding and the output layer.
 
@@ -86,7 +87,7 @@ class DepthsAfterLayers:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OneDepthApart:
     """Tensors of one depth under a separate name; a block is a layer of the hybrid model."""
 
@@ -103,7 +104,7 @@ class OneDepthApart:
         return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Family:
     """One architecture as transformers writes it, for our models of a kind.
 

@@ -13,10 +13,11 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.files import parse_json, read_json
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -130,7 +131,7 @@ class FilesError(ValueError):
     """The weight files cannot be read; the message is one line."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorHeader:
     """One tensor: the name of its file, its type in the format's terms (`BF16`), its shape.
 

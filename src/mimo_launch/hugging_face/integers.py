@@ -21,9 +21,9 @@ Source: GPTQ, arXiv:2210.17323, as AutoGPTQ packs it; AWQ, arXiv:2306.00978, as 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.folder import FilesError, TensorHeader
 
 GPTQ, AWQ, CT4, CT8 = "GPTQ", "AWQ", "CT4", "CT8"
@@ -33,7 +33,7 @@ _SCALE_TYPES = ("F32", "BF16", "F16")
 Named = tuple[str, TensorHeader]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IntegerHeader(TensorHeader):
     """A matrix of the form `dtype`, made of tensors of the files, by their names there.
 

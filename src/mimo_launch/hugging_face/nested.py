@@ -7,9 +7,10 @@ Leaves: names, sections and settings to one file per family.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.family import Family, Prefixes, Video
 from mimo_launch.hugging_face.folder import Config, section
 from mimo_launch.hugging_face.part import NoSuchPart, Part
@@ -17,7 +18,7 @@ from mimo_launch.hugging_face.refusals import Refusals
 from mimo_launch.hugging_face.wholes import Keys, Models, Tokens, equal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Nested:
     """A module of a whole model: its family, the keys to its configuration, and its prefixes.
 
@@ -32,7 +33,7 @@ class Nested:
     videos: Video | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class NestedWhole:
     """A family of whole models: its parts, and the class of transformers that loads them.
 

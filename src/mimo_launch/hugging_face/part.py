@@ -6,10 +6,11 @@ Leaves: finding parts to `registry`.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count, takewhile
 from typing import Any, Protocol, runtime_checkable
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.family import OURS_OF_MTP, Family, Prefixes
 from mimo_launch.hugging_face.folder import Config, ConfigError, reading_config
 from mimo_launch.hugging_face.refusals import Refusals
@@ -30,7 +31,7 @@ class NoSuchPart(ConfigError):
         self.setting = setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Part:
     """One module of a folder, of one family.
 

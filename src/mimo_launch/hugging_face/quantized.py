@@ -13,9 +13,9 @@ integrations/mxfp4).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.folder import (
     Config,
     FilesError,
@@ -34,7 +34,7 @@ _SCALE_TYPES = ("F32", "BF16", "F16", "F8_E8M0")
 _SCALE, _SCALES, _BLOCKS = "_scale_inv", "_scales", "_blocks"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class QuantizedHeader(TensorHeader):
     """A tensor of the form `dtype`, made of two tensors of the files, by their names there."""
 

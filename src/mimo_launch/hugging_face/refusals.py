@@ -6,13 +6,14 @@ Leaves: the rules to the families, the page that lists them to `families_page`.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.folder import Config, section, short
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Refusal:
     """A refused setting in words, and the function that finds it, as `key: value`.
 
@@ -36,7 +37,7 @@ class Refusal:
         return Refusal(self.words.replace("`", f"`{part}.", 1), found, f"{part}.{self.key}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Refusals:
     """The rules of a family, in the order in which they are reported."""
 

@@ -9,9 +9,10 @@ Leaves: the tables to the families.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.spec.base import Strict
 from mimo_launch.spec.hybrid import DeltaNetSizes
@@ -67,7 +68,7 @@ def value_of(model: Model, key: str) -> Any:
     return found.model_dump() if isinstance(found, Strict) else found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Number:
     """A number, or a boolean if its default is one.
 
@@ -92,7 +93,7 @@ class Number:
         return {self.key: value_of(model, ours)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Named:
     """A word, and our value for each; words that we do not know are refused elsewhere."""
 
@@ -112,7 +113,7 @@ class Named:
         return {self.key: next(words, self.default)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fixed:
     """A value that no configuration has: it is the same in every model of the family."""
 
@@ -127,7 +128,7 @@ class Fixed:
         return {}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Computed:
     """A value that one function reads, and settings that another one writes from a model.
 
@@ -153,7 +154,7 @@ def also(key: str, default: bool) -> Computed:
     return Computed(lambda config: bool(config.get(key, default)), words=words)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InnerSettings:
     """A section of our keys with a separate table; None where a configuration lacks it.
 
@@ -177,7 +178,7 @@ class InnerSettings:
         return {} if section is None else self.settings.config(section)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Settings:
     """The settings of a configuration for a model, or for a section of one.
 

@@ -9,15 +9,17 @@ Leaves: the tables to the families; reading to `checkpoint`, writing to `export`
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
+
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stacked:
     """The place of an expert's tensor in a stack for several experts: it is entry `number`.
 
@@ -48,7 +50,7 @@ class Stacked:
         return (entry.mT if self.transposed else entry)[:: self.step]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Runs:
     """The places of our rows in a tensor: `length` rows of every `step`, from our first row on.
 
@@ -71,7 +73,7 @@ class Runs:
             yield ours, slice(there, there + len(ours))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """A tensor of a file, or consecutive rows of one, that holds one of our segments.
 
@@ -123,7 +125,7 @@ Entry = str | Place | Found
 Sizes = Callable[[Any], Sequence[int]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rows:
     """Part `index` of several that are stacked by rows; `sizes` are the rows of each part.
 
@@ -149,7 +151,7 @@ def fused(
     return {each: Rows(name, index, sizes, shape) for index, each in enumerate(ours)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadRows:
     """Part `index` of several, with rows alternating head by head; `sizes` are of one head."""
 
@@ -165,7 +167,7 @@ class HeadRows:
         return Place(self.name, sum(each[: self.index]), length * self.heads(model), runs=runs)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reshaped:
     """A tensor of another shape, with the same elements in the same order."""
 
@@ -178,7 +180,7 @@ class Reshaped:
         return Place(self.name, shape=tuple(self.shape(model)), grid=self.grid)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExpertStack:
     """A weight of an expert in a stack of a layer's experts: gates and ups together, and downs.
 
@@ -215,7 +217,7 @@ class ExpertStack:
         return Place(self.name, after, num_rows, (moe.experts, *sizes), stacked=entry)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Inside:
     """An entry with a name in the files that begins with `before`."""
 
@@ -228,7 +230,7 @@ class Inside:
         return replace(place, name=self.before + place.name)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InTurn:
     """Names for layers of different kinds that follow each other in turn."""
 
@@ -239,7 +241,7 @@ class InTurn:
         return Place(self.names[layer % len(self.names)])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dropped:
     """Tensors of files that a family leaves out: names like `pattern`, in some models only."""
 
@@ -251,7 +253,7 @@ class Dropped:
         return fnmatchcase(name, self.pattern) and self.when(model)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Beyond:
     """Layers of files after the last one that is used; `before` precedes the number of a layer."""
 
@@ -265,7 +267,7 @@ class Beyond:
         return is_one and int(number) >= self.layers(model)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tensors:
     """A table of names, ours first; a `*` matches a number, which is the same in both names.
 

@@ -7,9 +7,10 @@ Leaves: names, sections, settings and what is refused to one file per family.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.family import Family, Prefixes
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, section, short
 from mimo_launch.hugging_face.part import NoSuchPart, Part
@@ -33,7 +34,7 @@ _DEFAULTS: dict[str, Config] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TowerAndDecoder:
     """A family of whole models, and the class of transformers that loads them.
 
@@ -296,7 +297,7 @@ _LANGUAGE = ("embed_tokens", "layers", "norm")
 _BESIDE_VISION = ("model.language_model.", *(f"model.{x}." for x in _LANGUAGE), "lm_head.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class VisionAndText:
     """A family of whole models of a tower with a merger and a language model, as a Qwen2-VL.
 

@@ -10,9 +10,10 @@ Leaves: the product to `layers.adapters`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.weights import Adapter, LayerShape, Parameters, Terms, Weight
 from mimo_launch.spec.module import ModuleSpec
 
@@ -35,7 +36,7 @@ def is_adapter(name: str) -> bool:
     return name.endswith((DOWN, UP))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AdapterShape(LayerShape):
     """The updates of the maps fused in one layer; `ups` that ranks share are a parameter apart."""
 
@@ -55,7 +56,7 @@ class AdapterShape(LayerShape):
         return {"down": self.downs, "up": own, "shared_up": shared}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExpertAdapterShape(LayerShape):
     """The updates of the maps of each expert: those of its input, and that of its output."""
 

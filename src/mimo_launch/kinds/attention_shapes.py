@@ -6,9 +6,10 @@ Leaves: which model has which attention to its kind, what it computes to the cla
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.clipped_shapes import columns, row, saved_by_clips
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.saved_activations import AttentionPattern, Mask, Passes, Saved
@@ -44,7 +45,7 @@ LATENT_OUTPUT = Saved(name="attention output, padded", query=1)
 IN_ORDER = Saved(name="attention output, in the order of tokens", query=1, for_weights=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LatentShape(LayerShape):
     """The maps of latent attention from narrow widths to queries, keys and values."""
 
@@ -111,7 +112,7 @@ class LatentShape(LayerShape):
         return (Saved(name=name, query=keys, value=keys),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class AttentionShape(LayerShape):
     """Multi-head, grouped-query or latent attention.
 

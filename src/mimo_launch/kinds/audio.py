@@ -5,8 +5,9 @@ Relies on: `transformer_encoder` for the rest.
 Leaves: cutting clips to `models.patches`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.facts import Attending
 from mimo_launch.kinds.layer import Ends, Workload
@@ -20,7 +21,7 @@ from mimo_launch.spec.spec import AudioModel, Clips
 KERNEL = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WindowsShape(LayerShape):
     """A convolution over time that each tp rank holds whole."""
 
@@ -37,7 +38,7 @@ class WindowsShape(LayerShape):
         return {"weight": (weight,), "bias": (bias,)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FramesShape(LayerShape):
     """The layers of an audio encoder before its blocks."""
 
@@ -46,7 +47,7 @@ class FramesShape(LayerShape):
     positions: OneShape | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ClipAttending(Attending):
     """Windows of a clip in chunks."""
 
@@ -59,7 +60,7 @@ class ClipAttending(Attending):
         return None if rows is None else Windows(side=rows)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AudioKind(TransformerEncoderKind):
     """The encoder of Whisper over log-mel clips."""
 

@@ -5,8 +5,7 @@ Relies on: `audio` for the rest.
 Leaves: cutting clips to `models.patches`.
 """
 
-from dataclasses import dataclass
-
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.audio import KERNEL, AudioKind
 from mimo_launch.kinds.layer import Ends
@@ -16,7 +15,7 @@ from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
 from mimo_launch.spec.aut import AutModel
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SquaresShape(LayerShape):
     """A convolution over mel bands and time that each tp rank holds whole."""
 
@@ -34,7 +33,7 @@ class SquaresShape(LayerShape):
         return {"weight": (weight,), "bias": (bias,)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConvolvedShape(LayerShape):
     """The layers before the blocks; positions are computed."""
 
@@ -45,7 +44,7 @@ class ConvolvedShape(LayerShape):
     positions: None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AutKind(AudioKind):
     """The audio encoder of Qwen3-Omni over log-mel clips."""
 

@@ -6,10 +6,10 @@ Leaves: which model has which layers to its kind, what a layer computes to the c
 """
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.adapters import DOWN
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.layer import Widths
@@ -33,7 +33,7 @@ from mimo_launch.kinds.weights import Adapter, LayerShape, Weight, buffer, of_ke
 from mimo_launch.spec.encoders import Projector, ProjectorActivation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class BlockShape(LayerShape):
     """Attention, then an MLP or experts, each after a norm like `norm` if it has `pre_norms`.
 
@@ -155,7 +155,7 @@ def scale_shape(width: int, start: float) -> OneShape:
     return OneShape(f"{NORMS}:LayerScale", factors)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MixedShape(LayerShape):
     """A layer of a hybrid: one norm, and one mixer with its name."""
 
@@ -188,7 +188,7 @@ class MixedShape(LayerShape):
         return (stream, normed, *self.mixer.saved(passes, pattern), *beside)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DepthShape(LayerShape):
     """One depth of multi-token prediction: a block after a product of two streams."""
 
@@ -264,7 +264,7 @@ def _downs(layer: LayerShape, adapter: Adapter | None) -> tuple[tuple[Part, Weig
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ProjectorShape(LayerShape):
     """The map of rows of `width` to `out` numbers.
 

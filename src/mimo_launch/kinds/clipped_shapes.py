@@ -7,10 +7,10 @@ Source: `transformers` 5.24, models/gemma4, `Gemma4ClippableLinear`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.saved_activations import Part, Passes, Saved
 from mimo_launch.kinds.shapes import ColumnShape, Output, RowShape
 from mimo_launch.kinds.weights import LayerShape, Parameters, buffer
@@ -19,7 +19,7 @@ from mimo_launch.kinds.weights import LayerShape, Parameters, buffer
 BOUNDS = {"input_min": -inf, "input_max": inf, "output_min": -inf, "output_max": inf}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClippedShape(LayerShape):
     """One map with bounds of its inputs and outputs; they do not train, and clip nothing at first.
 
@@ -40,7 +40,7 @@ class ClippedShape(LayerShape):
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClippedColumnsShape(LayerShape):
     """Linear maps of one input as in a `ColumnShape`, each with bounds, so that none are fused."""
 

@@ -7,8 +7,9 @@ Leaves: the talker around it to `talker`, what it computes to `models.code_predi
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.decoder import DecoderBlocksKind
 from mimo_launch.kinds.layer import Ends, Flops, Rotary, Workload
 from mimo_launch.kinds.saved_activations import HeldAtEnds
@@ -17,7 +18,7 @@ from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.encoders import PredictorModel
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PredictorShape(LayerShape):
     """A code predictor: blocks, a norm, and a head for each codebook after the first."""
 
@@ -32,7 +33,7 @@ class PredictorShape(LayerShape):
         return "mimo_launch.models.code_predictor:CodePredictor"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PredictorKind(DecoderBlocksKind):
     """The blocks of a code predictor, which are no stage of a module."""
 

@@ -5,9 +5,10 @@ Relies on: `conformer_shapes` for blocks; `audio` for the rest.
 Leaves: what they compute to `models.conformer`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.audio import KERNEL, AudioKind, ClipAttending
 from mimo_launch.kinds.aut import SquaresShape
 from mimo_launch.kinds.conformer_shapes import (
@@ -27,14 +28,14 @@ from mimo_launch.spec.conformer import ConformerModel
 _MODELS = "mimo_launch.models.conformer"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SquareShape(SquaresShape):
     """A convolution over time and mel bands with stride 2, or of one place."""
 
     layer = f"{_MODELS}:Square"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BandsShape(LayerShape):
     """The stored mean of each band of a frame, and one over its deviation; they do not train."""
 
@@ -50,7 +51,7 @@ class BandsShape(LayerShape):
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SubsamplingShape(LayerShape):
     """The layers before the blocks: each depthwise convolution has a map of channels after it.
 
@@ -68,7 +69,7 @@ class SubsamplingShape(LayerShape):
     distances: OneShape | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WholeClips(BlocksCuts):
     """Heads and widths; the layers of a token read its neighbours."""
 
@@ -78,7 +79,7 @@ class WholeClips(BlocksCuts):
         return False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConformerKind(AudioKind):
     """A conformer over log-mel clips."""
 

@@ -5,8 +5,9 @@ Leaves: what they compute to `layers.conformer` and `models.conformer`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.mlp_shapes import MlpShape
 from mimo_launch.kinds.saved_activations import (
@@ -22,7 +23,7 @@ from mimo_launch.kinds.weights import LayerShape, Parameters, Weight, buffer
 _LAYERS, _MODELS = "mimo_launch.layers.conformer", "mimo_launch.models.conformer"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RelativeAttentionShape(LayerShape):
     """Attention with scores of contents and of distances: `bias_u` and `bias_v` of each head.
 
@@ -83,7 +84,7 @@ class RelativeAttentionShape(LayerShape):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DepthwiseShape(LayerShape):
     """A convolution of each channel over `tokens`."""
 
@@ -101,7 +102,7 @@ class DepthwiseShape(LayerShape):
         return {"weight": (weight,), "bias": (bias,) if self.bias else ()}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StatisticsShape(LayerShape):
     """A batch norm with stored statistics, which do not train: its weight and bias do."""
 
@@ -120,7 +121,7 @@ class StatisticsShape(LayerShape):
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConvolutionShape(LayerShape):
     """The convolution of a block: channels with a gate, a depthwise convolution, a norm, a map."""
 
@@ -154,7 +155,7 @@ class ConvolutionShape(LayerShape):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShiftedGateShape(LayerShape):
     """The biases of channels and of gates that come after those of their maps, as columns."""
 
@@ -168,7 +169,7 @@ class ShiftedGateShape(LayerShape):
         return {name: (replace(zeros, name=name),) for name in ("value", "gate")}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CausalConvolutionShape(ConvolutionShape):
     """The convolution of a block of Phi-4: it sees no later token, and two maps follow."""
 
@@ -195,7 +196,7 @@ class CausalConvolutionShape(ConvolutionShape):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConformerBlockShape(LayerShape):
     """Half of an MLP, attention, a convolution, half of an MLP, each after a norm; a last norm."""
 

@@ -5,8 +5,7 @@ Relies on: `transformer_encoder` for the rest.
 Leaves: placing rows among their tokens to `layout.replica_views`.
 """
 
-from dataclasses import dataclass
-
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.facts import RowReading
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.shapes import OneShape, table
@@ -15,7 +14,7 @@ from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.encoders import ConnectorModel
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReadRowsShape(LayerShape):
     """The layers of a connector before its blocks."""
 
@@ -23,7 +22,7 @@ class ReadRowsShape(LayerShape):
     queries: OneShape | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConnectorReading(RowReading):
     """Rows are its tokens, or come beside its queries."""
 
@@ -50,7 +49,7 @@ class ConnectorReading(RowReading):
         return self.model.queries
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConnectorKind(TransformerEncoderKind):
     """A resampler (learned queries) or a merger of several encoders, with blocks of attention."""
 

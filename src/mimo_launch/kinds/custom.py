@@ -6,8 +6,8 @@ Leaves: building them to `models.custom_stages`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.facts import RowReading, TpCuts
 from mimo_launch.kinds.generator import ReadingBeside
 from mimo_launch.kinds.kind import ModelKind
@@ -24,7 +24,7 @@ from mimo_launch.kinds.weights import LayerShape, Parameters, Weight
 from mimo_launch.spec.spec import Clips, CustomModel, Images
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CustomCuts(TpCuts):
     """Heads, if the spec gives any."""
 
@@ -36,7 +36,7 @@ class CustomCuts(TpCuts):
         return self.model.heads
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UsersShape(LayerShape):
     """A layer of a user's class: a number of parameters, and as many regions as a block."""
 
@@ -52,7 +52,7 @@ class UsersShape(LayerShape):
         return Widths(regions=2)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CustomKind(ModelKind):
     """A user's class, which is not imported here."""
 

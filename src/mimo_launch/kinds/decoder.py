@@ -6,9 +6,10 @@ Leaves: nothing.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.block_shapes import BlockShape, DepthShape
 from mimo_launch.kinds.facts import Attending
@@ -33,7 +34,7 @@ IN_ANY_BLOCK = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DecoderBlocksKind(CausalKind):
     """Blocks of attention and SwiGLU."""
 
@@ -70,7 +71,7 @@ class DecoderBlocksKind(CausalKind):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class DecoderAttending(Attending):
     """Sliding windows of some layers, whole images and whole prompts."""
 
@@ -103,7 +104,7 @@ class DecoderAttending(Attending):
         return Attending.in_windows(self, min(number, self.model.layers - 1))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DecoderKind(DecoderBlocksKind, LanguageKind):
     """A decoder: blocks of attention and an MLP, or of attention and experts."""
 

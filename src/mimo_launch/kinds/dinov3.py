@@ -6,14 +6,15 @@ Leaves: nothing.
 Source: arXiv:2508.10104, section 3.2, and `transformers` 5.23, models/dinov3_vit.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.vision import PatchTurns, VisionKind
 from mimo_launch.spec.dinov3 import Dinov3Model
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dinov3Kind(VisionKind):
     """A DINOv3 over images of any size."""
 

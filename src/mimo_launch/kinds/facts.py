@@ -8,9 +8,9 @@ Leaves: their values to subclasses in the files of kinds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.layer import ReadState
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.spec.layers import SlidingWindow
@@ -18,7 +18,7 @@ from mimo_launch.spec.media import Windows
 from mimo_launch.spec.spec import Clips, Codes, Images
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TextFacts:
     """Facts about text, for a model that reads none; a language model has these facts itself.
 
@@ -33,7 +33,7 @@ class TextFacts:
     mrope: tuple[int, int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokenFacts:
     """The tokens of one image or clip."""
 
@@ -65,7 +65,7 @@ class TokenFacts:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowReading:
     """How a module takes rows of the modules that it names in `reads`; here not at all."""
 
@@ -103,7 +103,7 @@ class RowReading:
         return sources[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Attending:
     """Which tokens the tokens of layers attend to.
 
@@ -142,7 +142,7 @@ class Attending:
         return windows is not None and number not in windows.full
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TpCuts:
     """The sizes that tp cuts; None where there is none."""
 

@@ -5,8 +5,7 @@ Relies on: `transformer_encoder` for the blocks.
 Leaves: noise to `data.random_draws`, the loss to `models.flow`.
 """
 
-from dataclasses import dataclass
-
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.generator import GeneratorKind
 from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.saved_activations import HeldAtEnds
@@ -17,7 +16,7 @@ from mimo_launch.spec.encoders import FlowModel
 from mimo_launch.spec.spec import Images
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TimeShape(LayerShape):
     """Two linear maps of a time."""
 
@@ -27,7 +26,7 @@ class TimeShape(LayerShape):
     down: WholeShape
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NoiseShape(LayerShape):
     """The layers of a flow generator before its blocks."""
 
@@ -36,7 +35,7 @@ class NoiseShape(LayerShape):
     reads: MapsShape
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VelocityShape(LayerShape):
     """The layers of a flow generator after its blocks."""
 
@@ -44,7 +43,7 @@ class VelocityShape(LayerShape):
     velocity: WholeShape
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FlowKind(GeneratorKind, BlocksKind):
     """A rectified flow (arXiv:2209.03003) over the patches of images."""
 

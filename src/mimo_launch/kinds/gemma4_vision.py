@@ -6,8 +6,9 @@ Leaves: places and norm to `models.gemma4_vision`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.block_shapes import BlockShape
 from mimo_launch.kinds.layer import Ends
@@ -26,7 +27,7 @@ from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 _MODELS = "mimo_launch.models.gemma4_vision"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlacesShape(LayerShape):
     """A learned vector for each of so many columns of patches, then for each row."""
 
@@ -40,7 +41,7 @@ class PlacesShape(LayerShape):
         return table(2 * self.places, self.width).own(tp)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowNormShape(LayerShape):
     """An RMSNorm of rows without weights; before it, numbers that do not train `standardize` them.
 
@@ -61,7 +62,7 @@ class RowNormShape(LayerShape):
         return {"bias": (bias,) if has else (), "weight": (weight,) if has else ()}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gemma4VisionKind(VisionKind):
     """A tower of Gemma 4 over images of any size."""
 

@@ -5,13 +5,12 @@ Relies on: nothing.
 Leaves: layers, inputs and losses to `flow` and `talker`, users' classes to `custom`.
 """
 
-from dataclasses import dataclass
-
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.facts import RowReading
 from mimo_launch.kinds.kind import ModelKind
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReadingBeside(RowReading):
     """Rows come beside the tokens of their image or clip."""
 
@@ -26,7 +25,7 @@ class ReadingBeside(RowReading):
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GeneratorKind(ModelKind):
     """A model after language that learns to generate the images or clips of the data."""
 

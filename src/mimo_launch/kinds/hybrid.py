@@ -6,8 +6,8 @@ Leaves: nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.block_shapes import BlockShape, DepthShape, MixedShape
 from mimo_launch.kinds.language import LanguageKind
 from mimo_launch.kinds.layer import LayerKind
@@ -47,7 +47,7 @@ BACKWARD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HybridKind(LanguageKind):
     """Layers of one norm and one mixer each, as in Nemotron-H (arXiv:2504.03624)."""
 

@@ -9,9 +9,9 @@ Leaves: the facts to one file per kind, finding the kind of a model to `registry
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.facts import (
     Attending,
     RowReading,
@@ -35,7 +35,7 @@ from mimo_launch.spec.layers import Moe, Mtp
 from mimo_launch.spec.spec import Clips, Codes, Images, LanguageModel
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelKind(ABC):
     """A model with the facts of its kind. Layers are counted from 0 over the whole module."""
 

@@ -6,9 +6,10 @@ Leaves: the layers to `decoder` and `hybrid`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.block_shapes import DepthShape
 from mimo_launch.kinds.facts import TpCuts
@@ -36,7 +37,7 @@ def is_of_loss(name: str) -> bool:
     return f"{LANGUAGE}.{LOSS}." in name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokensShape(LayerShape):
     """What a language model has before its numbered layers."""
 
@@ -44,7 +45,7 @@ class TokensShape(LayerShape):
     per_layer: PerLayerInputsShape | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AnswersShape(LayerShape):
     """The last layers of a language model; the head may be the embedding."""
 
@@ -58,7 +59,7 @@ class AnswersShape(LayerShape):
         return {"norm": self.norm, "head": self.head, **embedding}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CausalCuts(TpCuts):
     """Heads, if any layer attends, and the width inside MLPs, if there are any."""
 
@@ -85,7 +86,7 @@ class CausalCuts(TpCuts):
         return self.model.mlp_width if self.model.has_mlps else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CausalKind(ModelKind):
     """A model with tokens that attend to earlier tokens."""
 
@@ -182,7 +183,7 @@ class CausalKind(ModelKind):
         return found + sum(length**2 / 2 * times for length, times in work.blocks.items())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LanguageKind(CausalKind):
     """A model that reads tokens and computes the loss."""
 

@@ -10,12 +10,13 @@ kinds, the placement of ranks to `layout`.
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import cached_property
 from operator import mul
 from typing import Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.layers import QueryScaling, SlidingWindow
 from mimo_launch.spec.spec import RopeScaling
 
@@ -25,7 +26,7 @@ def even_cut(total: int, parts: int, index: int) -> range:
     return range(total * index // parts, total * (index + 1) // parts)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReadState:
     """What the rows of language are that a generator reads: states of its tokens.
 
@@ -38,7 +39,7 @@ class ReadState:
     layer: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Ends:
     """The ends of a module that a stage holds, and their widths.
 
@@ -91,7 +92,7 @@ class LayerKind(StrEnum):
     EXPERTS = "experts"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True, slots=False)
 class Workload:
     """One forward of a module: a microbatch, or a group of them, of one replica.
 
@@ -131,7 +132,7 @@ class Workload:
         return self.spans.total() * seq > self.tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Flops:
     """Operations by kind of work, over all tp and cp ranks of a replica.
 
@@ -158,7 +159,7 @@ class Flops:
         return Flops(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Widths:
     """Sizes of what a layer computes, over all tp ranks; sizes of several mixers add up.
 
@@ -199,7 +200,7 @@ class Widths:
         return Widths(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rotary:
     """How queries and keys rotate with positions: `size` numbers of a head, at base `theta`.
 
@@ -212,7 +213,7 @@ class Rotary:
     scaling: RopeScaling | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sight:
     """Which tokens the tokens of a causal layer attend to, and how scores depend on positions.
 

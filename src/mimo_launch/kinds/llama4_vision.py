@@ -6,13 +6,12 @@ Leaves: nothing.
 Source: `transformers` 5.24, models/llama4.
 """
 
-from dataclasses import dataclass
-
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.vision import PatchTurns, VisionKind
 from mimo_launch.spec.llama4_vision import Llama4VisionModel
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Llama4VisionKind(VisionKind):
     """A tower of Llama 4."""
 

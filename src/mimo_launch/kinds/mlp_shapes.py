@@ -6,10 +6,11 @@ Leaves: which layer has which to the kind of a model, what it computes to the cl
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import expm1, log
 from typing import ClassVar, Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.adapters import expert_adapter
 from mimo_launch.kinds.clipped_shapes import columns, row, saved_by_clips
 from mimo_launch.kinds.layer import Widths
@@ -24,7 +25,7 @@ from mimo_launch.spec.layers import Moe
 PlainActivation = Activation | Literal["squared_relu", "silu", "xielu"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class XieluShape(LayerShape):
     """The numbers of one xIELU: two that train, two that do not, as first in `transformers`.
 
@@ -43,7 +44,7 @@ class XieluShape(LayerShape):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MlpShape(LayerShape):
     """An MLP with its inner width cut over tp: with a `gate`, or else an activation.
 
@@ -94,7 +95,7 @@ class MlpShape(LayerShape):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExpertBiasShape(LayerShape):
     """A bias on the scores of experts that moves by `rate` after each step."""
 
@@ -109,7 +110,7 @@ class ExpertBiasShape(LayerShape):
         return {"values": (buffer("expert_bias", self.experts, "zeros"),)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RouterShape(LayerShape):
     """The map of a token to the scores of experts; each tp rank routes different tokens.
 
@@ -141,7 +142,7 @@ class RouterShape(LayerShape):
         return {"norm": self.norm, "expert_bias": bias}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpertsShape(LayerShape):
     """The experts of a layer, each an MLP, distributed over ep and split over their own tp."""
 
@@ -210,7 +211,7 @@ class ExpertsShape(LayerShape):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MoeShape(LayerShape):
     """Experts for each token, and perhaps one MLP `shared` by all tokens.
 

@@ -7,8 +7,8 @@ Source: arXiv:2405.20797, section 3; `transformers` 5.24, models/ovis2.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.facts import TokenFacts
 from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.saved_activations import HeldAtEnds
@@ -21,7 +21,7 @@ from mimo_launch.spec.ovis2_vision import Ovis2VisionModel
 _MODELS = "mimo_launch.models"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VocabularyShape(LayerShape):
     """Rows as mixtures of the vectors of words, and the learned rows beside them.
 
@@ -47,7 +47,7 @@ class VocabularyShape(LayerShape):
         return table(number, self.out, layer=f"{_MODELS}.{layer}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IndicatedTokens(ImageTokens):
     """The tokens of an image in tiles, with learned rows around and between them."""
 
@@ -63,7 +63,7 @@ class IndicatedTokens(ImageTokens):
         return IndicatorRule(height, width, None, True, model.image_side, model.tiles.grids)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ovis2VisionKind(VisionKind):
     """A tower of Ovis2."""
 

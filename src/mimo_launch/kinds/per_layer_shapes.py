@@ -7,8 +7,9 @@ Source: `transformers` 5.24, models/gemma4.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.saved_activations import AttentionPattern, HeldAtEnds, Passes, Saved
 from mimo_launch.kinds.shapes import NormShape, VocabShape, WholeShape
@@ -16,7 +17,7 @@ from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.language_models import ActivationName
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PerLayerInputsShape(LayerShape):
     """A table with vectors of all `layers` for each word, and a map of what enters the first layer.
 
@@ -58,7 +59,7 @@ class PerLayerInputsShape(LayerShape):
         return held.stream_tokens * found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PerLayerShape(LayerShape):
     """What a block adds to the stream after its MLP: a token's vector of the layer, gated.
 

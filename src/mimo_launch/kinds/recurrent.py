@@ -7,9 +7,9 @@ Leaves: what they compute to `layers.recurrent`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.layer import LayerKind, Widths
 from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved
 from mimo_launch.kinds.shapes import ColumnShape, NormShape, Output, RowShape, WideNormShape
@@ -42,7 +42,7 @@ _DELTANET = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConvolutionShape(LayerShape):
     """A depthwise convolution over the channels of heads, and of two vectors for each group."""
 
@@ -77,7 +77,7 @@ class ConvolutionShape(LayerShape):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadWeightsShape(LayerShape):
     """Weights with one number per head, such as the logarithm of its decay."""
 
@@ -96,7 +96,7 @@ class HeadWeightsShape(LayerShape):
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RecurrentLayer:
     """The facts of a kind of recurrent layer.
 
@@ -120,7 +120,7 @@ class RecurrentLayer:
     recomputed: tuple[Saved, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupNormShape(WideNormShape):
     """RMSNorm over each group of heads, times a gate."""
 
@@ -129,14 +129,14 @@ class GroupNormShape(WideNormShape):
     groups: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadNormShape(NormShape):
     """RMSNorm of each head, times a gate."""
 
     layer = "mimo_launch.layers.deltanet:HeadNorm"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RecurrentShape(LayerShape):
     """A recurrent mixer: projections, a short convolution, a recurrence, a gated norm."""
 

@@ -7,9 +7,9 @@ torch.compile recomputes their inner tensors. A test compares this with what aut
 Leaves: bytes to `estimate.activations`, the tensors of a layer to its shape.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.language_models import NormKind
 
 # The most scores of a head, one per pair of query and key, that exist together if they are capped.
@@ -23,7 +23,7 @@ Mask = Literal["causal", "documents", "masked"]
 Part = Literal["attention", "mlp"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Saved:
     """One tensor per token, its width in multiples of a block's sizes.
 
@@ -74,7 +74,7 @@ class Saved:
         return "attention" if heads or self.narrow or self.entered else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class AttentionPattern:
     """How the tokens of a layer attend: to earlier ones if `causal`, or inside images.
 
@@ -88,7 +88,7 @@ class AttentionPattern:
     grows: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Temporary:
     """Tensors of a layer that are alive together, besides those that it saves for its backward.
 
@@ -100,7 +100,7 @@ class Temporary:
     backward: tuple[Saved, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Passes:
     """The properties of a module's computation that decide its saved tensors.
 
@@ -161,7 +161,7 @@ class Passes:
         return Saved(name="queries and keys over their norm", query=1, key=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class HeldAtEnds:
     """The sizes on one rank of one forward of `layers`, before them and after them.
 

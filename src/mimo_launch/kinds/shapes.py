@@ -6,9 +6,10 @@ Leaves: layers made of these to `block_shapes`, what a layer computes to the cla
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.adapters import AdapterShape, column_adapter, row_adapter, whole_adapter
 from mimo_launch.kinds.weights import Adapter, Init, LayerShape, Parameters, Terms, Weight
 from mimo_launch.spec.language_models import NormKind
@@ -19,7 +20,7 @@ NORMS, LINEAR = "mimo_launch.layers.norms", "mimo_launch.layers.linear"
 TABLE = "mimo_launch.layers.linear:WholeTable"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OneShape(LayerShape):
     """A layer with one weight, and without further numbers."""
 
@@ -43,7 +44,7 @@ def table(*shape: int, layer: str = TABLE, embeds: bool = True) -> OneShape:
     return OneShape(layer, Weight(name="weight", shape=shape, std=std, decay=False, role=role))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NormShape(LayerShape):
     """RMSNorm or LayerNorm; the weight plus `offset` is 1 at first. `inside`: in a region of tp."""
 
@@ -65,7 +66,7 @@ class NormShape(LayerShape):
         return {"weight": (weight,), "bias": (bias,) if self.kind == "layer" else ()}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WideNormShape(LayerShape):
     """RMSNorm over a width that tp cuts between heads; few heads may be shared by tp ranks.
 
@@ -96,7 +97,7 @@ class WideNormShape(LayerShape):
         return {"weight": (self.scale,)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WholeShape(LayerShape):
     """A linear map that each tp rank holds whole, for tokens between regions.
 
@@ -125,7 +126,7 @@ class WholeShape(LayerShape):
         return {"adapter": whole_adapter(adapter, self.own(1)["weight"][0])}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Output:
     """One of the maps fused in a ColumnLinear: its name, features, their unit, its bias."""
 
@@ -148,7 +149,7 @@ class Output:
         return Weight(name=name, shape=shape, axis=0, unit=unit, init="zeros", decay=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ColumnShape(LayerShape):
     """Linear maps of one input, with outputs cut over tp, at the start of a region.
 
@@ -180,7 +181,7 @@ class ColumnShape(LayerShape):
         return {"adapter": column_adapter(adapter, self.width, weights)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowShape(LayerShape):
     """A linear map with inputs cut over tp, at the end of a region."""
 
@@ -207,7 +208,7 @@ class RowShape(LayerShape):
         return {"adapter": row_adapter(adapter, self.name, self.own(1)["weight"][0])}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VocabShape(LayerShape):
     """The embedding of ids, cut over tp; `counted` false if another stage counts it in norms."""
 
@@ -232,7 +233,7 @@ class VocabShape(LayerShape):
         return {"weight": (table,)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadShape(LayerShape):
     """An output layer, with the vocabulary cut over tp."""
 
@@ -247,7 +248,7 @@ class HeadShape(LayerShape):
         return {"weight": (replace(weight, name="weight", matrix=False, role="head"),)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ListShape(LayerShape):
     """Layers in a list, named by their index."""
 

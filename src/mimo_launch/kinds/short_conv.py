@@ -6,8 +6,8 @@ Leaves: what it computes to `layers.short_conv`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.layer import Widths
 from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved
 from mimo_launch.kinds.shapes import ColumnShape, Output, RowShape
@@ -22,7 +22,7 @@ _SAVED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChannelsShape(LayerShape):
     """A depthwise convolution over `width` tokens, without biases."""
 
@@ -38,7 +38,7 @@ class ChannelsShape(LayerShape):
         return {"weight": (Weight(name="weight", shape=shape, axis=0, std=std),)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ShortConvShape(LayerShape):
     """A mixer: B, C and x of a token, and C times the convolution of B times x."""
 

@@ -6,9 +6,9 @@ Leaves: the loss to `models.talker`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.code_predictor import PredictorKind, PredictorShape
 from mimo_launch.kinds.decoder import DecoderBlocksKind
 from mimo_launch.kinds.facts import Attending, RowReading
@@ -21,7 +21,7 @@ from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Codes, TalkerModel
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowMlpShape(LayerShape):
     """Two linear maps of rows, with an activation between them."""
 
@@ -31,7 +31,7 @@ class RowMlpShape(LayerShape):
     down: WholeShape
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ApartShape(LayerShape):
     """A map of states, and another one of text if rows come from language itself."""
 
@@ -41,7 +41,7 @@ class ApartShape(LayerShape):
     text: RowMlpShape | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CodesShape(LayerShape):
     """The layers of a talker before its blocks."""
 
@@ -50,7 +50,7 @@ class CodesShape(LayerShape):
     later: ListShape | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadsShape(LayerShape):
     """The layers of a talker after its blocks."""
 
@@ -66,7 +66,7 @@ class HeadsShape(LayerShape):
         return {"norm": self.norm, "heads": self.heads, "predictor": self.predictor, **tables}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SpeechReading(ReadingBeside):
     """Rows of language come beside frames."""
 
@@ -80,7 +80,7 @@ class SpeechReading(ReadingBeside):
         return ReadState(text, self.model.reads_layer)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TalkerKind(GeneratorKind, DecoderBlocksKind):
     """A decoder over frames of codec tokens, as in Qwen2.5-Omni (arXiv:2503.20215)."""
 

@@ -11,13 +11,15 @@ Leaves: cutting pixels to `data`, the patches of each row to `models.tiled_rows`
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from mimo_launch.diag.frozen import frozen
 
 # The tiles are shrunk if the sides of their grid exceed the limit from `most` by this factor.
 _SLACK = 1.1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tiling:
     """The tiles beside the one that shows the whole image: `tall x wide` of them.
 
@@ -30,7 +32,7 @@ class Tiling:
     width: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Frame:
     """A frame of a video: one tile; the learned row comes after the last frame."""
 
@@ -41,7 +43,7 @@ class Frame:
 Shown = Tiling | Frame | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TileRule:
     """Height and width of a tile in rows, and how many tiles may keep all their rows.
 
@@ -113,7 +115,7 @@ INDICATORS = 5
 _START, _WHOLE, _COLUMN, _LINE, _END = range(-1, -1 - INDICATORS, -1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IndicatorRule(TileRule):
     """Rows of an Ovis2: all those of each tile together, and learned rows around and between them.
 

@@ -7,8 +7,8 @@ Leaves: the embedding of images and clips to `vision` and `audio`.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.block_shapes import BlockShape, ProjectorShape
 from mimo_launch.kinds.facts import TpCuts
@@ -21,7 +21,7 @@ from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.encoders import EncoderBlocks, TransformerEncoder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PatchWork:
     """The work of the layers before an encoder's blocks for one patch.
 
@@ -32,7 +32,7 @@ class PatchWork:
     saved: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MapsShape(LayerShape):
     """A linear map to the stream for the rows of each module that is read, by its name."""
 
@@ -46,7 +46,7 @@ class MapsShape(LayerShape):
         return {name: WholeShape(size, self.width) for name, size in self.sources}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowsShape(LayerShape):
     """The layers of an encoder after its blocks."""
 
@@ -54,7 +54,7 @@ class RowsShape(LayerShape):
     projector: LayerShape
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlocksCuts(TpCuts):
     """Heads, which split the width, and the width inside MLPs."""
 
@@ -76,7 +76,7 @@ class BlocksCuts(TpCuts):
         return self.model.mlp_width
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlocksKind(ModelKind):
     """Blocks of attention among all tokens of an image, and an MLP."""
 
@@ -139,7 +139,7 @@ class BlocksKind(ModelKind):
         return ends.numbers_in(held.reads) * held.gathered + sum(held.reads) * self.model.hidden
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TransformerEncoderKind(BlocksKind):
     """An encoder with blocks and a projector to the width of its readers."""
 

@@ -7,8 +7,9 @@ Leaves: cutting images to `models.patches`.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.attention_shapes import AttentionShape, Pairs
 from mimo_launch.kinds.block_shapes import BlockShape, ProjectorShape
 from mimo_launch.kinds.facts import Attending, TokenFacts
@@ -27,7 +28,7 @@ from mimo_launch.spec.spec import Images, VitModel
 from mimo_launch.spec.vit import Interpolation
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PositionsShape(LayerShape):
     """A table over a grid of places, after a row for the class token if there is one.
 
@@ -57,7 +58,7 @@ class PositionsShape(LayerShape):
         return table(self.has_class_token + math.prod(self.grid), self.width).own(tp)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PatchesShape(LayerShape):
     """The layers of a ViT before its blocks."""
 
@@ -69,7 +70,7 @@ class PatchesShape(LayerShape):
     pre_norm: NormShape | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeepShape(LayerShape):
     """The projector of a layer before the last: a norm over the patches of a row, two maps."""
 
@@ -79,7 +80,7 @@ class DeepShape(LayerShape):
     mlp: MlpShape
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BesideShape(LayerShape):
     """The layers that train or are frozen with the projector of a ViT.
 
@@ -95,7 +96,7 @@ class BesideShape(LayerShape):
     after: WholeShape | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VisionProjectorShape(LayerShape):
     """The projector of a ViT, with further layers in the same module."""
 
@@ -109,7 +110,7 @@ class VisionProjectorShape(LayerShape):
         return {**self.maps.parts(), **self.beside.parts()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PatchTurns:
     """How queries and keys rotate by the place of a patch (2-D RoPE).
 
@@ -126,7 +127,7 @@ class PatchTurns:
     pairs: Pairs = "apart"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImageTokens(TokenFacts):
     """The tokens of an image, also in tiles."""
 
@@ -161,7 +162,7 @@ class ImageTokens(TokenFacts):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ImageAttending(Attending):
     """Windows of some layers."""
 
@@ -173,7 +174,7 @@ class ImageAttending(Attending):
         return self.model.windows
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VisionKind(TransformerEncoderKind):
     """A ViT (arXiv:2010.11929) over images of any size."""
 

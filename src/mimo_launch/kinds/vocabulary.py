@@ -6,9 +6,10 @@ Leaves: making samples to `data`.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.layer import Ends, ReadState
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.spec.base import LANGUAGE
@@ -74,7 +75,7 @@ def _with_last_ids(spec: Spec) -> list[str]:
     return [name for name in spec.sources_of(LANGUAGE) if spec.modules[name].placeholder is None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Models:
     """The models of a spec and what they read: the key under which `_ends` is cached."""
 

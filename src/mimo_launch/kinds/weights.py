@@ -16,11 +16,12 @@ Leaves: the weights of each kind of layer to `shapes`.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar, Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.layer import Widths, even_cut
 from mimo_launch.kinds.saved_activations import AttentionPattern, Passes, Saved, Temporary
 from mimo_launch.spec.quantized_base import QuantizedBase
@@ -39,7 +40,7 @@ Terms = Literal["tokens", "region", "complete"]
 Role = Literal["body", "embedding", "head", "experts", "adapter", "buffer"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Share:
     """One of `tp` ranks, and its place in the grid of its experts."""
 
@@ -51,7 +52,7 @@ class Share:
     expert_index: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Weight:
     """One tensor, whole.
 
@@ -123,7 +124,7 @@ def buffer(name: str, size: int, init: Init, std: float = 0.02) -> Weight:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Adapter:
     """The adapter of a module as seen from a layer: which maps have an update, and its size.
 
@@ -161,7 +162,7 @@ def of_key(key: str, default: Any) -> Any:
 Parameters = Mapping[str, tuple[Weight, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayerShape:
     """A layer in numbers: its own parameters, and the layers inside it.
 
@@ -249,7 +250,7 @@ def widths_of(shape: LayerShape) -> Widths:
     return shape.widths()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Parameter:
     """The part that one rank holds of the weights fused in one parameter, for `experts` if not 0.
 

@@ -9,9 +9,9 @@ language input replicated over tp) are gathered inside that tp group at the end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, product
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.balance import replica_links, replica_sources
 from mimo_launch.layout.layout import Layout, cached_in_layout
 from mimo_launch.layout.row_owners import Piece
@@ -19,7 +19,7 @@ from mimo_launch.layout.step_views import StepViews
 from mimo_launch.spec.base import Axis
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Transfer:
     """Consecutive rows of one sample that move from `src` to `dst`.
 

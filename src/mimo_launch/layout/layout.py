@@ -6,12 +6,13 @@ Leaves: process groups to `rank_groups`, the order of work to `schedule`, rows t
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache, partial, wraps
 from itertools import chain, pairwise, repeat, takewhile
 from math import prod
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.layer import kept_layers
 from mimo_launch.kinds.module_weights import lowest_trained
@@ -35,7 +36,7 @@ More = ParamSpec("More")
 Made = TypeVar("Made")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Loss:
     """A loss of a module, named after its metric; `weight` is its factor in the sum of a step.
 
@@ -54,7 +55,7 @@ class Loss:
         return self.depth == 0
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class ModuleLayout:
     """One module: its grid, its stages and how it takes part in a step.
 
@@ -157,7 +158,7 @@ def cached_in_layout(
     return cached
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class Layout:
     """The whole job, the same on every rank; each module follows the modules that it reads."""
 

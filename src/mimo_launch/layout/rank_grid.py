@@ -13,15 +13,15 @@ determines the experts of a rank, and tokens travel between ranks.
 """
 
 from collections.abc import Collection, Container, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import EXPERT_AXES, Axis
 from mimo_launch.spec.spec import ModuleSpec
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class RankGrid:
     """A box of ranks; the first of `axes` varies fastest with the rank.
 
@@ -167,7 +167,7 @@ def _holds(axes: Container[str], part: Axis) -> bool:
     return part in axes or (part in (Axis.DP_SHARD, Axis.DP_COPY) and Axis.DP in axes)
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class ExpertView:
     """The box of the experts, the same in every stage, and the ranks of each stage."""
 

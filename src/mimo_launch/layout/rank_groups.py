@@ -6,8 +6,8 @@ Leaves: creating them to `comm`, the groups of bridges to `plan`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
 from mimo_launch.spec.base import Axis
 
@@ -23,7 +23,7 @@ MODULE_GROUPS: tuple[tuple[Axis, ...], ...] = (
 EXPERT_GROUPS = (Axis.EP, Axis.EXPERT_TP, Axis.EXPERT_DP)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RankGroup:
     """A process group to create: its name, made of module and axes, and its ranks."""
 

@@ -11,9 +11,10 @@ gives a rank two zigzag chunks of every sample, sequence parallelism a contiguou
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.row_owners import (
     Piece,
@@ -31,7 +32,7 @@ from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.spec.base import LANGUAGE, Axis
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class EncoderView:
     """The samples that one replica of an encoder encodes for one group of microbatches.
 
@@ -208,7 +209,7 @@ class EncoderView:
         return pieces
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class LanguageView:
     """One microbatch of one language replica; `samples` are positions in the step."""
 

@@ -14,9 +14,9 @@ Language end: see `replica_views.LanguageView`.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.spec.base import Axis
@@ -25,7 +25,7 @@ from mimo_launch.spec.base import Axis
 FP8_STEP = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Piece:
     """Consecutive rows of one sample that `rank` owns; `start` is their offset in its rows."""
 
@@ -36,7 +36,7 @@ class Piece:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Run:
     """Consecutive rows of one sample at consecutive places of a token list."""
 

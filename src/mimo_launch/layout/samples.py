@@ -13,9 +13,9 @@ consecutive microbatches; inside a group the samples of all replicas, in (d, j, 
 evenly over the encoder's dp.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import ModuleSpec, Spec
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mimo_launch.layout.step_data import Int64s
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SampleMap:
     """Ownership of the samples of one step."""
 
@@ -126,7 +126,7 @@ def group_size(spec: Spec, name: str) -> int:
     return spec.schedule.encoder_microbatches or own
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bridge:
     """The path of rows from one module to another that reads them.
 

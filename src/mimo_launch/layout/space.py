@@ -7,11 +7,12 @@ Leaves: which points are near or fast to `search`, `checks.proposals` and `verif
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import LANGUAGE, Axis, Strict, rank_text
 from mimo_launch.spec.module import Offloaded, Recompute
 from mimo_launch.spec.sections import ScheduleKind
@@ -19,7 +20,7 @@ from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
 from mimo_launch.spec.values import ShardingName
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Placement:
     """Where a module runs, and how it is cut; None for the rest leaves a setting out."""
 
@@ -52,7 +53,7 @@ OF_STEP = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Point:
     """A layout of the modules of a spec, and the course of a step.
 

@@ -6,8 +6,8 @@ Leaves: which ranks hold a stage to `layout`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.values import Sharding
@@ -16,7 +16,7 @@ from mimo_launch.spec.values import Sharding
 MIN_PARAMETERS_PER_UNIT = 64_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stage:
     """Consecutive layers of one module.
 

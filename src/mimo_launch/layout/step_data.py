@@ -11,18 +11,19 @@ of an encoder, in the same order.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import accumulate, zip_longest
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.tiles import Shown
 from mimo_launch.spec.base import LANGUAGE
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImageSpan:
     """One image of a sample: `height x width` rows, from `position` on.
 
@@ -148,7 +149,7 @@ def is_array_of(kind: ModelKind, span: ImageSpan, shape: tuple[int, ...]) -> boo
     return shape == wanted if kind.clips is None else kind.clips.fits(shape, wanted)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SampleData:
     """One sample: its number in the data set, its labels and, per encoder, its images in order.
 
@@ -235,7 +236,7 @@ def _joined(parts: Sequence[SampleData]) -> SampleData:
     )
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class StepData:
     """The samples of one step, in global order. Compared by identity, because it is a cache key.
 

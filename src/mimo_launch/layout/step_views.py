@@ -12,9 +12,10 @@ reads all pixels of its replica.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.balance import (
     Shares,
     even_share,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from mimo_launch.layout.step_data import Int64s
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Imbalance:
     """The imbalance of encoder replicas in a step: most rows of one over the mean of all.
 
@@ -54,7 +55,7 @@ class Imbalance:
         return cls(int(even.max()) / mean, after / mean)
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class StepViews:
     """The data of one step on a layout: a view for each replica and group, made on demand.
 
@@ -158,7 +159,7 @@ class StepViews:
         return shares[group][place]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reads:
     """Positions in the step of the samples that one rank reads, by the part that it reads."""
 

@@ -6,11 +6,12 @@ Leaves: carrying it out to `runtime`, showing it to `drawing.plan_report`.
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
 
 from mimo_launch import __version__
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.bridge_routing import components
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.rank_groups import RankGroup, rank_groups
@@ -34,7 +35,7 @@ from mimo_launch.schedule.simulation_result import Costs, Simulation
 from mimo_launch.spec.spec import Spec
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class Plan:
     """What all ranks of a job do. Its parts are made when they are first asked for."""
 

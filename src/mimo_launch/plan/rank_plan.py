@@ -5,16 +5,16 @@ Relies on: `schedule` for programs and channels.
 Leaves: making all of it to `plan`.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.schedule.actions import Kind, Program
 from mimo_launch.schedule.channels import Channel, PlannedGroups
 from mimo_launch.spec.spec import Spec
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class RankPlan:
     """One rank's part of a plan: its programs, and the channels to others that they use."""
 

@@ -10,15 +10,15 @@ Source: `transformers` 5.24, models/llama4.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.processors.cut_rules import Cut
 from mimo_launch.processors.resize_rules import MOST_PIXELS, Size
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Canvas(Cut):
     """The canvas that enlarges an image least; if all shrink it, the one that shrinks it least.
 

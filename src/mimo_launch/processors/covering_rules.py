@@ -8,9 +8,9 @@ Source: `transformers` 5.24, models/ovis2, `get_min_tile_covering_grid`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.processors.cut_rules import Cut, NearestAspect, grids_between, nearest_of
 from mimo_launch.processors.resize_rules import Size
 
@@ -18,7 +18,7 @@ from mimo_launch.processors.resize_rules import Size
 _ENOUGH = 0.9
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Covering(Cut):
     """The fewest tiles that keep enough of the pixels of an image, or those that keep most.
 
@@ -62,7 +62,7 @@ def _parts(length: int, number: int) -> Iterable[int]:
     return [each] * (number - 1) + [length - each * (number - 1)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NearestAfterWhole(NearestAspect):
     """The rule of InternVL, with the whole image first."""
 

@@ -17,10 +17,10 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.tiles import TileRule, Tiling
 from mimo_launch.processors.resize_rules import (
     MOST_PIXELS,
@@ -33,7 +33,7 @@ from mimo_launch.processors.resize_rules import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cut(ABC):
     """A rule by which one image becomes several: tiles of one size, and the whole image.
 
@@ -89,7 +89,7 @@ class Cut(ABC):
         return [*whole, *tiles] if self.whole_first else [*tiles, *whole]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Enlarged(Cut):
     """The rule of Idefics3: make the longer side `longest`, then both multiples of a tile's side.
 
@@ -128,7 +128,7 @@ class Enlarged(Cut):
         return math.ceil(length / self.tile[0]) * self.tile[0]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NearestAspect(Cut):
     """The rule of InternVL: the grid with the nearest aspect.
 

@@ -8,9 +8,11 @@ Leaves: settings of folders to `videos`, the size of frames to `frame_sizes`.
 Source: `transformers` 5.24, video_utils.py and the processors of these models.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, floor
 from typing import TYPE_CHECKING
+
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +28,7 @@ class VideoTooShort(ValueError):
     """A video from which too few frames can be taken."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VideoSize:
     """A video before decoding: number of frames, height and width in pixels, frames per second."""
 
@@ -36,7 +38,7 @@ class VideoSize:
     rate: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FrameSampling:
     """Which frames are taken: `number`, or `fps` per second within limits.
 
@@ -104,7 +106,7 @@ class FrameSampling:
         return (np.arange(number) * step).astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SecondSampling:
     """Which frames are taken from a video: one every 1 / `fps` seconds, as in GLM-4.1V.
 
@@ -144,7 +146,7 @@ class SecondSampling:
         return (*taken, *taken[-1:] * (len(taken) % 2))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EvenSampling:
     """Which frames are taken: `number`, `fps` per second, or all; at most `most`, evenly.
 
@@ -181,7 +183,7 @@ class EvenSampling:
         return number
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShiftedSampling(EvenSampling):
     """Even sampling that starts at frame `shift` or mid-step. The rule of InternVL."""
 
@@ -205,7 +207,7 @@ class ShiftedSampling(EvenSampling):
         return taken
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EndlessSampling:
     """Which frames are taken: `fps` per second, at most `most`, including the first and the last.
 

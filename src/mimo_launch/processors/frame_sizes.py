@@ -7,8 +7,7 @@ Leaves: settings of folders to `videos`, pixels to `data.samples.decode_video`.
 Source: `transformers` 5.24, models/qwen2_vl, qwen3_vl, glm4v and smolvlm.
 """
 
-from dataclasses import dataclass
-
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.processors.frame_sampling import (
     MAX_FRAMES,
     MIN_FRAMES,
@@ -23,7 +22,7 @@ from mimo_launch.processors.resize_rules import MOST_SIDE, OverTime, Size, Smart
 _SHARE, _ABOVE = 0.9, 1.05
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FrameSize:
     """The rule for the size of frames: multiples of `factor`, near the aspect of the video.
 
@@ -78,7 +77,7 @@ class FrameSize:
         return rule.size_of_frames(frames, height, width)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExactFrames:
     """The rule for frames of one size, whatever the aspect of the video."""
 
@@ -117,7 +116,7 @@ class ExactFrames:
         return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SquareFrames(ExactFrames):
     """Frames of one size that are first resized: longer side to `longest`, other to an even number.
 

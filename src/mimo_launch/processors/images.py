@@ -9,10 +9,11 @@ which carries out a recipe.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.processors.canvas_rules import canvas_of
 from mimo_launch.processors.covering_rules import covering_of
 from mimo_launch.processors.cut_rules import Cut, best_grid, enlarged_of, grids_of, nearest_of
@@ -49,7 +50,7 @@ Config = Mapping[str, Any]
 _FOLDER = "_folder"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImageRecipe:
     """Steps from a decoded image to the array of an encoder, in this order.
 
@@ -203,7 +204,7 @@ def _nearest(config: Config) -> Cut | None:
     return nearest_of({**config, "crop_to_patches": True} if asks else config)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _ImageProcessor:
     """An image processor of transformers: its defaults, and how its settings are read.
 

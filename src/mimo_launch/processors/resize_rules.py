@@ -9,7 +9,8 @@ Source: `transformers` 5.23.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+
+from mimo_launch.diag.frozen import frozen
 
 Size = tuple[int, int]
 MAX_ASPECT = 200
@@ -48,7 +49,7 @@ class Resize(ABC):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Exact(Resize):
     """Resize to this height and width."""
 
@@ -66,7 +67,7 @@ class Exact(Resize):
         return self.only_size
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShortEdge(Resize):
     """Resize the shorter edge to this length."""
 
@@ -80,7 +81,7 @@ class ShortEdge(Resize):
         return (long, short) if width <= height else (short, long)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LongEdge(Resize):
     """Resize the longer edge to this length, and no edge to less than `least`.
 
@@ -96,7 +97,7 @@ class LongEdge(Resize):
         return max(round(height * scale), self.least), max(round(width * scale), self.least)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OfFactor(Resize):
     """A rule that makes multiples of `factor`."""
 
@@ -108,7 +109,7 @@ class OfFactor(Resize):
         return self.factor
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Smart(OfFactor):
     """Resize to multiples of `factor` with an area in a range, near the aspect of the image.
 
@@ -129,7 +130,7 @@ class Smart(OfFactor):
         return _near_aspect(self, height, width, frames=1, counted=1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SmartAndLarge(Smart):
     """The same after an image with a side below `factor` is enlarged, as for PaddleOCR-VL."""
 
@@ -142,7 +143,7 @@ class SmartAndLarge(Smart):
         return Smart.size(self, height, width)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Within(OfFactor):
     """Shrink, if larger, to at most this height and width; then round up to multiples of `factor`.
 
@@ -169,7 +170,7 @@ class Within(OfFactor):
         return -(-side // self.factor) * self.factor
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OverTime(OfFactor):
     """Resize to multiples of `factor`, with limits on the pixels of all frames together.
 
@@ -201,7 +202,7 @@ class OverTime(OfFactor):
         return _near_aspect(self, height, width, frames=frames, counted=counted)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PatchCount(Resize):
     """Resize to a number of patches in a range, near the aspect of the image.
 
@@ -246,7 +247,7 @@ class PatchCount(Resize):
         return tall * patch, wide * patch
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SoftTokens(OfFactor):
     """Resize to the most multiples of `factor` that make up to `most` rows, near the aspect.
 

@@ -9,14 +9,14 @@ Source: arXiv:2408.01800, section 3.2, and `transformers` 5.24, models/minicpmv4
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.processors.cut_rules import Cut
 from mimo_launch.processors.resize_rules import MAX_ASPECT, OfFactor, Size, limit_aspect
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slices(OfFactor):
     """Sizes near the area of a square with side `resolution`, in multiples of `factor`.
 
@@ -74,7 +74,7 @@ def _multiple(length: float, of: int) -> int:
     return max(round(length / of) * of, of)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sliced(Cut):
     """The rule of MiniCPM; `tile` is the square with the area of a slice."""
 

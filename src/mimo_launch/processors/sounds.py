@@ -8,10 +8,10 @@ Leaves: making frames to `data.torch_media`.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.processors.files import PREPROCESSOR, PROCESSOR, ProcessorError, files_of
 from mimo_launch.spec.encoders import SubsampledAudio
 from mimo_launch.spec.media import Clips
@@ -65,7 +65,7 @@ _EXTRACTORS: Mapping[str, tuple[str, _Rules]] = {
 _MADE_BY = {features: name for name, (features, _) in reversed([*_EXTRACTORS.items()])}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OtherFrames:
     """A setting of a folder that makes other frames than ours: the file, what it says, and why not.
 

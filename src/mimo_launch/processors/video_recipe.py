@@ -5,10 +5,11 @@ Relies on: `frame_sampling` and `frame_sizes` for the choice and size of frames;
 Leaves: settings of folders to `videos`; frames themselves to `decode_video`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.processors.files import ProcessorError
 from mimo_launch.processors.frame_sampling import (
     FPS,
@@ -26,7 +27,7 @@ from mimo_launch.spec.spec import Videos
 from mimo_launch.spec.user_data import VideoSettings
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TakenVideo:
     """The frames taken from a video, their height and width in pixels, and times of their groups.
 
@@ -43,7 +44,7 @@ class TakenVideo:
     before: tuple[Size, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VideoRecipe:
     """Steps from a decoded video to the arrays of an encoder, in this order.
 

@@ -10,9 +10,10 @@ Source: the processors of Qwen3-VL, GLM-4.1V, InternVL and SmolVLM in `transform
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.processors.files import TokenizerError
 from mimo_launch.spec.spec import Videos
 
@@ -22,7 +23,7 @@ _AROUND = {"vision_start_token": "<|vision_start|>", "vision_end_token": "<|visi
 _LASTS = 1 << 32
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VideoWords:
     """The text before the rows of a temporal patch, after them, and between two patches.
 
@@ -86,7 +87,7 @@ def in_words(number: int) -> str:
     return f"{in_words(thousands)} thousand" + (f"{between}{in_words(rest)}" if rest else "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SoundWords:
     """The tokens around a video with its sound; a video that is not heard has none."""
 

@@ -8,11 +8,11 @@ Leaves: the choice of frames to `frame_sampling`, their size to `frame_sizes`.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.processors.files import (
     PREPROCESSOR,
     PROCESSOR,
@@ -148,7 +148,7 @@ def _limit(config: Mapping[str, Any], name: str, older: str, *, is_older: bool) 
     return int(found)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _VideoProcessor:
     """A video processor of transformers: its defaults, and what its settings mean.
 

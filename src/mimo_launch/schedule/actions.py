@@ -18,8 +18,9 @@ sends the velocities of a drawing step in the same way.
 """
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+
+from mimo_launch.diag.frozen import frozen
 
 
 class Kind(StrEnum):
@@ -77,7 +78,7 @@ ONCE = (Kind.SUM_TP, Kind.SUM_TIED, Kind.NORM, Kind.ORTHOGONALISE, Kind.UPDATE, 
 STEP = "step"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Action:
     """One thing that a rank does.
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.clock import EPSILON, Clock
@@ -30,7 +31,7 @@ F, B = Kind.FORWARD, Kind.BACKWARD
 Ranks = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rule:
     """How a rank chooses its next action.
 

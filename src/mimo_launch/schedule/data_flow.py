@@ -9,8 +9,8 @@ ends of a transfer to `channels`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.layout import Layout, ModuleLayout, Role, cached_in_layout
 from mimo_launch.layout.samples import Bridge
 from mimo_launch.schedule.actions import ONCE, STEP, Action, Kind, Program, format_slot
@@ -59,7 +59,7 @@ def exchanges(layout: Layout, bridge: Bridge) -> bool:
     return layout.is_star and source.in_phases and not fills_bubbles(layout, source)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Edge:
     """The path of results from one stage to another, and of their gradients back if it `returns`.
 

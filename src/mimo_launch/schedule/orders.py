@@ -12,9 +12,9 @@ same time.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.spec.sections import ScheduleKind
 
@@ -24,7 +24,7 @@ Work = tuple[int, Kind, int]
 Works = tuple[Work, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PipelineRank:
     """Rank `index` of a pipeline of `depth` ranks; it runs `total` microbatches in each chunk.
 
@@ -58,7 +58,7 @@ class PipelineRank:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Order:
     """A kind of schedule.
 

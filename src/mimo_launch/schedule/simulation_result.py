@@ -7,16 +7,17 @@ Leaves: simulating the step to `deadlock_proof`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Action, Kind, Slot
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Costs:
     """Model time of actions.
 
@@ -49,7 +50,7 @@ class Costs:
         return 0.0 if times is None else times[action.index]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Event:
     """One slot of one rank in model time.
 
@@ -62,7 +63,7 @@ class Event:
     stop: float
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Simulation:
     """The result of a simulation: events per rank in order, and every rank that got stuck.
 

@@ -7,10 +7,10 @@ Leaves: the work of an action to `optimizer.step_end`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.rank_groups import tied_ranks
 from mimo_launch.schedule.actions import STEP, Action, Kind
@@ -32,7 +32,7 @@ class Teams(Protocol):
         """Return the two that hold the same part of a module's tied embedding."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class End:
     """A kind of action at the end of a step.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from mimo_launch.checks.all_checks import idle_settings
 from mimo_launch.checks.memory import TOLERANCE
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
@@ -195,7 +196,7 @@ def _fastest(found: Iterable[Planned]) -> list[Planned]:
     return sorted(found, key=lambda each: each.estimates.step_seconds)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Advice:
     """A loss, and the change that answers it; None if no change makes it smaller."""
 

@@ -7,9 +7,9 @@ Leaves: showing them to `cli`.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.accuracy import Accuracy, accuracy_for
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
@@ -32,7 +32,7 @@ from mimo_launch.spec.values import GPUS, MEASURED
 _SECONDS_PER_DAY = 86_400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MemoryFit:
     """The ranks that need the most memory; `gpu_memory` is None if the spec does not give it.
 
@@ -49,7 +49,7 @@ class MemoryFit:
     gpu_memory: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class OfferedChange:
     """A change that was planned: every key that it changes, by path, and its expected gain.
 
@@ -86,7 +86,7 @@ class OfferedChange:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LostTime:
     """A waste of time, and the change that helps most; None if none was found or sought.
 
@@ -122,7 +122,7 @@ class LostTime:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PlanAnswer:
     """The first screen of `plan`.
 
@@ -235,7 +235,7 @@ def _gpu_memory(estimates: Estimates) -> int:
     return estimates.gpu_memory or GPUS[MEASURED].memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WhatFits:
     """Changes of a spec that does not fit, the fastest first; by tokens of the data, if one packs.
 

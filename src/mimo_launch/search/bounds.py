@@ -11,9 +11,9 @@ leave out are transfers, reductions and ranks that wait for others in the middle
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage, key_of_weights
 from mimo_launch.estimate.cost_model import StageCost
 from mimo_launch.estimate.estimates import Estimator
@@ -39,7 +39,7 @@ def least_seconds(estimator: Estimator) -> float:
     return max(present, model.reading)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Spent:
     """Seconds of all forwards and backwards of a stage; of the shortest forward and backward.
 

@@ -10,9 +10,9 @@ Models, data and batch stay as they are, so a step computes the same.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import listed, named_ranks, num_ranks_text, sizes_text
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.samples import runs_in_phases
@@ -59,7 +59,7 @@ _OF_MODULES: dict[str, Callable[[Any, str], str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """A changed spec; `kind` is what is changed first, `settings` all that differs."""
 

@@ -6,8 +6,9 @@ Leaves: the curve on the screen to `cli`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.search.judge import Planned
@@ -18,7 +19,7 @@ from mimo_launch.spec.spec import Spec
 _MOST_COUNTS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Speed:
     """The fastest layout on up to so many GPUs; None if none fits."""
 

@@ -12,12 +12,13 @@ Leaves: the models and the data of a spec to `cli.init_draft`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from mimo_launch.checks.all_checks import check, is_legal
 from mimo_launch.checks.memory import fits, memory_findings
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.device_constants import constants_for
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.kinds.registry import kind_of
@@ -130,7 +131,7 @@ def _lighter(point: Point, *, ep: int, full_sharding: bool, recompute: bool) -> 
     return replace(point, places=places)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class FirstSpec:
     """The data of a spec, the best of `compared` ones.
 

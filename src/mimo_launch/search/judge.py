@@ -7,10 +7,11 @@ Leaves: which layouts are judged, and in which order, to `search`.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 
 from mimo_launch.checks.all_checks import is_legal_layout
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.memory import StageMemory
 from mimo_launch.estimate.rows import Estimates
@@ -33,7 +34,7 @@ _OF_MEMORY, _OF_STEP, _OF_BOUND = 0.5, 0.35, 0.05
 _MOST_LADDERS = 6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Planned:
     """A change that is legal and fits, and its estimates."""
 
@@ -46,7 +47,7 @@ class Planned:
         return self.estimates.step_seconds
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bound:
     """What is known of a change without a plan: the seconds that a step takes at least.
 
@@ -58,7 +59,7 @@ class Bound:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Judgement:
     """What a plan says; `cost` is what it took, in small plans.
 
@@ -72,7 +73,7 @@ class Judgement:
     estimates: Estimates | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class Judge:
     """Judges changes of the spec of `base`; a rank may hold `limit` bytes.
 

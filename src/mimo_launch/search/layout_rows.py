@@ -6,9 +6,9 @@ Leaves: showing them to `cli`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import bytes_text, listed, named_ranks, percent, sizes_text
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.traffic import Traffic, traffic_of
@@ -35,7 +35,7 @@ _SOME_MEMORY = 0.02
 _SOME_SPEED = 0.005
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LayoutRow:
     """A layout and its estimates.
 
@@ -145,7 +145,7 @@ def words_of(spec: Spec) -> str:
     return f"{places}; {', '.join(step)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Term:
     """A part of the step, as seconds of a mean GPU in two layouts."""
 

@@ -7,12 +7,12 @@ Leaves: changes of the layout, which leave the samples of a step as they are, to
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from mimo_launch.checks.all_checks import is_legal
 from mimo_launch.data.expected_steps import WORTH_PACKING, ExpectedSteps
 from mimo_launch.data.fact_source import Source
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import percent
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
@@ -30,7 +30,7 @@ PACKING = "data.packing"
 _MOST_PLANS = 12
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Packed:
     """A packed spec that fits; `fuller` is how many times as many tokens its steps hold."""
 

@@ -7,9 +7,10 @@ Leaves: whether a point with its pins is legal to `checks`.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import listed
 from mimo_launch.layout.space import OF_MODULE, OF_STEP, Placement, Point
 from mimo_launch.spec.base import Axis, rank_range
@@ -24,7 +25,7 @@ class CannotPin(ValueError):
     """A setting that is no part of a layout; the message says which ones are."""
 
 
-@dataclass(frozen=True)
+@frozen(slots=False)
 class Pins:
     """Settings by dotted path, all of which every layout of a search has."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count, islice
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.space import Point
 from mimo_launch.search.changes import Change, Settings, changed, kind_between
 from mimo_launch.search.judge import Bound, Judge, Judgement, Planned, text_of
@@ -33,7 +34,7 @@ _MOST_AT_ONCE = 0.25
 INFINITE = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Seen:
     """A layout in sight; `more` are settings outside of its point, `kind` what it changes first."""
 

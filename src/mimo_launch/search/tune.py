@@ -16,6 +16,7 @@ from typing import Any
 
 from mimo_launch.checks.all_checks import is_legal
 from mimo_launch.checks.memory import TOLERANCE
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import listed
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
@@ -68,7 +69,7 @@ class NoLayout(ValueError):
         self.help = help_
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen(kw_only=True, slots=False)
 class Wish:
     """What is sought: layouts on up to `gpus` GPUs with all `pins`, `top` of them, by `plans`."""
 
@@ -79,7 +80,7 @@ class Wish:
     processes: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layouts:
     """The layouts that were found, the fastest first; `planned` of `compared` ones were planned.
 

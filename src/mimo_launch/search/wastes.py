@@ -6,9 +6,9 @@ Leaves: what to do about a loss to `advice`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import listed, named_ranks, percent, sizes_text
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.rows import Estimates, RankEstimate, StageEstimate
@@ -22,7 +22,7 @@ LEAST = 0.01
 LEAST_PART = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TimeShares:
     """Seconds of a step, mean over all ranks: `computing` without `communicating`.
 
@@ -45,7 +45,7 @@ class TimeShares:
     reading: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Waste:
     """Time that ranks lose: `share` of the step on each of them, `of_all` of all GPU time."""
 
@@ -102,7 +102,7 @@ _Kind = tuple[str, Callable[[RankEstimate], float], str]
 _Key = TypeVar("_Key")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Holders:
     """Ranks that hold the same modules, by their classes, or all ranks; and what they can lose."""
 

@@ -8,13 +8,13 @@ model and its ranks to `checks`.
 
 import os
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.wording import listing
 
 
@@ -82,7 +82,7 @@ class Strict(BaseModel):
             return super().__getattr__(name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Effective:
     """When a key of a model has an effect: with the key `needs`, without the key `unless`.
 
@@ -100,7 +100,7 @@ class Effective:
         return needs and not (self.unless and getattr(model, self.unless))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Excluded:
     """A key of a model that may not stand beside the section `by`."""
 

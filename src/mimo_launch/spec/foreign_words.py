@@ -10,11 +10,12 @@ booleans to `value_guesses`.
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, partial
 from importlib import resources
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec import derived_values
 from mimo_launch.spec.derived_values import Derive
 
@@ -22,7 +23,7 @@ from mimo_launch.spec.derived_values import Derive
 OFF = ("none", "null", "no", "off", "false", "full", "0", "0.0", "[]", "{}", "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Synonym:
     """The meaning of a word of another trainer.
 

@@ -8,11 +8,11 @@ Leaves: checks of more than one key to `checks`, tensors to `checkpoint`.
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mimo_launch.diag.diagnostic import Diagnostic, SpecSource
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.files import read_json
 from mimo_launch.spec.overrides import apply_overrides, in_order
 from mimo_launch.spec.parse import read_module, read_spec
@@ -24,7 +24,7 @@ from mimo_launch.spec.yaml_source import Document, read_file, read_text
 MARKER = "checkpoint.json"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Loaded:
     """The result of loading a spec.
 

@@ -9,18 +9,18 @@ Leaves: the rate of each step to `optimizer.module_optimizers`, the update itsel
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import ceil, floor
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import NonNegative, Steps, Strict, part_of_run
 
 OptimizerName = Literal["adamw", "sgd", "muon"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class UpdateRule:
     """One way to update weights; `title` is its name in messages.
 

@@ -7,12 +7,12 @@ Relies on: `foreign_words` for words of other trainers, `fields` for our keys in
 Leaves: misspelt keys to `findings`.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
 from mimo_launch.diag.diagnostic import YamlPath
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.fields import (
     ANY,
@@ -127,7 +127,7 @@ def _in_module(pattern: YamlPath, section: YamlPath) -> list[YamlPath]:
     return in_modules(pattern, section[1:2] if section[:1] == ("modules",) else ())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Renaming:
     """An unknown key at `path`, with its value, and the key that it means, at `target`."""
 

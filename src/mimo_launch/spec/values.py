@@ -7,16 +7,16 @@ Leaves: the words to `sections` and `module`; torch's types to `models.build`; w
 a GPU to `estimate.device_constants`.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import Axis
 
 PrecisionName = Literal["fp64", "fp32", "bf16"]
 ShardingName = Literal["optimizer", "full"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NumberType:
     """A type of numbers: its name in torch, and the bytes of a number."""
 
@@ -24,7 +24,7 @@ class NumberType:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Precision:
     """The types in which a run computes.
 
@@ -64,7 +64,7 @@ PRECISIONS: dict[PrecisionName, Precision] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sharding:
     """How FSDP2 holds a module's weights.
 
@@ -87,7 +87,7 @@ SHARDINGS: dict[ShardingName, Sharding] = {
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Gpu:
     """A GPU as its data sheet describes it: TFLOP/s without sparsity, and GB/s.
 

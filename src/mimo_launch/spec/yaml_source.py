@@ -24,6 +24,7 @@ from mimo_launch.diag.diagnostic import (
     YamlPath,
     shortened,
 )
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.files import MEGABYTE, STDIN_NAME, is_toml, not_utf8, read_small, toml_fault
 from mimo_launch.spec.yaml_syntax import (
     MAX_DEPTH,
@@ -44,7 +45,7 @@ MAX_BYTES = MEGABYTE
 STDIN = "-"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Document:
     """The content of a file: its data (None when unreadable), its places and its faults."""
 

@@ -11,12 +11,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo_launch.cli.shared.console import Console, escape_controls
 from mimo_launch.diag.exit_codes import ExitCode, after_signal
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.launcher.hosts import Hosts
@@ -44,7 +44,7 @@ class Pause:
         return seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Attempts:
     """A job on this host that is started again after failures.
 

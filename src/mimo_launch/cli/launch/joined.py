@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from mimo_launch.cli.launch.prepare import Start, prepare, screen_of
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import custom_classes_fail
 from mimo_launch.diag.exit_codes import ExitCode, after_signal
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     import socket
@@ -66,7 +67,7 @@ def _program() -> str:
     return "torchrun ... -m mimo_launch" if torchrun else "srun ... mimo-launch"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _JoinedRank:
     """One rank; `watched` is None if it has no watcher."""
 

@@ -7,7 +7,6 @@ Leaves: acting in the role to `start`.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import typer
 
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.options import Device
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.estimate.device_constants import Calibration
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mimo_launch.spec.spec import Spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Origin:
     """A rank if `joined`, the launcher of one of several hosts if `place`, else the only launcher.
 

@@ -8,7 +8,7 @@ Leaves: starting workers to `start`.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import typer
 
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.options import device_here
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.comm.world import DeviceKind
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 Screen = AbstractContextManager["Listener"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Start:
     """What to run and how, from the command line.
 

@@ -6,7 +6,6 @@ Leaves: what the ranks do to the commands.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,13 +24,14 @@ from mimo_launch.cli.shared.options import (
     Overrides,
     Where,
 )
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.estimate.device_constants import Calibration
     from mimo_launch.spec.spec import Spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RunCommand:
     """What to run, and where: here, on several hosts, or as a rank that another program started."""
 

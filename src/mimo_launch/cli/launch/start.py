@@ -7,7 +7,6 @@ ranks of torchrun or srun to `joined`.
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mimo_launch.cli.launch.attempts import Attempts, host_lacks, interrupted_by
@@ -15,6 +14,7 @@ from mimo_launch.cli.launch.joined import run_joined
 from mimo_launch.cli.launch.prepare import Start, announce, prepare, screen_of
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import custom_classes_fail
+from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.cli.launch.origin import Origin
@@ -46,7 +46,7 @@ def start(request: Start, origin: "Origin", console: Console) -> int:
         return launcher.alone() if origin.place is None else launcher.with_others(origin.place)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Launcher:
     """Starts the workers of this host for a `request`."""
 

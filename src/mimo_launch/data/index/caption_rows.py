@@ -8,7 +8,6 @@ Leaves: which caption an epoch learns to `order.captions`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -16,11 +15,12 @@ import numpy.typing as npt
 
 from mimo_launch.data.dataset import no_sample
 from mimo_launch.data.order.permutation import Int64s
+from mimo_launch.diag.frozen import frozen
 
 WITH_CAPTIONS = "with captions"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CaptionRows:
     """The captions of records: record n has those at `firsts[n]` to `firsts[n] + counts[n]`.
 

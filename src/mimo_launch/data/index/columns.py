@@ -15,7 +15,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from mimo_launch.data.samples.decode_media import Marker
 from mimo_launch.data.samples.media_rows import PlacedMedium
 from mimo_launch.data.samples.records import TEXT_SUFFIXES
 from mimo_launch.data.sources.source_file import Member
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.step_data import ImageSpan
 
 Column = npt.NDArray[Any]
@@ -89,7 +90,7 @@ def numbers_of(placed: PlacedMedium) -> Iterator[tuple[int, ...]]:
         before += width
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SpanFields:
     """The fields of spans that are the same for all of a module, by the number of the module.
 
@@ -141,7 +142,7 @@ class DamagedIndex(Exception):
     """The files of an index cannot be used; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Columns:
     """The columns of an open index, by name; `meta` says what it was made from."""
 
@@ -265,7 +266,7 @@ def write_bad(folder: Path, bad: Iterable[Mapping[str, str]]) -> None:
 _MOST_IGNORED = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bad:
     """A record that is left out; an empty key means the rest of the shard."""
 
@@ -274,7 +275,7 @@ class Bad:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShardIndex:
     """The samples of one shard as columns, with `*_end` counted from 0, and its bad records.
 
@@ -292,7 +293,7 @@ class ShardIndex:
         return int((self.columns["caption"] == 0).sum())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IndexedSample:
     """The index entry of one sample.
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -42,6 +42,7 @@ from mimo_launch.data.sources.file_formats import open_file
 from mimo_launch.data.sources.media_suffixes import COLUMN, target_of
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.data.sources.source_file import BrokenFile, Member, Part, Recent
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.spec import Spec, UserData
 from mimo_launch.spec.user_data import Template
 
@@ -52,7 +53,7 @@ _MOST_LISTED = 5
 _KEPT = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Media:
     """What the texts of a sample share: `sizes` are completed by the first of them."""
 
@@ -318,7 +319,7 @@ def _task(number: int, shard: NamedShard, part: Part) -> ShardIndex:
     return index_part(_INDEXERS[0], number, shard, part)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Task:
     """A part of a file with this number, which one process looks at."""
 

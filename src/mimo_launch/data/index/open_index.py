@@ -13,7 +13,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from mimo_launch.data.sources.file_formats import split_files
 from mimo_launch.data.sources.kept_files import kept_folders, locked, writable
 from mimo_launch.data.sources.remote_files import RemotePath, ask_for_states
 from mimo_launch.data.sources.shard_names import NamedShard
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.processors.files import TOKENIZER
 from mimo_launch.processors.image_texts import image_text
@@ -53,7 +54,7 @@ from mimo_launch.spec.spec import Spec, UserData
 PARTS = 2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IndexProgress:
     """The progress of making the index of a split; `why` is the reason for making it."""
 

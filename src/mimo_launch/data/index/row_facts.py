@@ -7,18 +7,18 @@ rows in the same terms.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from mimo_launch.data.index.columns import Column
 from mimo_launch.data.record_facts import SHAPE, ImageFacts, Int64s, spread_out
+from mimo_launch.diag.frozen import frozen
 
 # Rows of which spans are read at once.
 _AT_ONCE = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowFacts:
     """Rows of an index by its `columns`; spans have the numbers of the modules `names`."""
 

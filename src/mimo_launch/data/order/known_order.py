@@ -6,7 +6,7 @@ Relies on: `sample_order` for the order and the packs of a run.
 Leaves: which of these steps stand for the run to `expected_steps`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 import numpy as np
@@ -16,11 +16,12 @@ from mimo_launch.data.order.sample_order import CHUNK, PackedOrder, record_order
 from mimo_launch.data.record_facts import Int64s
 from mimo_launch.data.run_records import MOST_PACKED, Records
 from mimo_launch.data.step_of_records import step_of
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.spec import Spec
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class KnownOrder:
     """The samples of the first steps: sample n has the records `ids[ends[n] : ends[n + 1]]`.
 

@@ -8,7 +8,6 @@ Leaves: steps to `sample_order`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +18,7 @@ from mimo_launch.data.order.epochs import LARGE, Epochs
 from mimo_launch.data.order.permutation import Int64s
 from mimo_launch.data.order.record_order import RecordOrder
 from mimo_launch.data.random_draws import Purpose, generator, order_of, split_key
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.spec import FilesData, Spec
 
 BLOCK = 1000
@@ -30,7 +30,7 @@ class BadMixture(ValueError):
     """Sources cannot be mixed as a spec says; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Phase:
     """From a block on, the samples of each source in a block."""
 
@@ -57,7 +57,7 @@ def counts_of(shares: Sequence[float], names: Sequence[str]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Schedule:
     """The phases of a run, and the place after its last step: exact unless records are packed."""
 

@@ -7,12 +7,11 @@ Relies on: random words from `random_draws`.
 Leaves: which items and places to `sample_order`.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from mimo_launch.data.random_draws import Words
+from mimo_launch.diag.frozen import frozen
 
 Int64s = npt.NDArray[np.int64]
 
@@ -23,7 +22,7 @@ _MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 _AT_ONCE = 1 << 16
 
 
-@dataclass(frozen=True, eq=False)
+@frozen(eq=False, slots=False)
 class Permutation:
     """A permutation of `number` items by `ROUNDS` random words."""
 

@@ -7,7 +7,6 @@ Leaves: sharing a step's samples among replicas to the layout.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 
@@ -24,6 +23,7 @@ from mimo_launch.data.order.record_order import RecordOrder, Sample, SampleOrder
 from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
 from mimo_launch.data.record_facts import RecordFacts
 from mimo_launch.data.step_of_records import StepOfRecords, step_of
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.step_data import SampleData
 from mimo_launch.spec.sections import HeldOut
 from mimo_launch.spec.spec import FilesData, Spec
@@ -250,7 +250,7 @@ def records_of(sample: Sample) -> tuple[int, ...]:
     return (sample,) if isinstance(sample, int) else sample
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SplitRecords:
     """The records of one split of a data set."""
 

@@ -11,7 +11,6 @@ Leaves: tokens to `sample_encoder`.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from os.path import commonprefix
 from typing import Any
@@ -28,6 +27,7 @@ from mimo_launch.data.samples.template_program import (
     read_marks,
     start_mark,
 )
+from mimo_launch.diag.frozen import frozen
 
 _ADVICE = (
     "in the chat_template.jinja of the tokenizer, write `{% generation %}` before what the "
@@ -42,7 +42,7 @@ _MEDIA = frozenset({"image", "images", "audio", "audios", "video", "videos"})
 _THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TextPiece:
     """A part of a message that can get marks: the content, the reasoning or a tool call."""
 

@@ -7,14 +7,14 @@ Leaves: where answers are to `answer_spans`, the limit of time to `template_prog
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Self
 
 from mimo_launch.data.samples.template_program import Spans
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.spec import ChatTemplate
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChosenParts:
     """The expressions of a template; without any, answers are learnt whole."""
 

@@ -9,7 +9,7 @@ Leaves: reading members to `shard_samples`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from mimo_launch.data.samples.member_readers import (
 )
 from mimo_launch.data.samples.readers import CutReader, readers_of
 from mimo_launch.data.shared_images import ImageSize, made_together, size_made, spans_to_make
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.files import TokenizerError
@@ -41,7 +42,7 @@ from mimo_launch.spec.spec import ChatTemplate, Spec, UserData, Videos
 _Images = list[tuple[Callable[[str], ImageSize], int | None, int]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlacedMedium:
     """Rows of one module in a sample; `member` is the index of their image, clip or video.
 

@@ -9,7 +9,6 @@ Leaves: the words for videos to `video_words`, rows to `media_rows`, tokens to `
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,6 +21,7 @@ from mimo_launch.data.samples.decode_media import Marker, Medium
 from mimo_launch.data.samples.media_rows import ShardInputs
 from mimo_launch.data.samples.template_program import Spans, TemplateRefused
 from mimo_launch.data.samples.text_tokens import add_token, without_panic
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.processors.image_texts import image_text, slice_texts, tile_texts
 from mimo_launch.spec.spec import Spec, UserData
@@ -107,7 +107,7 @@ def _in_template(
     return named[0] if named else text.strip() or None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TileText:
     """The text of an image: `whole` for an image that is not cut, the rest for an image in tiles.
 
@@ -138,7 +138,7 @@ class TileText:
         return "".join([*found, self.last])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SliceText:
     """The text of an image that precedes its slices: `begins` is a format with its number.
 

@@ -8,7 +8,6 @@ Leaves: which suffixes are media to `sources.media_suffixes`, the places of rows
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
@@ -28,6 +27,7 @@ from mimo_launch.data.samples.decode_media import (
 from mimo_launch.data.samples.decode_video import decode_sound, video_groups, video_size
 from mimo_launch.data.shared_images import ImageSize
 from mimo_launch.data.sources.media_suffixes import CODES_SUFFIX, target_of
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.frame_sampling import VideoSize, VideoTooShort
 from mimo_launch.processors.images import ImageRecipe
@@ -42,7 +42,7 @@ MediumSize = tuple[int, int]
 Array = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemberReader(ABC):
     """Reads the input of one module from a sample: images or clips, or targets to make."""
 
@@ -93,7 +93,7 @@ class MemberReader(ABC):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShownVideo:
     """The images of a video that an encoder sees, with the rows of each.
 
@@ -108,7 +108,7 @@ class ShownVideo:
     sound: ImageSize | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImageReader(MemberReader):
     """The images of one encoder or generator: the rows of each, and their pixels.
 
@@ -223,7 +223,7 @@ class ImageReader(MemberReader):
         return pixels
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClipReader(MemberReader):
     """The clips of one encoder: the rows that it makes of each, and their spectrograms.
 
@@ -302,7 +302,7 @@ class ClipReader(MemberReader):
         return log_mel(*clip, mels, frames=heard)[:, :frames]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CodesReader(MemberReader):
     """The clips of codec tokens of one talker."""
 

@@ -7,7 +7,7 @@ Leaves: the other keys of a record to `records`, writing messages as text to `ch
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from mimo_launch.data.dataset import BadSample
@@ -23,6 +23,7 @@ from mimo_launch.data.samples.record_keys import (
     ignored_keys,
     in_loss,
 )
+from mimo_launch.diag.frozen import frozen
 
 # Keys of an assistant's reasoning; current templates use the first.
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -40,7 +41,7 @@ _PART_MEDIA: dict[str, Medium] = {
 Markers = Mapping[str, Medium]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MessagePart:
     """A piece of a message: some text, or the next image, clip or video of the sample."""
 
@@ -48,7 +49,7 @@ class MessagePart:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Message:
     """One turn. `rest` are keys that only the chat template knows, such as tool calls.
 

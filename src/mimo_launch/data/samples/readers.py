@@ -9,7 +9,7 @@ Leaves: the text around images to `media_text`, the places of rows in a sample t
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -33,6 +33,7 @@ from mimo_launch.data.samples.member_readers import (
     MemberReader,
 )
 from mimo_launch.data.shared_images import ImageSize, frame_size
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import IndicatorRule, TileRule
 from mimo_launch.layout.step_data import ImageSpan
@@ -75,7 +76,7 @@ def readers_of(spec: Spec) -> Iterator[MemberReader]:
             yield CodesReader(name, makes, codes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ClassReader(ImageReader):
     """The images of one module that the class of a processor makes in a process of its own."""
 
@@ -87,7 +88,7 @@ class ClassReader(ImageReader):
         return self.as_input(self.runner.pixels(image), span)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CutReader(ImageReader):
     """The images of one encoder that cuts each image into several of one size."""
 
@@ -130,7 +131,7 @@ class CutReader(ImageReader):
         return [self.as_input(*each) for each in zip(made, spans, strict=True)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TileReader(ImageReader):
     """The images of one encoder of tiles; with `videos`, it also reads videos."""
 
@@ -185,7 +186,7 @@ class TileReader(ImageReader):
         return np.ascontiguousarray(tiles[..., :height, :width])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class IndicatedReader(TileReader):
     """The images of one encoder of tiles with learned rows between them; `cut` makes the tiles."""
 

@@ -9,7 +9,7 @@ Leaves: writing a conversation as tokens to `sample_encoder`.
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mimo_launch.data.dataset import BadSample
@@ -29,6 +29,7 @@ from mimo_launch.data.samples.record_keys import (
     whole_sample_keys,
 )
 from mimo_launch.data.sources.record_shapes import conversation_of
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.spec import CaptionTemplate, UserData
 
 TEXT_SUFFIXES = ("json", "txt")
@@ -38,7 +39,7 @@ _CHAT_KEYS = ("messages", "conversations", "texts")
 _BOXES, _PLACES = "objects", ("<ref-object>", "<bbox>")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Record:
     """The text of a sample: a caption, or a conversation.
 

@@ -17,7 +17,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import date
 from types import FrameType
 from typing import Any
@@ -30,6 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.messages import REASONING
+from mimo_launch.diag.frozen import frozen
 
 # The marks around blocks of `{% generation %}`, if they are requested. No text has these
 # characters: the last two planes of Unicode are for private use.
@@ -159,7 +159,7 @@ def _to_json(
     return _ESCAPED_MARK.sub(lambda found: str(json.loads(f'"{found[0]}"')), text)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Marked:
     """A text without its marks; start and end of each piece; and blocks of answers."""
 

@@ -14,7 +14,6 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,10 +25,11 @@ from tokenizers import AddedToken, Tokenizer
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.decode_media import Marker
 from mimo_launch.data.samples.template_program import Spans, TemplateRefused
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.processors.files import TOKENIZER, TokenizerError
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EncodedSample:
     """The text tokens of a sample [n], which of them are learned, and the markers between them.
 

@@ -11,8 +11,10 @@ import os
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+
+from mimo_launch.diag.frozen import frozen
 
 # Bytes of a block; most blocks of one request. Each block has a number: its checksum, a bit if the
 # checksum is known, and a bit if the block is here.
@@ -24,7 +26,7 @@ class WrongBytes(Exception):
     """Bytes differ from those that were seen first; the message says which."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlockCache:
     """A folder of at most `most` bytes; beyond, the least recently used files are removed."""
 

@@ -16,12 +16,12 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mimo_launch.data.sources.block_cache import BlockCache
 from mimo_launch.data.sources.kept_files import cache_folder
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.installed import REMOTE_PACKAGES, is_installed
 from mimo_launch.spec.user_data import UserData
 
@@ -55,7 +55,7 @@ def package_of(name: str) -> str:
     return " ".join(f"'{each}'" for name, each in packages.items() if not is_installed(name))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fetching:
     """How files are fetched into a cache: `patience` in seconds; nothing is if not `is_on`."""
 

@@ -9,7 +9,6 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mimo_launch.data.sources.media_suffixes import (
@@ -19,6 +18,7 @@ from mimo_launch.data.sources.media_suffixes import (
     IMAGE_FORMATS,
     VIDEO_SUFFIXES,
 )
+from mimo_launch.diag.frozen import frozen
 
 # Keys of a record that name media, and the keys of a part that do.
 KEYS = {
@@ -54,7 +54,7 @@ class BadRecord(ValueError):
     """A record cannot be used; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Medium:
     """An image, clip, video or target of a record: a file by its name, or its bytes.
 

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from mimo_launch.data.sources.media_suffixes import COLUMN, TARGET
@@ -25,6 +24,7 @@ from mimo_launch.data.sources.named_media import (
     medium_of_part,
     names_of_parts,
 )
+from mimo_launch.diag.frozen import frozen
 
 PAIRS = "texts"
 # Keys of messages, which tables may hold as JSON text.
@@ -33,7 +33,7 @@ _IN_JSON = ("messages", "conversations")
 _COLUMNS = "columns"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShapedRecord:
     """A record as members: its text as JSON, and its media by suffix, in order."""
 

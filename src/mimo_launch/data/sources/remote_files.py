@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +29,7 @@ from mimo_launch.data.sources.fetching import (
     patiently,
     pause,
 )
+from mimo_launch.diag.frozen import frozen
 
 # Imported where needed: a spec is checked without numpy.
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class State:
     """Size in bytes of a file, and a number that changes with it, as `Path.stat` gives them."""
 

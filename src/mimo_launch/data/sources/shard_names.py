@@ -19,6 +19,7 @@ from typing import Any
 
 from mimo_launch.data.sources.fetching import Fetching, is_address
 from mimo_launch.data.sources.remote_files import DataPath, RemotePath, remote_names
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import path_fault
 from mimo_launch.spec.user_data import Template
 
@@ -116,7 +117,7 @@ def _inside(text: str) -> int:
 MAX_FILES = 200_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CustomSource:
     """A data set of a user's own, as a source names it; it is not called if not `runs`."""
 

@@ -19,13 +19,14 @@ from typing import Any, Protocol, TypeVar
 from mimo_launch.data.sources.fetching import REQUESTS
 from mimo_launch.data.sources.remote_files import DataPath, RemotePath
 from mimo_launch.data.sources.shard_names import NamedShard
+from mimo_launch.diag.frozen import frozen
 
 # Open files, and bytes of records that were read last.
 MAX_OPEN, KEPT = 64, 256 << 20
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemberPlace:
     """Where a member is in its file: two numbers, the second of which is its size in bytes."""
 
@@ -48,7 +49,7 @@ class Member:
 Places = Mapping[str, MemberPlace]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """Consecutive records of a file, by the numbers of its format; `number` of them come before."""
 

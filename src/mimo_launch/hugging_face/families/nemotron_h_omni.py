@@ -7,9 +7,9 @@ Source: `transformers` 5.24, models/nemotron_h_omni.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.families.internvl import RATIO_REFUSED, shuffle_of
 from mimo_launch.hugging_face.families.nemotron_h import NEMOTRON_H
 from mimo_launch.hugging_face.families.radio import PREFIX, RADIO
@@ -34,7 +34,7 @@ _BACKBONE = ("language_model.backbone.", "language_model.model.")
 _FURTHER = "num_nextn_predict_layers"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class NemotronOmni(TowerAndDecoder):
     """A whole model, without its audio tower."""
 

@@ -5,9 +5,10 @@ the weights under our names, including the projector of a connector.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import CONFIG, Config, ConfigError
 from mimo_launch.hugging_face.settings import Settings, value_of
@@ -20,7 +21,7 @@ from mimo_launch.spec.spec import Model, TalkerModel
 READS = "reads."
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _OwnSettings(Settings):
     """Keys of a model, as they are."""
 

@@ -4,9 +4,10 @@ Sources: arXiv:2503.01743, section 2; `transformers` 5.24, models/phi4_multimoda
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.families import siglip_clip
 from mimo_launch.hugging_face.families.internvl import no_square
 from mimo_launch.hugging_face.families.phi3 import PHI3
@@ -96,7 +97,7 @@ TOWER = replace(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Phi4Multimodal(TowerAndDecoder):
     """A whole model with a second tower; settings of its text are beside those of others."""
 

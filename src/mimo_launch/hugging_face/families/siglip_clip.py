@@ -5,9 +5,10 @@ models/siglip and models/clip; 5.24, models/siglip2.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.hugging_face.family import Family, Prefixes
 from mimo_launch.hugging_face.folder import Config, number, section
 from mimo_launch.hugging_face.part import NoSuchPart, Part
@@ -146,7 +147,7 @@ TOWERS = {family.model_type: family for family in (SIGLIP, CLIP)}
 _NO_TEXT = refusals(left_out("the text encoder"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TowerAndText:
     """A SiglipModel or CLIPModel: a tower beside a text encoder, which we do not have."""
 
