@@ -223,6 +223,11 @@ def test_plain_parameters_start_as_their_constructor_says_on_any_layout() -> Non
     )
     bound = 8**-0.5  # That of nn.Linear.
     assert 0.8 * bound < one["vision.layers.0.channels.weight"].abs().max() <= bound
+    asked = of(MIXER, model={"layers": 2})
+    train = asked.train.model_copy(update={"seed": 1})
+    other = values(asked.model_copy(update={"train": train}), ParallelContext())
+    name = "vision.layers.0.channels.weight"
+    assert not torch.equal(one[name], other[name])
     state = torch.get_rng_state()
     values(of(MIXER), ParallelContext())
     assert torch.equal(state, torch.get_rng_state())

@@ -70,6 +70,22 @@ def test_any_cut_of_a_tensor_has_the_values_of_that_place() -> None:
     assert initial_values("m.weight", rows, 3, rows=range(20, 60)).equal(values[120:160])
 
 
+def test_parts_that_are_drawn_quickly_differ_and_copies_of_one_do_not() -> None:
+    """As do other seeds and other names."""
+
+    def drawn(part: range, *, name: str = "m", seed: int = 3) -> torch.Tensor:
+        layer = SegmentedModule()
+        cut = sharded("weight", (64, 8), 0, part, std=0.5)
+        layer.declare("weight", cut, dtype=torch.float64)
+        init_parameters(weight_segments(name, layer), seed, quick=True)
+        return layer.weight.detach()
+
+    one, half = drawn(range(32)), range(32, 64)
+    assert one.equal(drawn(range(32)))
+    others = (drawn(half), drawn(range(32), name="n"), drawn(range(32), seed=4))
+    assert not any(map(one.equal, others))
+
+
 def test_biases_start_as_zeros() -> None:
     made = spec({"vision": box(0), "language": box(1, model={"qkv_bias": True})})
     biases = [

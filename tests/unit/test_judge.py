@@ -231,6 +231,18 @@ def test_a_thread_makes_progress_only_in_its_phase_and_its_sign_of_life_is_none(
     assert cells.read(0).changed > entered.changed
 
 
+def test_a_phase_begins_at_its_start_however_far_a_rank_was_in_its_program() -> None:
+    """Else ranks with programs of different lengths would seem not to wait for each other."""
+    cells = HostCells(1)
+    progress = WorkerCells(cells.shared, 0).progress
+    progress.enter(Phase.PROGRAM, 5)
+    progress.at(7)
+    assert (cells.read(0).phase, cells.read(0).position) == (Phase.PROGRAM, 7)
+    progress.enter(Phase.READING, 6)
+    found = cells.read(0)
+    assert (found.phase, found.step, found.position) == (Phase.READING, 6, 0)
+
+
 def test_a_host_that_does_not_answer_is_blamed_for_lost_peers_only() -> None:
     lost = failed(0, Cause.LOST, 9.0)
     assert judge([lost], absent=[4, 5]).kind is FailureKind.ABSENT

@@ -616,6 +616,7 @@ def test_what_files_keep_together_is_bounded() -> None:
         ("/etc/hostname", "lies outside of"),
         ("file:///etc/hostname", "lies outside of"),
         ("out/secret.png", "lies outside of"),
+        ("beside/secret.png", "lies outside of"),
         ("https://example.com/a.jpg", "nothing is fetched while a run reads"),
         ("s3://bucket/a.jpg", "nothing is fetched while a run reads"),
         ("gone.png", "`gone.png` cannot be read: No such file"),
@@ -638,6 +639,11 @@ def test_what_a_record_must_not_name_is_a_bad_sample(
     (elsewhere / "secret.png").write_bytes(image_bytes(8, 8))
     (pictures / "out").symlink_to(elsewhere)
     (pictures.parent / "secret.png").write_bytes(image_bytes(8, 8))
+    # Its name begins like that of the folder.
+    beside = pictures.with_name(f"{pictures.name}-2")
+    beside.mkdir()
+    (beside / "secret.png").write_bytes(image_bytes(8, 8))
+    (pictures / "beside").symlink_to(beside)
     os.mkfifo(pictures / "pipe")
     assert why in bad_of_alone(pictures, {**LLAVA, "image": image})
 

@@ -4,6 +4,7 @@ import io
 import json
 import warnings
 import zipfile
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import MethodType, SimpleNamespace
@@ -23,6 +24,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.decode_video import video_groups, video_size
 from mimo_launch.processors.frame_sampling import EvenSampling, VideoSize, VideoTooShort
+from mimo_launch.processors.frame_sizes import FrameSize
 from mimo_launch.processors.resize_rules import OverTime
 from mimo_launch.processors.video_recipe import VideoRecipe, as_asked
 from mimo_launch.processors.videos import read_video_recipe
@@ -336,6 +338,33 @@ def test_odd_numbers_of_frames_have_the_sizes_of_transformers() -> None:
             )
             found = OverTime(8, 512, 7680, 2).size_of_frames(number, height, width)
             assert found == wanted, (number, height, width)
+
+
+@pytest.mark.parametrize(
+    ("over_time", "cap", "most"),
+    [
+        # 4 frames are 2 groups: half of 90 % of 60, 200 and 40 tokens of 64 pixels.
+        (False, 60, 1728),
+        (False, 200, 4096),
+        (False, 40, 1344),
+        # 4 frames of so many tokens.
+        (True, 30, 4 * 1920),
+        (True, 200, 15360),
+        (True, 20, 4 * 1344),
+    ],
+)
+def test_a_cap_gives_a_frame_no_more_than_its_share_and_5_percent_above_the_least(
+    *, over_time: bool, cap: int, most: int
+) -> None:
+    """As in `transformers` 5.24, qwen2_vl and qwen3_vl, which need torchvision."""
+    capped = FrameSize(8, 1280, 15360 if over_time else 4096, 2, over_time, cap)
+    limited = replace(capped, max_pixels=most, cap=None)
+    other = replace(limited, max_pixels=most * 4 // 5)
+    sizes = [(61, 47), (470, 610), (300, 100), (64, 64), (45, 500), (90, 61), (77, 33)]
+    found, want, less = (
+        [rule.size(4, *each) for each in sizes] for rule in (capped, limited, other)
+    )
+    assert found == want != less
 
 
 @pytest.mark.parametrize("asked", [{}, {"fps": 2.0}, {"fps": 0.3}, {"num_frames": 4}])
