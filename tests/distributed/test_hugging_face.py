@@ -183,6 +183,18 @@ def test_every_tensor_that_does_not_fit_is_listed_once_for_all(tmp_path: Path) -
         run_ranks(weights_on_rank, partial, tmp_path, world_size=2)
 
 
+def test_a_vocabulary_that_is_smaller_than_the_files_fits_no_table_of_words(tmp_path: Path) -> None:
+    """Its first words need not be those of the tokenizer of the run."""
+    save(tiny("llama"), tmp_path / "model")
+    asked = made("llama", "tp2", tmp_path / "model", init_partial=True, model={"vocab": VOCAB - 9})
+    words = VOCAB - 9
+    for _, [event], _ in run_ranks(weights_on_rank, asked, tmp_path, world_size=2):
+        assert event.misfits == (
+            f"lm_head.weight ({VOCAB}x32 there, {words}x32 here)",
+            f"model.embed_tokens.weight ({VOCAB}x32 there, {words}x32 here)",
+        )
+
+
 def test_tensors_that_a_family_does_not_have_are_missing_in_its_folders(tmp_path: Path) -> None:
     """A Llama has no experts: with `init_partial`, which `validate` asks for, they start anew."""
     save(tiny("llama"), tmp_path / "model")
