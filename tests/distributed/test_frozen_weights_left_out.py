@@ -15,6 +15,7 @@ from tests.support.running_ranks import run_on_running_ranks
 from mimo_launch.checkpoint.boxes import weight_boxes
 from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint, read_index
 from mimo_launch.checkpoint.loading import load_all_weights
+from mimo_launch.checkpoint.whole import check_bases
 from mimo_launch.checks.all_checks import check
 from mimo_launch.estimate.memory import checkpoint_bytes
 from mimo_launch.export.adapter_folder import adapter_plan
@@ -72,7 +73,12 @@ def test_a_run_resumes_without_its_base_on_another_layout(tmp_path: Path) -> Non
         for each in (folder, tmp_path / "alone")
     )
     assert left == pytest.approx(kept, rel=1e-9)
+    # An export looks at the third run, too.
+    third = open_checkpoint(tmp_path / "from left out", None)
+    check_bases(third)
     run_anew(make_spec("one rank", 6), base)
+    with pytest.raises(NoCheckpoint, match=f"leaves out weights, and {base} has changed since"):
+        check_bases(third)
     with pytest.raises(RankError, match=r"leaves out weights of `\w+`.*has changed since"):
         run_anew(adapted("one rank", 6, base), folder)
 
