@@ -1,7 +1,9 @@
 """What `bench` says of steps that are made up here: its estimate, and what was skipped."""
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from mimo_launch.bench.measure_steps import bench, measure
 from mimo_launch.bench.result import BenchOptions
 from mimo_launch.bench.time_shares import Measured
 from mimo_launch.comm.step_clock import Section
-from mimo_launch.comm.world import device_name
+from mimo_launch.comm.world import device_name, peak_resident
 from mimo_launch.data.nominal_samples import nominal_step_data
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
@@ -91,3 +93,10 @@ def test_steps_that_the_warmup_skipped_are_not_among_those_that_are_timed(
     found = measure(session, options(Calibration()), print, lambda: 0)
     assert not isinstance(found, int)
     assert [each.skipped for each in found[0]] == [1]
+
+
+def test_resident_memory_is_in_bytes_as_the_kernel_counts_it() -> None:
+    """A process may inherit a larger peak from what it was started by."""
+    said = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert said is not None
+    assert peak_resident() >= 0.99 * 1024 * int(said[1])

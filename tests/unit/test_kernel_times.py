@@ -16,6 +16,7 @@ from mimo_launch.estimate.forward_times import ForwardTimes
 from mimo_launch.estimate.kernel_table import KernelTable
 from mimo_launch.estimate.kernel_times import StageKernels
 from mimo_launch.kinds.layer import Workload
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.spec import Spec
@@ -280,6 +281,20 @@ def test_what_forwards_share_does_not_change_their_times(
     both = [shared.of(each) for each in works]
     assert both == [ForwardTimes(*place).of(each) for each in works]
     assert both[0] != both[1]
+
+
+def test_each_layer_gathers_the_keys_and_values_of_all_its_cp_ranks_there_and_back() -> None:
+    """256 tokens of 2 sequences, of which each of four ranks holds a quarter."""
+    of = made(box(0, model=MODEL, cp=4), box(0, model=VIT), mbs=2)
+    model = Estimator.of(Plan.of(of)).model
+    language = model.layout.language
+    place = of, model.layout, language, language.stages[0], model.constants, model.links
+    work = Workload(spans=Counter({256: 2}), held=128, rows=0, forwards=2)
+    layer, number = kind_of(of.language.model).layer_widths(0), of.train.numbers.computed.bytes
+    each = model.links.collective((0, 1, 2, 3), 512 * layer.gathers * number)
+    assert each > 0
+    found = ForwardTimes(*place).exchanges(work)
+    assert found == pytest.approx((2 * of.language.model.layers * each, 0))
 
 
 def test_a_loss_takes_twice_as_long_forward_as_backward() -> None:

@@ -135,6 +135,14 @@ def test_rows_from_the_end_of_a_pipeline_need_groups_one_way(rank: int, ways: se
     assert {name.rpartition(".")[2] for name in forward} == ways
 
 
+def test_exchanges_that_share_classes_are_one() -> None:
+    """The third component has a class of the first and one of the second."""
+    layout = layout_of(1, vision=box(0, dp=3), language=box(3, dp=3))
+    meetings = ClassMeetings(layout, (0, 1, 0, 2, 3, 1))
+    assert meetings.ranks == (0, 1, 3, 4)
+    assert {meetings.component(rank, "vision") for rank in meetings.ranks} == {(0, 1, 3, 4)}
+
+
 def test_a_class_meets_all_that_its_ranks_meet() -> None:
     layout = layout_of(1, vision=box(0, dp=2), language=box(2, dp=4, tp=2))
     meetings = ClassMeetings(layout, (0, 0, 1, 1, 1, 1, 2, 2, 2, 2))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.chat_templates import QWEN3, SPECIALS
 from tests.support.shards import CHATML, GENERATION, image_bytes, tokenizer_folder, write_shard
@@ -12,7 +13,9 @@ from tests.unit.test_shard_samples import opened, shard_spec
 
 from mimo_launch.cli.data_tables import as_text
 from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.samples.key_values import key_values
 from mimo_launch.data.samples.records import read_records
+from mimo_launch.data.sources.source_file import MemberPlace
 from mimo_launch.survey.reading_speed import survey
 
 ASKED = {"role": "user", "content": "What?"}
@@ -315,6 +318,21 @@ def test_messages_beside_a_question_are_the_conversation(tmp_path: Path) -> None
     record = {"messages": [ASKED, SECOND], "query": "x", "response": "y"}
     (read,) = read_records(chat, {"json": json.dumps(record).encode()}.get)
     assert (len(read.messages), read.ignored) == (2, ("`query`", "`response`"))
+
+
+def test_values_are_shown_by_whether_their_key_is_read(tmp_path: Path) -> None:
+    """Of a key that is not read, the first 40 letters, as it is counted."""
+    long, folder = "a_key_of_more_than_forty_letters_" * 2, tokenizer_folder(tmp_path)
+    turns = [ASKED, SECOND]
+    text = json.dumps({"messages": turns, "system": "", long: 1, "source": "y" * 99}).encode()
+    (record,) = read_records(made(folder, template="chat").data, {"json": text}.get)
+    members = {"json": MemberPlace(0, 512), "png": MemberPlace(512, 1234)}
+    found = key_values(record, text, members, {"reward": np.array([0.5, 1.0])})
+    messages = json.dumps(turns)
+    assert found.read == {
+        "messages": f"{messages[:60]}...", "png": "1,234 bytes", "column reward": "[0.5, 1.0]",
+    }  # fmt: skip
+    assert found.ignored == {long[:40]: "1", "source": '"' + "y" * 59 + "..."}
 
 
 NAMED = CHATML.replace("message['content']", "message.get('name', '') + message['content']")

@@ -352,6 +352,15 @@ def test_an_index_is_made_once_and_again_when_something_has_changed(tmp_path: Pa
     assert made_again() == ""
     made = shard_spec(tmp_path, max_rows=12)
     assert made_again() == "no index yet"
+    for other in (
+        {"max_image_pixels": 1 << 20},
+        {"max_characters": 1 << 20},
+        {"image_marker": "<picture>"},
+        {"template": {"kind": "chat", "system": "Be brief."}},
+    ):
+        made = shard_spec(tmp_path, **other)
+        assert made_again() == "no index yet"
+        assert made_again() == ""
 
 
 def test_an_index_goes_where_it_is_told_to_or_can(

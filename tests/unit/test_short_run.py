@@ -38,6 +38,12 @@ def test_warm_ups_of_0_stay_0_and_those_that_differ_still_do(
     assert not [finding for finding in check(small) if finding.is_error]
 
 
+@pytest.mark.parametrize(("steps", "short"), [(0, 0), (1, 1), (800, 2)])
+def test_a_decay_of_0_stays_0(steps: int, short: int) -> None:
+    asked = made({"kind": "wsd", "decay": steps}, {})
+    assert short_run(asked, shrink(asked)).optimizer.schedule.decay == short
+
+
 def test_percentages_become_steps_that_differ() -> None:
     asked = made({"kind": "wsd", "warmup": "1%", "decay": "20%"}, {"warmup": "5%"})
     small = short_run(asked, shrink(asked))
