@@ -23,7 +23,9 @@ from mimo_launch.hugging_face.architectures import alone
 from mimo_launch.hugging_face.folder import read_headers
 from mimo_launch.hugging_face.tensors import Place, Runs
 
-FORK = multiprocessing.get_context("fork")
+# Its children come from a process without threads: one that holds a lock may not be copied.
+FRESH = multiprocessing.get_context("forkserver")
+FRESH.set_forkserver_preload(["mimo_launch.export.export"])
 SEGMENTS = {
     "q.weight": (4, 6), "k.weight": (2, 6), "v.weight": (2, 6), "patch.weight": (3, 8),
     "embedding.weight": (10, 6),
@@ -183,32 +185,33 @@ def test_what_goes_wrong_leaves_the_earlier_export(
     assert (target / NOTE).read_text() == "second"
 
 
-def test_an_export_that_was_killed_leaves_nothing_once_the_next_has_come(tmp_path: Path) -> None:
-    """Killed as it wrote, or as it replaced an earlier one, which then comes back."""
-    target = tmp_path / "out"
+def die_exporting(target: Path, moment: str) -> None:
+    """Die while an export is written, or when an earlier one has made room for it."""
 
-    def killed(moment: str) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            if moment == "replacing":
-                patch.setattr(export, "sync_folder", lambda folder: patch_rename(patch))
-            with new_folder(target, force=True) as folder:
-                (folder / NOTE).write_text("killed")
-                if moment == "writing":
-                    os._exit(9)
-
-    def patch_rename(patch: pytest.MonkeyPatch) -> None:
+    def die_after_a_rename(folder: Path) -> None:
         rename = Path.rename
 
-        def once(path: Path, to: Path) -> None:
+        def rename_and_die(path: Path, to: Path) -> None:
             rename(path, to)
             os._exit(9)
 
-        patch.setattr(Path, "rename", once)
+        Path.rename = rename_and_die  # type: ignore[assignment, method-assign]
 
+    if moment == "replacing":
+        export.sync_folder = die_after_a_rename
+    with new_folder(target, force=True) as folder:
+        (folder / NOTE).write_text("killed")
+        if moment == "writing":
+            os._exit(9)
+
+
+def test_an_export_that_was_killed_leaves_nothing_once_the_next_has_come(tmp_path: Path) -> None:
+    """Killed as it wrote, or as it replaced an earlier one, which then comes back."""
+    target = tmp_path / "out"
     for moment, there in (("writing", ""), ("writing", "first"), ("replacing", "first")):
-        process = FORK.Process(target=killed, args=(moment,))
+        process = FRESH.Process(target=die_exporting, args=(target, moment))
         process.start()
-        process.join()
+        process.join(timeout=60)
         assert process.exitcode == 9
         assert any(path.name.startswith(".out") for path in tmp_path.iterdir())
         if there:
