@@ -35,6 +35,7 @@ from tests.support.planted_shared_keys import SHARED_KEYS_BUGS
 from tests.support.planted_silence import SILENCE_BUGS
 from tests.support.planted_sinks import SINK_BUGS
 from tests.support.planted_sliding import SLIDING_BUGS
+from tests.support.planted_split import SPLIT_BUGS
 from tests.support.planted_tiles import TILE_BUGS
 from tests.support.planted_windows import WINDOW_BUGS
 from tests.support.specs import box, spec
@@ -632,7 +633,7 @@ PARTS = (
     SINK_BUGS, IMAGE_BUGS, GATE_BUGS, LATENT_BUGS, DINOV3_BUGS, SILENCE_BUGS, CAP_BUGS,
     TILE_BUGS, REGISTER_BUGS, MTP_BUGS, GROWTH_BUGS, NOPE_BUGS, NORM_BUGS, CHUNK_BUGS,
     GEMMA4_BUGS, GEMMA4_VISION_BUGS, SHARED_KEYS_BUGS, PER_LAYER_BUGS, LLAMA4_VISION_BUGS,
-    OVIS2_VISION_BUGS,
+    OVIS2_VISION_BUGS, SPLIT_BUGS,
 )  # fmt: skip
 BUGS: dict[str, Bug] = {
     "extra mean over dp": Bug(extra_mean, disjoint()),

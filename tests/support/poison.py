@@ -29,8 +29,8 @@ class PoisonedImages:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
 
-    def images(self, split: str, index: int, encoder: str) -> list[np.ndarray]:
-        found: list[np.ndarray] = self._dataset.images(split, index, encoder)
+    def images(self, split: str, index: int, encoder: str, only: Any = None) -> list[np.ndarray]:
+        found: list[np.ndarray] = self._dataset.images(split, index, encoder, only)
         return [image * np.float32(NAN) for image in found] if index in self._samples else found
 
 

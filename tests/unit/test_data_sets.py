@@ -181,6 +181,7 @@ def test_plan_agrees_with_tokens_and_images(data, patches, split):
             assert all(s.rows <= sample_sizes.largest_image(spec, name).rows for s in spans)
             shapes = [image.shape for image in dataset.images(split, index, name)]
             assert shapes == [(1, s.height * patch, s.width * patch) for s in spans]
+            assert [image.shape for image in dataset.images(split, index, name, {1})] == shapes[1:2]
 
 
 def with_shuffle(spec: Spec, **sides: int) -> Spec:

@@ -146,6 +146,7 @@ def test_a_file_of_an_older_version_is_read() -> None:
     assert [(s.position, s.height, s.width, s.parts) for s in first.spans["vision"]] == [
         (6, 12, 21, ()), (260, 13, 18, ()), (496, 13, 18, ()),
     ]  # fmt: skip
+    assert not any(span.joined for each in samples for span in each.spans.get("vision", ()))
 
 
 def test_samples_that_are_too_long_are_no_part_of_an_epoch(tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_a_text_is_cut_behind_its_rows_and_a_sample_without_room_for_one_left_ou
         ({"images": {"eye": 1}, "text": 3}, "encoders of this spec: `vision`"),
         ({"images": 9, "rows": 90, "text": 3}, "no sample has room in `batch.seq` 512"),
         ("nowhere.json", "cannot be read"),
-        ({"version": 3}, "was not written by"),
+        ({"version": 4}, "was not written by"),
         ({"version": 1, "modules": ["vision", "language"], "sizes": 3}, "is damaged"),
         ({"version": 1, "modules": ["eye", "language"], "sizes": []}, "is for the modules eye"),
     ],

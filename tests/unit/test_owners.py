@@ -1,5 +1,6 @@
 """Who encodes what: balanced, alike on all ranks, every sample once, and only inside islands."""
 
+from collections import Counter
 from itertools import product
 from random import Random
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.checks.all_checks import is_legal
-from mimo_launch.layout import step_views
+from mimo_launch.layout import shares, step_views
 from mimo_launch.layout.balance import (
     balanced,
     even_share,
@@ -17,10 +18,10 @@ from mimo_launch.layout.balance import (
     replica_links,
     replica_sources,
     replicas_that_share,
-    shared_out,
 )
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
-from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData
+from mimo_launch.layout.shares import Share, shared_out
+from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.layout.step_views import StepViews, reads_of
 
 
@@ -228,7 +229,7 @@ def test_the_load_of_a_replica_deals_out_one_island(monkeypatch):
 
 
 def test_no_replica_exchanges_the_only_sample_of_a_group(monkeypatch):
-    """Dealing out would return the even cut; a job of many ranks has no time for it."""
+    """Sharing out would return the even cut; a job of many ranks has no time for it."""
     modules = {"vision": box(0, dp=8), "language": box(0, tp=4, dp=2)}
     layouts = [
         build_layout(spec(modules, mbs=4, microbatches=3, encoder_microbatches=at_once))
@@ -238,16 +239,19 @@ def test_no_replica_exchanges_the_only_sample_of_a_group(monkeypatch):
 
     def evenly(layout):
         return tuple(
-            tuple(even_share(layout, layout["vision"], replica, group) for replica in range(4, 8))
+            tuple(
+                Share(even_share(layout, layout["vision"], replica, group))
+                for replica in range(4, 8)
+            )
             for group in range(layout.num_groups(layout["vision"]))
         )
 
     one, several = (shared_out(each, data, each["vision"], 1) for each in layouts)
     assert [one == evenly(layouts[0]), several == evenly(layouts[1])] == [True, False]
-    monkeypatch.setattr(step_views, "shared_out", None)
+    monkeypatch.setattr(shares, "balanced", None)
     views = StepViews(layouts[0], data)
     assert one == tuple(
-        tuple(views.encoder("vision", replica, group).samples for replica in range(4, 8))
+        tuple(Share(views.encoder("vision", replica, group).samples) for replica in range(4, 8))
         for group in range(3)
     )
 
@@ -317,3 +321,127 @@ def test_layouts_share_how_a_step_is_shared_out_only_where_it_is_the_same():
         vision = layout["vision"]
         assert owners(layout, once, vision) == owners(layout, step_of(rows), vision)
     assert len(once.shares) < len(layouts)
+
+
+def step_of_several(rows: list[list[int]]) -> StepData:
+    """A step whose sample s has images of so many rows each, in one line."""
+    spans = [{"vision": tuple(ImageSpan(0, 1, n) for n in each)} for each in rows]
+    return StepData(0, tuple(SampleData(i, 1, 1, span) for i, span in enumerate(spans)))
+
+
+def several(number: int, seed: int) -> list[list[int]]:
+    """Samples of no image up to 12, with few large ones."""
+    random = Random(seed)
+    return [
+        [int(random.lognormvariate(4, 1)) for _ in range(random.randint(0, 12))]
+        for _ in range(number)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout_specs(16, supported_only=False), st.integers(0, 99))
+def test_each_image_is_encoded_once_inside_its_island_and_ranks_read_just_that(made, seed):
+    layout = build_layout(made)
+    for module in layout.encoders:
+        name, rows = module.name, several(made.batch.global_, seed)
+        spans = [
+            {each.name: tuple(ImageSpan(0, 1, n) for n in own) for each in layout.encoders}
+            for own in rows
+        ]
+        data = StepData(0, tuple(SampleData(i, 1, 1, span) for i, span in enumerate(spans)))
+        views, links = StepViews(layout, data), replica_links(layout, module.name)
+        counts: Counter[tuple[int, int]] = Counter()
+        loads = []
+        for replica in range(module.grid.size("dp")):
+            mine: Counter[tuple[int, int]] = Counter()
+            for group in range(layout.num_groups(module)):
+                view = views.encoder(name, replica, group)
+                every = {
+                    sample: view.own(sample, range(len(rows[sample]))) for sample in view.samples
+                }
+                mine.update((sample, at) for sample, own in every.items() for at in own)
+                homes = {layout.samples.locate(sample)[0] for sample in view.samples}
+                assert homes <= set(links[replica])
+                assert [image.rows for image in view.images] == [
+                    rows[sample][at] for sample, own in every.items() for at in own
+                ]
+                assert list(view.samples) == [*every]
+                assert not view.split or module.splits_samples
+            counts += mine
+            loads.append(sum(rows[sample][at] for sample, at in mine))
+            for rank in module.grid.slice(dp=replica):
+                reads = reads_of(views, rank, decode=False)
+                if name in reads.images:
+                    assert {
+                        (sample, at)
+                        for sample in reads.images[name]
+                        for at in reads.split[name].get(sample, range(len(rows[sample])))
+                    } == mine.keys()
+        assert counts == {(s, at): 1 for s, own in enumerate(rows) for at in range(len(own))}
+        assert loads == [views.load(module, replica) for replica in range(len(loads))]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("made", [FAN_IN, COLOCATED])
+def test_replicas_with_a_sample_of_many_images_are_even(made, seed):
+    """With whole samples they are far from it."""
+    layout, random = build_layout(spec(made, microbatches=1, mbs=4)), Random(seed)
+    rows = [[random.randint(100, 500) for _ in range(random.randint(8, 64))] for _ in range(4)]
+    data = step_of_several(rows)
+    found, mean = StepViews(layout, data), sum(map(sum, rows)) / 4
+    loads = [found.load(layout["vision"], replica) for replica in range(4)]
+    assert max(loads) <= 1.01 * mean
+    whole = step_of([*map(sum, rows)])
+    assert StepViews(layout, whole).imbalance(layout["vision"]).after > 1.01
+
+
+def test_samples_are_whole_where_that_is_as_even():
+    layout = build_layout(spec(COLOCATED, microbatches=2, mbs=4))
+    data = step_of_several([[3, 4]] * 4 + [[5, 1, 1]] * 4)
+    assert owners(layout, data, layout["vision"]) == [[(0, 1), (2, 3), (4, 5), (6, 7)]]
+    views = StepViews(layout, data)
+    assert not any(views.encoder("vision", replica, 0).split for replica in range(4))
+
+
+def test_few_samples_are_split():
+    """One of 40 rows among three of 4: the largest is enough."""
+    layout = build_layout(spec(COLOCATED, microbatches=1, mbs=4))
+    data = step_of_several([[2, 2], [1] * 40, [2, 2], [1, 3]])
+    views = StepViews(layout, data)
+    found = [views.encoder("vision", replica, 0) for replica in range(4)]
+    assert {sample for view in found for sample in view.split} == {1}
+    assert [view.num_rows for view in found] == [13] * 4
+
+
+def test_the_images_of_a_video_stay_together():
+    """It is decoded as a whole, and so is a picture that is cut into images."""
+    layout = build_layout(spec(COLOCATED, microbatches=1, mbs=4))
+    video = tuple(ImageSpan(0, 1, 5, joined=at not in (0, 8)) for at in range(12))
+    others = step_of_several([[1]] * 3).samples
+    data = StepData(0, (SampleData(0, 1, 1, {"vision": video}), *others))
+    views = StepViews(layout, data)
+    found = [views.encoder("vision", replica, 0) for replica in range(4)]
+    parts = [sorted(view.places(0)) for view in found if 0 in view.split]
+    assert sorted(parts) == [[*range(8)], [*range(8, 12)]]
+    assert sorted(view.num_rows for view in found) == [1, 2, 20, 40]
+
+
+def test_records_that_cannot_be_read_move_no_image():
+    """Of a pack, too: images of its other records stay with their replicas."""
+    layout = build_layout(spec(COLOCATED, microbatches=1, mbs=4))
+    records = [[9, 1, 7], [30, 2], [4, 4, 4, 5], [8]]
+    each = [
+        SampleData(n, 4, 1, {"vision": tuple(ImageSpan(0, 1, rows) for rows in own)})
+        for n, own in enumerate(records)
+    ]
+    data = StepData(0, (packed(each), *step_of_several([[1], [2], [3]]).samples))
+    left = data.without([1])
+    found: list[Counter[int]] = []
+    for step in (data, left):
+        views = StepViews(layout, step)
+        of_replicas = [views.encoder("vision", replica, 0) for replica in range(4)]
+        assert sum(0 in view.split for view in of_replicas) > 1
+        found.append([Counter(image.rows for image in view.images) for view in of_replicas])
+    gone = Counter(records[1])
+    assert sum((a - b for a, b in zip(*found, strict=True)), Counter()) == gone
+    assert not any(b - a for a, b in zip(*found, strict=True))

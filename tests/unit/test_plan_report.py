@@ -143,12 +143,14 @@ def test_ranks_tell_the_same_of_their_rows(made: Spec) -> None:
 def test_samples_of_a_module_tile_the_step(made: Spec) -> None:
     plan = Plan.of(made)
     for module in plan.layout.modules:
-        seen: Counter[int] = Counter()
+        seen, split = Counter[int](), Counter[int]()
         for own in build_rank_reports(plan, module.grid.slice(tp=0, cp=0, pp=0)):
             for row in (row for row in own.samples if row.module == module.name):
-                for first, last in row.ranges:
-                    seen.update(range(first, last + 1))
-        assert seen == Counter(range(made.batch.global_))
+                for count, ranges in ((seen, row.ranges), (split, row.split)):
+                    for first, last in ranges:
+                        count.update(range(first, last + 1))
+        assert seen.keys() == {*range(made.batch.global_)}
+        assert split == Counter({sample: number for sample, number in seen.items() if number > 1})
 
 
 def test_header_and_modules_of_a_mixed_job() -> None:

@@ -179,6 +179,9 @@ def assert_is_step(made: Spec, found: StepData, bad: set[int]) -> None:
             assert ours.num_terms(module, 1) == theirs.num_terms(module, 1)
             every = range(len(wanted.samples))
             assert ours.rows(module, every) == theirs.rows(module, every)
+            assert [ours.rows_of_media(module, each) for each in every] == [
+                theirs.rows_of_media(module, each) for each in every
+            ]
             assert ours.num_images(module) == theirs.num_images(module)
             assert ours.most_rows(module) == theirs.most_rows(module)
         for some in (every, [3, 1, 3]):

@@ -33,7 +33,7 @@ from mimo_launch.cli.shared.readiness import ready_shards
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.index.open_index import IndexProgress
-from mimo_launch.data.index.open_split import NotTrainable
+from mimo_launch.data.index.open_split import NotTrainable, OpenSplit
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.step_views import Reads
@@ -108,6 +108,10 @@ def test_reading_gives_what_the_index_says(tmp_path: Path) -> None:
             (3, 4 * span.height, 4 * span.width) for span in spans
         ]
         assert len(images) == sum(not name.endswith("json") for name in sample(index))
+        for only in ({0}, {1, 2}, set()):
+            some = found.images("train", index, "vision", only)
+            wanted = [image for at, image in enumerate(images) if at in only]
+            assert [each.tobytes() for each in some] == [each.tobytes() for each in wanted]
         first = found.answer("train", index)
         assert first == tuple(labels[here[0] :][: len(first)].tolist())
         assert not found.documents("train", index).any()
@@ -115,6 +119,25 @@ def test_reading_gives_what_the_index_says(tmp_path: Path) -> None:
     for index in (-1, 40):
         with pytest.raises(IndexError, match=rf"^sample {index} of 40 \(train\)$"):
             found.describe("train", index)
+
+
+def test_other_images_of_a_sample_are_not_read(tmp_path: Path, monkeypatch: Any) -> None:
+    write_shards(tmp_path, samples=40, bad=0, shards=2)
+    found = opened(shard_spec(tmp_path))
+    described = [found.describe("train", index) for index in range(40)]
+    index = next(each.id for each in described if len(each.spans.get("vision", ())) > 1)
+    read, correct = list[str](), OpenSplit.read
+
+    def noted(self: Any, row: int, places: Any, suffix: str) -> bytes:
+        read.append(suffix)
+        return correct(self, row, places, suffix)
+
+    monkeypatch.setattr(OpenSplit, "read", noted)
+    found.images("train", index, "vision")
+    every = read[:]
+    read.clear()
+    found.images("train", index, "vision", {1})
+    assert read == every[1:2]
 
 
 def test_images_go_to_every_encoder_of_images_and_clips_to_those_of_clips(tmp_path: Path) -> None:

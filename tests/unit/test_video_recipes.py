@@ -198,6 +198,8 @@ def test_files_of_videos_are_read(kind: str, codec: str, tmp_path: Path) -> None
     assert [(span.height, span.width, span.later) for span in spans] == [
         (4, 5, None), (4, 5, 1), (4, 5, 2),
     ]  # fmt: skip
+    assert [span.joined for span in spans] == [False, True, True]
+    assert dataset.facts("train", np.arange(1)).images["vision"].joined.tolist() == [0, 1, 1]
     arrays = dataset.images("train", 0, "vision")
     assert [array.shape for array in arrays] == [(3, 2, 32, 40)] * 3
     with av.open(io.BytesIO(file)) as container:

@@ -9,8 +9,8 @@ continue a run to `checkpoint.loading`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ Codes = npt.NDArray[np.int64]
 TokenColumn = npt.NDArray[np.float64] | npt.NDArray[np.int64]
 # Images, log-mel clips, or clips of codec tokens.
 Media = Pixels | Codes
+Item = TypeVar("Item")
 
 
 @frozen
@@ -79,6 +80,11 @@ def check_ids(ids: Int64s, number: int, split: Split) -> None:
 def no_sample(index: int | np.int64, number: int, of: str) -> IndexError:
     """Return the error that none of so many samples has an index; `of` says which they are."""
     return IndexError(f"sample {index} of {number} {of}")
+
+
+def chosen(items: Sequence[Item], only: Collection[int] | None) -> Sequence[Item]:
+    """Return the items at some places, in order; with None, all of them."""
+    return items if only is None else [item for at, item in enumerate(items) if at in only]
 
 
 class Dataset(Protocol):
@@ -184,8 +190,12 @@ class Dataset(Protocol):
         self.length(split, index)
         return {}
 
-    def images(self, split: Split, index: int, encoder: str) -> Sequence[Media]:
+    def images(
+        self, split: Split, index: int, encoder: str, only: Collection[int] | None = None
+    ) -> Sequence[Media]:
         """Return the images or clips of a sample for one encoder, in the order of its spans.
+
+        With `only`, return those of spans at these places alone.
 
         Returns:
             Arrays in the `input_shape` of the model: float32, about zero mean, [channels,

@@ -11,12 +11,12 @@ Leaves: cutting a strip into patches to the encoder; rows are patches or, with p
 squares of patches, in row-major order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Dataset, Media, check_ids, no_sample
+from mimo_launch.data.dataset import Dataset, Media, check_ids, chosen, no_sample
 from mimo_launch.data.digit_images import (
     PIXEL_DEVIATION,
     PIXEL_MEAN,
@@ -209,7 +209,9 @@ class DigitStrips(Dataset):
         labels[shape.ask : shape.num_tokens - 1] = tokens[shape.ask + 1 : shape.num_tokens]
         return tokens, labels
 
-    def images(self, split: Split, index: int, encoder: str) -> Sequence[Media]:
+    def images(
+        self, split: Split, index: int, encoder: str, only: Collection[int] | None = None
+    ) -> Sequence[Media]:
         """Return the strip [channels, 8, 8 x digits], all channels the same grey, -0.3 to 0.7.
 
         For a generator, return an image of each digit to draw, [channels, 8, 8], -0.8 to 1.8; or
@@ -220,12 +222,13 @@ class DigitStrips(Dataset):
             return []
         shown, model = load_digits().images[list(strip.images)], self._models[encoder]
         if isinstance(model, Codes):
-            return [image.reshape(-1, model.codebooks).T.astype(np.int64) for image in shown]
+            codes = [image.reshape(-1, model.codebooks).T.astype(np.int64) for image in shown]
+            return chosen(codes, only)
         if not makes:
             shown = shown.transpose(1, 0, 2).reshape(1, DIGIT_SIDE, -1)
         divisor = PIXEL_DEVIATION if makes else PIXEL_RANGE
         scaled = (shown.astype(np.float32) - np.float32(PIXEL_MEAN)) / np.float32(divisor)
-        return [np.repeat(grey[None], model.channels, axis=0) for grey in scaled]
+        return chosen([np.repeat(grey[None], model.channels, axis=0) for grey in scaled], only)
 
     def documents(self, split: Split, index: int) -> npt.NDArray[np.int64]:
         """Return zeros [seq]: a strip is one document."""

@@ -111,8 +111,8 @@ class _Sample:
         for name in spec.sources_of(LANGUAGE):
             for _ in range(self._pick_of(self._said.images, name)):
                 size_of = partial(self._size_of, {})
-                for _ in range(self._num_tiles(name, size_of)):
-                    self._place(name, size_of, None)
+                for tile in range(self._num_tiles(name, size_of)):
+                    self._place(name, size_of, None, joined=tile > 0)
             if reader is not None and reader in made_together(spec, name):
                 for _ in range(self._pick(self._said.videos)):
                     self._show_video(name, reader)
@@ -127,10 +127,12 @@ class _Sample:
         for patch in range(number):
             if rule is not None:
                 size = frame_size(rule, is_last=patch == number - 1)
-            self._place(name, partial(_always, size), patch if on_axis and patch else None)
+            later = patch if on_axis and patch else None
+            self._place(name, partial(_always, size), later, joined=patch > 0)
 
-    def _place(self, name: str, size_of: SizeOf, later: int | None) -> None:
-        found = list(upstream_spans(self._spec, name, 1 + self._rows, size_of, later))
+    def _place(self, name: str, size_of: SizeOf, later: int | None, *, joined: bool) -> None:
+        at = 1 + self._rows
+        found = list(upstream_spans(self._spec, name, at, size_of, later, joined=joined))
         for module, span in found:
             self._spans[module] = (*self._spans.get(module, ()), span)
         self._rows += found[0][1].rows

@@ -1,7 +1,7 @@
 """The steps of a run that need the most memory, found by columns of sizes.
 
 Decides: of which steps a plan estimates the memory.
-Relies on: `layout.balance` for the even cut and for balanced samples.
+Relies on: `layout.balance` for the even cut, `layout.shares` for balanced samples.
 Leaves: the sizes of samples to its callers, bytes to `estimate`.
 
 A module's memory grows with the rows that a replica makes at once, in one group of microbatches,
@@ -12,10 +12,10 @@ are padded, these are the steps with the most tokens and with the most rows in a
 Where samples stay in the even cut, shares are sums of columns. Where replicas of an island balance
 their samples, a share is at least the mean, and at most the mean plus the largest sample if it is
 that of a step or of a group that is balanced alone: a sample goes to the replica with the least
-load, which is at most the mean; moves and swaps never enlarge the largest share, and neither does
-a return to the even cut. A share of another group is at most all of its rows. Islands of steps are
-dealt out as in a run, largest bound first, until no other can be larger, or `_MOST_DEALT` were, or
-as many as `_STEPS_DEALT` steps have.
+load, which is at most the mean; moves and swaps never enlarge the largest share, and neither do
+split samples or a return to the even cut. A share of another group is at most all of its rows.
+Islands of steps are dealt out as in a run, largest bound first, until no other can be larger, or
+`_MOST_DEALT` were, or as many as `_STEPS_DEALT` steps have.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,12 +26,11 @@ import numpy.typing as npt
 
 from mimo_launch.layout.balance import (
     even_shares,
-    is_best_even,
     num_islands,
     replicas_that_share,
-    shared_out,
 )
 from mimo_launch.layout.layout import Layout, ModuleLayout
+from mimo_launch.layout.shares import shared_out
 from mimo_launch.layout.step_data import StepData
 
 Numbers = npt.NDArray[np.int64]
@@ -71,7 +70,7 @@ def _of_module(
     # Shares by the even cut, [steps, groups, replicas].
     shares = rows[:, even].sum(axis=3)
     inside = replicas_that_share(layout, module)
-    if inside == 1 or is_best_even(layout, module):
+    if inside == 1:
         return {int(shares.max(axis=(1, 2)).argmax()), int(shares.sum(axis=1).max(axis=1).argmax())}
     islands = len(rows), len(groups), num_islands(layout, module), inside
     of_group = shares.reshape(islands).sum(axis=3)
@@ -84,8 +83,9 @@ def _of_module(
     @cache
     def dealt(step: int, island: int) -> Numbers:
         """Return the rows of each share of an island, [groups, replicas of the island]."""
-        found = shared_out(layout, step_of(step), module, island)
-        return np.array([[rows[step, [*share]].sum() for share in group] for group in found])
+        data = step_of(step)
+        found = shared_out(layout, data, module, island)
+        return np.array([[share.rows(data, module.name) for share in group] for group in found])
 
     return {
         _largest(of_group.max(axis=1), lambda *island: int(dealt(*island).max())),

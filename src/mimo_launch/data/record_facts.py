@@ -19,7 +19,7 @@ Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
 # The numbers of an image, as columns of an index name them; see `shape_of`.
 TILING = tuple(f"tiling_{field}" for field in ("tall", "wide", "height", "width"))
-SHAPE = ("height", "width", "reads", "loose", *TILING)
+SHAPE = ("height", "width", "reads", "loose", "joined", *TILING)
 NO_SOURCE = -1
 # Values so few are counted one by one, not sorted.
 _MOST_COUNTED = 1 << 20
@@ -41,12 +41,16 @@ def shown_from(tall: int, wide: int, height: int, width: int) -> Shown:
 
 def shape_of(span: ImageSpan) -> tuple[int, ...]:
     """Return the numbers of `SHAPE`: all of an image that work depends on, but not its place."""
-    return (span.height, span.width, span.reads or 0, span.loose, *tiling_of(span.shown))
+    numbers = span.height, span.width, span.reads or 0, span.loose, int(span.joined)
+    return (*numbers, *tiling_of(span.shown))
 
 
-def span_from(height: int, width: int, reads: int, loose: int, *tiling: int) -> ImageSpan:
+def span_from(
+    height: int, width: int, reads: int, loose: int, joined: int, *tiling: int
+) -> ImageSpan:
     """Return an image of a shape as `shape_of` has it, at no place."""
-    return ImageSpan(0, height, width, reads or None, loose=loose, shown=shown_from(*tiling))
+    shown = shown_from(*tiling)
+    return ImageSpan(0, height, width, reads or None, loose=loose, shown=shown, joined=joined > 0)
 
 
 @frozen(eq=False)
@@ -54,7 +58,7 @@ class ImageFacts:
     """The images of one module: the place of each one's record, in order, and its `shape_of`.
 
     Shapes: `record` [images], `shapes` [images, numbers of `SHAPE`]. The images of a record are in
-    any order, which is the same for all modules that see them.
+    any order, which is the same for all modules that see them; those of a medium follow each other.
     """
 
     record: Int64s
@@ -64,6 +68,11 @@ class ImageFacts:
     def rows(self) -> Int64s:
         """Rows of each image, [images]."""
         return self.shapes[:, 0] * self.shapes[:, 1]
+
+    @property
+    def joined(self) -> npt.NDArray[np.bool_]:
+        """Whether each image is of the same medium as the one before it, [images]."""
+        return self.shapes[:, SHAPE.index("joined")] > 0
 
     @property
     def num_positions(self) -> Int64s:

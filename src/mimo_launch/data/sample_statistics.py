@@ -8,6 +8,7 @@ Leaves: who writes it to `mimo-launch data`, steps made from it to `expected_ste
 
 import json
 from dataclasses import fields
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from mimo_launch.data.samples.media_rows import PlacedMedium
 from mimo_launch.layout.step_data import ImageSpan, SampleData
 from mimo_launch.spec.spec import Spec
 
-# Version 1 lacks the sound of videos.
-VERSION, READ = 2, (1, 2)
+# Version 1 lacks the sound of videos, and 2 which images are of the same medium.
+VERSION, READ = 3, (1, 2, 3)
 _MOST = 4096
 
 
@@ -78,13 +79,13 @@ def read_statistics(spec: Spec, path: Path) -> tuple[list[SampleData], int]:
 
 
 def _numbers(names: list[str], sample: SampleData) -> list[Any]:
-    spans = [
-        numbers
-        for number, name in enumerate(names)
-        for span in sample.spans.get(name, ())
-        for numbers in numbers_of(PlacedMedium(number, 0, span))
-    ]
-    return [sample.num_tokens, sample.num_labels, sample.labels_ahead, spans]
+    numbers: list[tuple[int, ...]] = []
+    for number, name in enumerate(names):
+        spans = sample.spans.get(name, ())
+        members = accumulate(not span.joined for span in spans)
+        for member, span in zip(members, spans, strict=True):
+            numbers += numbers_of(PlacedMedium(number, member, span))
+    return [sample.num_tokens, sample.num_labels, sample.labels_ahead, numbers]
 
 
 def _sample(found: dict[str, Any], sizes: list[Any]) -> SampleData:
@@ -93,6 +94,9 @@ def _sample(found: dict[str, Any], sizes: list[Any]) -> SampleData:
     # What a file of an older version lacks, its samples do not have.
     width, nothing = len(LISTS["span"]), [False] * len(found["modules"])
     numbers = [(*each, *[0] * (width - len(each))) for each in numbers]
+    if found["version"] < 3:
+        # These do not say which images are of the same medium.
+        numbers = [(module, place, *rest) for place, (module, _, *rest) in enumerate(numbers)]
     of_module = (found.get(each.name, nothing) for each in fields(SpanFields))
     for placed in placed_from(numbers, SpanFields(*of_module)):
         name = found["modules"][placed.module]

@@ -6,7 +6,7 @@ Leaves: the order of samples to `data.order.sample_order`, threads to `loader`.
 """
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from mimo_launch.data.dataset import (
     Media,
     SourceSamples,
     TokenColumn,
+    chosen,
 )
 from mimo_launch.data.index.indexer import SampleIndexer
 from mimo_launch.data.index.open_index import Say, open_index
@@ -155,8 +156,13 @@ class ShardSamples(Dataset):
         made = found.named(row, lambda: self._columns.read(members, number, read))
         return at_labels(made, places, self._seq)
 
-    def images(self, split: Split, index: int, encoder: str) -> list[Media]:
-        """Return images [channels, height, width] or log-mel clips [mels, frames] of a sample."""
+    def images(
+        self, split: Split, index: int, encoder: str, only: Collection[int] | None = None
+    ) -> list[Media]:
+        """Return images [channels, height, width] or log-mel clips [mels, frames] of a sample.
+
+        With `only`, other members are not read.
+        """
         found = self.splits[split]
         row = found.row(index)
         of_member: dict[int, list[ImageSpan]] = {}
@@ -164,12 +170,16 @@ class ShardSamples(Dataset):
             if name == encoder:
                 of_member.setdefault(member, []).append(span)
         read = partial(self._arrays, found, row, encoder)
+        arrays, first = list[Media](), 0
         # In the order of spans: the spans of a video are consecutive.
-        return [
-            array
-            for member, spans in of_member.items()
-            for array in found.named(row, partial(read, member, spans))
-        ]
+        for member, spans in of_member.items():
+            mine = (
+                None if only is None else {place - first for place in only} & {*range(len(spans))}
+            )
+            if mine is None or mine:
+                arrays += chosen(found.named(row, partial(read, member, spans)), mine)
+            first += len(spans)
+        return arrays
 
     def documents(self, split: Split, index: int) -> Int64s:
         """Return zeros [seq]: a sample is one document."""

@@ -71,10 +71,12 @@ def upstream_spans(
     position: int,
     size_of: Callable[[str], ImageSize],
     later: int | None = None,
+    *,
+    joined: bool = False,
 ) -> Iterator[tuple[str, ImageSpan]]:
     """Yield the span of an image for a module that language reads, and for modules upstream of it.
 
-    `later` is set for a span of a video.
+    `later` is set for a span of a video, `joined` for one of the same medium as the one before it.
 
     Upstream modules that language also reads directly have their own spans. A module upstream of
     several is yielded with the first of them.
@@ -82,7 +84,7 @@ def upstream_spans(
     for each in made_together(spec, name):
         size = size_made(spec, each, size_of)
         span = ImageSpan(position, size.height, size.width, later=later, loose=size.loose)
-        yield each, replace(span, shown=size.shown)
+        yield each, replace(span, shown=size.shown, joined=joined)
 
 
 def spans_to_make(spec: Spec, name: str, made: ImageSpan) -> Iterator[tuple[str, ImageSpan]]:
@@ -155,7 +157,7 @@ def temporal_patches(
         # A video has frames instead of tiles.
         frame = frame_size(rule, is_last=place == number - 1) if rule and number > 1 else None
         sized = size_of if frame is None else partial(_framed, size_of, reader, frame)
-        spans = dict(upstream_spans(spec, name, 0, sized, _later(video, place)))
+        spans = dict(upstream_spans(spec, name, 0, sized, _later(video, place), joined=place > 0))
         if video.holds_text and name == reader:
             spans[name] = replace(spans[name], holds_text=True)
         yield spans

@@ -7,14 +7,14 @@ Relies on: `synthetic_draws` for lengths, sizes and places; `random_draws` for w
 Leaves: a learnable task to `digits`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import Dataset, Media, TokenColumn, check_ids, no_sample
+from mimo_launch.data.dataset import Dataset, Media, TokenColumn, check_ids, chosen, no_sample
 from mimo_launch.data.order.packing import count_labels
 from mimo_launch.data.random_draws import (
     Purpose,
@@ -152,8 +152,13 @@ class SyntheticSamples(Dataset):
             found[name] = drawn.integers(words, size=shape) if is_ids else drawn.random(shape)
         return at_labels(found, places, self._seq)
 
-    def images(self, split: Split, index: int, encoder: str) -> Sequence[Media]:
+    def images(
+        self, split: Split, index: int, encoder: str, only: Collection[int] | None = None
+    ) -> Sequence[Media]:
         """Return standard normal numbers in the shape of each image or clip, or random codes."""
+        return chosen(self._images(split, index, encoder), only)
+
+    def _images(self, split: Split, index: int, encoder: str) -> Sequence[Media]:
         kind = self._kinds[encoder]
         stream = 1 + list(self._kinds).index(encoder)
         normal = np.random.Generator(generator(self._content[split], index, stream))

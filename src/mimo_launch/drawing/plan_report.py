@@ -130,7 +130,15 @@ def rank_report_of(estimator: Estimator, rank: int) -> RankReport:
         replica = module.grid.index(Axis.DP, rank)
         for index in range(layout.num_groups(module)):
             samples = tuple(views.samples_at(module, replica, index))
-            forwards.append(SampleRow(module=module.name, index=index, ranges=as_ranges(samples)))
+            split = views.split_at(module, replica, index)
+            forwards.append(
+                SampleRow(
+                    module=module.name,
+                    index=index,
+                    ranges=as_ranges(samples),
+                    split=as_ranges(tuple(sorted(split))),
+                )
+            )
     return RankReport(
         header=_header(estimator, step),
         rank=_rank_row(layout, rank, per_node),

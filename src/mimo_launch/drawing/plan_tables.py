@@ -288,8 +288,11 @@ def sample_table(rows: Sequence[SampleRow]) -> Table:
     def text(ranges: Sequence[tuple[int, int]]) -> str:
         return some(ranges, MAX_RECEIVERS, sep=", ", text=lambda ends: span_text(*ends))
 
-    index = Column("group or microbatch", "index")
-    return Table((Column("module"), index, Column("samples", "ranges", text)), rows)
+    index, samples = Column("group or microbatch", "index"), Column("samples", "ranges", text)
+    columns = [Column("module"), index, samples]
+    if any(row.split for row in rows):
+        columns.append(Column("only some images of", "split", text))
+    return Table(tuple(columns), rows)
 
 
 def peer_table(rows: Sequence[PeerRow]) -> Table:

@@ -249,11 +249,15 @@ class Report:
 
 @frozen(kw_only=True)
 class SampleRow:
-    """Samples of a rank's module in one forward, as inclusive ranges of indices."""
+    """Samples of a rank's module in one forward, as inclusive ranges of indices.
+
+    Other replicas encode some images of those in `split`.
+    """
 
     module: str
     index: int
     ranges: tuple[tuple[int, int], ...]
+    split: tuple[tuple[int, int], ...] = ()
 
 
 @frozen(kw_only=True)

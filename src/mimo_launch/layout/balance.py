@@ -1,9 +1,8 @@
-"""The encoder replica that encodes each sample of a step.
+"""The encoder replicas that may encode a sample of a step.
 
-Decides: islands of replicas, the replica of each sample inside an island, and the heuristic that
-balances the work of replicas.
-Relies on: `samples` for the even cut; the StepData for the cost of a sample.
-Leaves: the samples of one replica to `step_views`, rows to `row_owners`.
+Decides: islands of replicas, and the heuristic that balances the work of replicas.
+Relies on: `samples` for the even cut.
+Leaves: the samples of each replica to `shares`, rows to `row_owners`.
 
 Minimizing the largest share is NP-hard (multiprocessor scheduling). Longest processing time first
 (Graham, 1969, SIAM J. Appl. Math. 17: at most 4/3 - 1/(3m) of the optimum, and near it once a
@@ -21,20 +20,15 @@ The cost of a sample is its number of rows, which is proportional to its patches
 layer is linear in the patches except for attention, which adds n / (2 hidden + mlp) for an image of
 n patches: 15 % at 1,024 patches in SigLIP so400m. There it would matter if one island had both
 large and small images.
-
-# Invariant: a pure function of (Layout, StepData as indexed), so all ranks get the same result, and
-# an unreadable sample does not move any other.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heapreplace
-from itertools import chain
 from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from mimo_launch.layout.layout import Layout, ModuleLayout, cached_in_layout
-from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.base import Axis
 
 if TYPE_CHECKING:
@@ -89,9 +83,6 @@ def _mend(costs: Sequence[int], shares: list[list[int]], loads: list[int]) -> bo
         loads[other] += moved
         return True
     return False
-
-
-Shares = tuple[tuple[int, ...], ...]
 
 
 def num_islands(layout: Layout, module: ModuleLayout) -> int:
@@ -168,74 +159,3 @@ def even_share(layout: Layout, module: ModuleLayout, replica: int, group: int) -
 def even_shares(layout: Layout, module: ModuleLayout, group: int) -> "Int64s":
     """Return the samples of one group by the even cut, [replicas, samples of a replica]."""
     return layout.samples.of_group(group, module.group_size).reshape(module.grid.size(Axis.DP), -1)
-
-
-def is_best_even(layout: Layout, module: ModuleLayout) -> bool:
-    """Return whether nothing is better than the even cut: replicas would only exchange samples.
-
-    That is so if they wait for each other in every group, and each has one sample of it.
-    """
-    replicas = module.grid.size(Axis.DP)
-    return module.in_phases and layout.samples.share(replicas, module.group_size) == 1
-
-
-def shared_out(
-    layout: Layout, data: StepData, module: ModuleLayout, island: int
-) -> tuple[Shares, ...]:
-    """Return the samples of an island, by group and by replica inside the island."""
-    inside = replicas_that_share(layout, module)
-    islands, groups = module.grid.size(Axis.DP) // inside, range(layout.num_groups(module))
-    # By the even cut, the samples of an island follow each other as those of one replica would.
-    lines = [layout.samples.encoder(island, islands, each, module.group_size) for each in groups]
-    members, share = [*chain.from_iterable(lines)], len(lines[0]) // inside
-    evens = [
-        tuple(line[first : first + share] for first in range(0, len(line), share)) for line in lines
-    ]
-    costs = dict(zip(members, data.rows(module.name, members), strict=True))
-    # Groups with a large sample first: the others compensate for it.
-    largest = [max(map(costs.__getitem__, chain.from_iterable(even))) for even in evens]
-    loads, found = [0] * inside, dict[int, Shares]()
-    for group in sorted(groups, key=lambda group: (-largest[group], group)):
-        shares = _shared_out_group(evens[group], costs, loads, alone=module.in_phases)
-        loads = _added(loads, shares, costs)
-        found[group] = shares
-    return tuple(found[group] for group in groups)
-
-
-def _shared_out_group(
-    even: Shares, costs: Mapping[int, int], loads: Sequence[int], *, alone: bool
-) -> Shares:
-    """Distribute one group over replicas that already have `loads` from other groups.
-
-    Between phases replicas wait for each other, so each group is balanced `alone`, and its largest
-    share goes to the replica with the least load. Before a pipeline they wait only at the end of a
-    step, so one group can compensate for another. The even cut is kept if it is as good. Samples
-    without rows stay where it puts them.
-    """
-    before = [0] * len(even) if alone else loads
-    evenly = _added(before, even, costs)
-    if len(set(evenly)) == 1:
-        return even  # Already perfect, for example if all samples are alike.
-    line = [sample for part in even for sample in part]
-    heavy = [sample for sample in line if costs[sample]]
-    own = [costs[sample] for sample in heavy]
-    shares = [[heavy[index] for index in share] for share in balanced(own, before)]
-    if alone:
-        most_first = sorted(shares, key=lambda share: -sum(costs[sample] for sample in share))
-        least_first = sorted(range(len(even)), key=lambda replica: loads[replica])
-        for replica, share in zip(least_first, most_first, strict=True):
-            shares[replica] = share
-    taker = {sample: replica for replica, part in enumerate(even) for sample in part}
-    taker |= {sample: replica for replica, share in enumerate(shares) for sample in share}
-    found: list[list[int]] = [[] for _ in even]
-    for sample in line:
-        found[taker[sample]].append(sample)
-    made = tuple(map(tuple, found))
-    is_better = sorted(_added(before, made, costs), reverse=True) < sorted(evenly, reverse=True)
-    return made if is_better else even
-
-
-def _added(loads: Sequence[int], parts: Shares, costs: Mapping[int, int]) -> list[int]:
-    return [
-        load + sum(map(costs.__getitem__, part)) for load, part in zip(loads, parts, strict=True)
-    ]

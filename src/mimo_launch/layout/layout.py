@@ -65,7 +65,7 @@ class ModuleLayout:
     `rules` that takes it; `first_trained` is the first stage with anything to train, beyond which
     no gradient flows back. In an encoder, `patches_per_row` patches become one row (pixel shuffle),
     each image may also have `learned_tokens`, some layers attend in windows of `window_side` x
-    `window_side` rows, and `balance` sets how samples move among replicas (see `layout.balance`).
+    `window_side` rows, and `balance` sets how samples move among replicas (see `layout.shares`).
     `experts` is the box of ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, so
     token counts are padded to multiples. `tied`: the first and last stage hold the same embedding,
     for the output layer or for generators that read text. `reads` names the modules that send rows
@@ -119,6 +119,14 @@ class ModuleLayout:
     def computes_loss(self) -> bool:
         """Whether it has a loss."""
         return bool(self.losses)
+
+    @property
+    def splits_samples(self) -> bool:
+        """Whether the images of a sample may be encoded by several replicas.
+
+        Not where a sample is drawn or scored as a whole, or rows of other modules arrive by sample.
+        """
+        return not self.computes_loss and not self.reads
 
     @property
     def num_shards(self) -> int:

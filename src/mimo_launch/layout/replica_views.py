@@ -10,9 +10,11 @@ Language end: the token list of a microbatch is the samples one after another. C
 gives a rank two zigzag chunks of every sample, sequence parallelism a contiguous cut of that list.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from functools import cached_property
+from itertools import accumulate, chain
+from typing import TypeVar
 
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.layout import Layout, ModuleLayout
@@ -31,24 +33,44 @@ from mimo_launch.layout.row_owners import (
 from mimo_launch.layout.step_data import ImageSpan, StepData
 from mimo_launch.spec.base import LANGUAGE, Axis
 
+Found = TypeVar("Found")
+
 
 @frozen(eq=False, slots=False)
 class EncoderView:
     """The samples that one replica of an encoder encodes for one group of microbatches.
 
-    `samples` are positions in the step, in the order in which the replica encodes them.
+    `samples` are positions in the step, in the order in which the replica encodes them. Of those in
+    `split` it encodes only some media, numbered as in `shares.Share`.
     """
 
     module: ModuleLayout
     data: StepData
     replica: int
     samples: tuple[int, ...]
+    split: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def places(self, sample: int) -> frozenset[int]:
+        """Return the places, as indexed, of the images that it encodes of a split sample."""
+        media = self.data.places_of_media(self.module.name, sample)
+        return frozenset(chain.from_iterable(media[number] for number in self.split[sample]))
+
+    def own(self, sample: int, of_images: Sequence[Found]) -> Sequence[Found]:
+        """Return those of something for each image of a sample that are for images of the view."""
+        if sample not in self.split:
+            return of_images
+        mine, readable = self.places(sample), self.data.readable_places(self.module.name, sample)
+        return [each for place, each in zip(readable, of_images, strict=True) if place in mine]
+
+    def spans(self, sample: int) -> tuple[ImageSpan, ...]:
+        """Return all images of a sample, those of other replicas included."""
+        return self.data.samples[sample].spans.get(self.module.name, ())
 
     @cached_property
     def images(self) -> tuple[ImageSpan, ...]:
         """All images, in the order of their rows."""
-        spans = (self.data.samples[sample].spans for sample in self.samples)
-        return tuple(image for each in spans for image in each.get(self.module.name, ()))
+        each = (self.own(sample, self.spans(sample)) for sample in self.samples)
+        return tuple(chain.from_iterable(each))
 
     @cached_property
     def num_rows(self) -> int:
@@ -198,15 +220,25 @@ class EncoderView:
         ]
         pieces: dict[int, list[Piece]] = {}
         offset = 0
-        for sample in self.samples:
-            end = offset + self.data.samples[sample].rows(module.name)
-            pieces[sample] = [
-                Piece(rank, sample, first - offset, last - first, first - owned.start)
+        for sample, rows in self._stretches():
+            end, skipped = offset + len(rows), rows.start - offset
+            pieces.setdefault(sample, []).extend(
+                Piece(rank, sample, first + skipped, last - first, first - owned.start)
                 for rank, owned in owners
                 if (first := max(offset, owned.start)) < (last := min(end, owned.stop))
-            ]
+            )
             offset = end
         return pieces
+
+    def _stretches(self) -> Iterator[tuple[int, range]]:
+        """Yield consecutive rows of its samples, in order: all of one, or those of an image."""
+        for sample in self.samples:
+            *firsts, last = accumulate((image.rows for image in self.spans(sample)), initial=0)
+            if sample in self.split:
+                for each in self.own(sample, [*map(range, firsts, [*firsts[1:], last])]):
+                    yield sample, each
+            else:
+                yield sample, range(last)
 
 
 @frozen(eq=False, slots=False)

@@ -43,6 +43,9 @@ class ImageSpan:
     images of the video come between them. On position axes its first row is where the first image
     begins, and a row takes one place. With `shares_bounds` the two tokens before such a video share
     a place, and so do the two after it (Qwen2.5-Omni).
+
+    An image that is `joined` is of the same file as the one before it: of a video, or cut from the
+    same picture. They are one *medium*.
     """
 
     position: int
@@ -56,6 +59,7 @@ class ImageSpan:
     shown: Shown = None
     parts: tuple[tuple[int, int], ...] = ()
     shares_bounds: bool = False
+    joined: bool = False
 
     @property
     def rows(self) -> int:
@@ -69,7 +73,7 @@ class ImageSpan:
             *(self.height, self.width, self.reads, self.gap, self.later),
             *(self.holds_text, self.loose, self.shown),
             tuple((place + by, rows) for place, rows in self.parts),
-            self.shares_bounds,
+            *(self.shares_bounds, self.joined),
         )
 
     @property
@@ -108,6 +112,12 @@ class ImageSpan:
         if not self.parts:
             return (range(self.position, self.end),)
         return tuple(range(place, place + rows) for place, rows in self.parts)
+
+
+def media(spans: Sequence[ImageSpan]) -> list[range]:
+    """Return the places of the images of each medium."""
+    firsts = [place for place, span in enumerate(spans) if not (place and span.joined)]
+    return [*map(range, firsts, [*firsts[1:], len(spans)])]
 
 
 def whole_video(sound: ImageSpan, spans: Iterable[ImageSpan]) -> range:
@@ -259,6 +269,30 @@ class StepData:
     def rows(self, module: str, samples: Sequence[int]) -> list[int]:
         """Return the number of rows that a module makes of each of these samples, as indexed."""
         return [self.indexed[sample].rows(module) for sample in samples]
+
+    def rows_of_media(self, module: str, sample: int) -> list[int]:
+        """Return the rows of each medium of a sample, the most first, as indexed."""
+        spans = self.indexed[sample].spans.get(module, ())
+        rows = [sum(span.rows for span in spans[here.start : here.stop]) for here in media(spans)]
+        return sorted(rows, reverse=True)
+
+    def places_of_media(self, module: str, sample: int) -> list[range]:
+        """Return the places of the images of each medium in the sample, in the same order."""
+        spans = self.indexed[sample].spans.get(module, ())
+        return sorted(media(spans), key=lambda here: -sum(spans[place].rows for place in here))
+
+    def readable_places(self, module: str, sample: int) -> Sequence[int]:
+        """Return the places, as indexed, of the images of a sample that are not left out."""
+        here, now = self.indexed[sample], self.samples[sample]
+        if here is now:
+            return range(len(here.spans.get(module, ())))
+        found, first = list[int](), 0
+        for record, left in zip(here.records, now.records, strict=True):
+            last = first + len(record.spans.get(module, ()))
+            if left.spans.get(module):
+                found += range(first, last)
+            first = last
+        return found
 
     def rows_of_samples(self, module: str) -> "Int64s":
         """Return the number of rows that a module makes of each sample, [samples], as indexed."""

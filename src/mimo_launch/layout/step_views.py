@@ -2,7 +2,7 @@
 
 Decides: which samples of a step each replica works on, each computed once; which ranks need texts,
 documents, answers and pixels.
-Relies on: `balance` for who encodes a sample, `replica_views` for a replica's facts about samples.
+Relies on: `shares` for who encodes a sample, `replica_views` for a replica's facts about samples.
 Leaves: pairing the two ends of a bridge to `bridge_routing`, reading to `train.prefetch`, tensors
 to `runtime`.
 
@@ -16,18 +16,12 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.layout.balance import (
-    Shares,
-    even_share,
-    even_shares,
-    is_best_even,
-    replicas_that_share,
-    shared_out,
-)
+from mimo_launch.layout.balance import even_share, even_shares, replicas_that_share
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.replica_views import EncoderView, LanguageView, pieces_of
 from mimo_launch.layout.row_owners import Piece, Run
 from mimo_launch.layout.samples import Bridge
+from mimo_launch.layout.shares import Share, Shares, shared_out
 from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.base import LANGUAGE, Axis
@@ -70,8 +64,8 @@ class StepViews:
         """Return the samples that one encoder replica encodes for one group, as a view."""
         key = (name, replica, group)
         if key not in self._encoders:
-            samples = self._encoder_samples(self.layout[name], replica, group)
-            self._encoders[key] = EncoderView(self.layout[name], self.data, replica, samples)
+            share = self._share(self.layout[name], replica, group)
+            self._encoders[key] = EncoderView(self.layout[name], self.data, replica, *share)
         return self._encoders[key]
 
     def language(self, replica: int, microbatch: int) -> LanguageView:
@@ -116,6 +110,23 @@ class StepViews:
         found = (self.samples_at(module, replica, forward) for forward in forwards)
         return tuple(sorted(sample for samples in found for sample in samples))
 
+    def split_of(self, module: ModuleLayout, rank: int) -> dict[int, frozenset[int]]:
+        """Return the places of the images that a rank's replica encodes of split samples."""
+        replica, forwards = module.grid.index(Axis.DP, rank), range(self.layout.num_groups(module))
+        found: dict[int, frozenset[int]] = {}
+        for forward in forwards:
+            found |= self.split_at(module, replica, forward)
+        return found
+
+    def split_at(
+        self, module: ModuleLayout, replica: int, forward: int
+    ) -> dict[int, frozenset[int]]:
+        """Return the same for one forward of a replica."""
+        if module.is_language:
+            return {}
+        view = self.encoder(module.name, replica, forward)
+        return {sample: view.places(sample) for sample in view.split}
+
     def samples_at(self, module: ModuleLayout, replica: int, forward: int) -> Sequence[int]:
         """Return the samples of one forward of a replica, in the order in which it runs them."""
         if module.is_language:
@@ -133,8 +144,8 @@ class StepViews:
     def load(self, module: ModuleLayout, replica: int) -> int:
         """Return the rows of one replica of an encoder in the whole step, as indexed."""
         groups = range(self.layout.num_groups(module))
-        shares = (self._encoder_samples(module, replica, group) for group in groups)
-        return sum(sum(self.data.rows(module.name, samples)) for samples in shares)
+        shares = (self._share(module, replica, group) for group in groups)
+        return sum(share.rows(self.data, module.name) for share in shares)
 
     def imbalance(self, module: ModuleLayout) -> Imbalance:
         """Return the imbalance of an encoder over the whole step, as indexed.
@@ -146,10 +157,10 @@ class StepViews:
         most = max(self.load(module, replica) for replica in replicas)
         return Imbalance.of(self.even_loads(module), most)
 
-    def _encoder_samples(self, module: ModuleLayout, replica: int, group: int) -> tuple[int, ...]:
+    def _share(self, module: ModuleLayout, replica: int, group: int) -> Share:
         inside = replicas_that_share(self.layout, module)
-        if inside == 1 or is_best_even(self.layout, module):
-            return even_share(self.layout, module, replica, group)
+        if inside == 1:
+            return Share(even_share(self.layout, module, replica, group))
         island, place = divmod(replica, inside)
         how = self.layout.samples, module.group_size, module.in_phases
         key, known = (module.name, island, inside, *how), self.data.shares
@@ -161,13 +172,17 @@ class StepViews:
 
 @frozen
 class Reads:
-    """Positions in the step of the samples that one rank reads, by the part that it reads."""
+    """Positions in the step of the samples that one rank reads, by the part that it reads.
+
+    Of samples in `split` it reads only images of some places, as indexed.
+    """
 
     texts: tuple[int, ...]
     documents: tuple[int, ...]
     answers: tuple[int, ...]
     images: dict[str, tuple[int, ...]]
     columns: tuple[int, ...] = ()
+    split: dict[str, dict[int, frozenset[int]]] = field(default_factory=dict)
 
 
 def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
@@ -177,11 +192,11 @@ def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
     columns: tuple[int, ...] = ()
     documents: tuple[int, ...] = ()
     answers: tuple[int, ...] = ()
-    images = {
-        module.name: views.samples_of(module, rank)
-        for module in layout.modules
-        if rank in module.grid and needs_arrays(module, rank)
-    }
+    readers = [
+        module for module in layout.modules if rank in module.grid and needs_arrays(module, rank)
+    ]
+    images = {module.name: views.samples_of(module, rank) for module in readers}
+    split = {module.name: views.split_of(module, rank) for module in readers}
     language = layout.language
     if rank in language.grid:
         documents = views.samples_of(language, rank)
@@ -193,7 +208,7 @@ def reads_of(views: StepViews, rank: int, *, decode: bool) -> Reads:
             columns = documents
         if decode and is_scorer(language, rank):
             answers = documents
-    return Reads(texts, documents, answers, images, columns)
+    return Reads(texts, documents, answers, images, columns, split)
 
 
 def needs_arrays(module: ModuleLayout, rank: int) -> bool:

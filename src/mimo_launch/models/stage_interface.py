@@ -70,14 +70,14 @@ class StepInputs(Protocol):
     def documents(self, sample: int) -> np.ndarray:
         """Return the document that each position belongs to, int64 [seq]."""
 
-    def images(self, sample: int, encoder: str) -> Sequence[Image]:
-        """Return the images of a sample for one encoder."""
+    def images(self, sample: int, encoder: str) -> Sequence[Image | None]:
+        """Return the images of a sample for one encoder; None for images of other replicas."""
 
     @property
     def from_cache(self) -> Collection[str]:
         """The encoders for which all rows of the step are read; the same on all ranks."""
 
-    def kept(self, sample: int, encoder: str) -> Sequence[KeptRows]:
+    def kept(self, sample: int, encoder: str) -> Sequence[KeptRows | None]:
         """Return what is kept of each image; nothing if this rank keeps no rows."""
 
     def noises(self, sample: int, generator: str, numbers: int) -> Sequence[Noise]:
@@ -167,8 +167,20 @@ class ListForward:
 
     def images(self) -> list[Image]:
         """Return the images or clips of the view."""
-        each = (self.samples.images(sample, self.module.name) for sample in self.view.samples)
-        return [image for images in each for image in images]
+        view, name = self.view, self.module.name
+        each = (view.own(sample, self.samples.images(sample, name)) for sample in view.samples)
+        return [image for images in each for image in images if image is not None]
+
+    def kept(self) -> list[KeptRows]:
+        """Return what is kept of each image of the view; nothing if this rank keeps no rows."""
+        view, name = self.view, self.module.name
+        return [
+            image
+            for sample in view.samples
+            if (images := self.samples.kept(sample, name))
+            for image in view.own(sample, images)
+            if image is not None
+        ]
 
     def patches(self) -> Patches:
         """Return the patches of this cp rank."""

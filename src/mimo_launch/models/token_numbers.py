@@ -8,6 +8,7 @@ Leaves: what is drawn for a token to `layers.dropout`.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import numpy as np
 from torch import Tensor
@@ -59,11 +60,14 @@ def _named(view: EncoderView) -> Iterator[tuple[int, int]]:
     """Yield the record and the number in it of each image or tile of a list."""
     tiles = view.module.tiles
     for sample in view.samples:
+        of_images: list[list[tuple[int, int]]] = []
         for record in view.data.samples[sample].records:
-            images = record.spans.get(view.module.name, ())
-            each = (1 if tiles is None else tiles.num_tiles(image.shown) for image in images)
-            for number in range(sum(each)):
-                yield record.id, number
+            number = 0
+            for image in record.spans.get(view.module.name, ()):
+                more = 1 if tiles is None else tiles.num_tiles(image.shown)
+                of_images.append([(record.id, number + each) for each in range(more)])
+                number += more
+        yield from chain.from_iterable(view.own(sample, of_images))
 
 
 def _of(

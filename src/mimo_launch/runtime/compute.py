@@ -81,7 +81,7 @@ class Stages:
             return module.run(stage, hidden, self._text(module, stage, action.index, step))
         forward = self._list(module, stage, action.index, step)
         is_last = module.layout.stages[stage].is_last
-        images = [each for n in forward.view.samples for each in step.inputs.kept(n, module.name)]
+        images = forward.kept()
         if module.name not in step.inputs.from_cache:
             out = module.run(stage, hidden, forward)
             if images and is_last:

@@ -291,9 +291,10 @@ class ModuleSpec(Strict):
     balance: Balance = Field(
         "linked",
         description="Give each replica of an encoder about as many patches of a step as the "
-        "others, so that one large image does not hold up all. `linked`: samples move among "
-        "replicas that feed the same language replicas; `all`: among all of them, at the price of "
-        "a bridge between all; `none`: samples stay where their index puts them.",
+        "others, so that one large image does not hold up all: samples move, and images of one "
+        "sample go to several replicas if whole samples are too uneven. `linked`: samples move "
+        "among replicas that feed the same language replicas; `all`: among all of them, at the "
+        "price of a bridge between all; `none`: samples stay where their index puts them.",
     )
     init_from: LocalPath | None = Field(
         None,

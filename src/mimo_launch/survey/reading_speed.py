@@ -22,6 +22,7 @@ from itertools import islice
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_views import Reads, StepViews, needs_arrays, reads_of
+from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec, UserData
 from mimo_launch.survey.index_statistics import Facts, find_facts, first_steps
 from mimo_launch.survey.shown_samples import Shown, show_samples
@@ -128,11 +129,14 @@ def read_steps(spec: Spec, layout: Layout, dataset: Dataset, num_steps: int) -> 
 def _most(views: StepViews, ranks: list[int]) -> Reads:
     """Return the reads of the rank with the most rows in a step or, if equal, the most texts."""
 
-    def size(reads: Reads) -> tuple[int, int]:
-        rows = sum(sum(views.data.rows(*each)) for each in reads.images.items())
-        return rows, len(reads.texts)
+    def size(of_rank: tuple[int, Reads]) -> tuple[int, int]:
+        rank, reads = of_rank
+        modules = map(views.layout.__getitem__, reads.images)
+        loads = (views.load(each, each.grid.index(Axis.DP, rank)) for each in modules)
+        return sum(loads), len(reads.texts)
 
-    return max((reads_of(views, rank, decode=False) for rank in ranks), key=size)
+    found = ((rank, reads_of(views, rank, decode=False)) for rank in ranks)
+    return max(found, key=size)[1]
 
 
 def _rest() -> None:

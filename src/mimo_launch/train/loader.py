@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mimo_launch.data.dataset import BadSample, Dataset
+from mimo_launch.data.dataset import BadSample, Dataset, chosen
 from mimo_launch.data.order.packing import joined_columns, joined_documents, joined_texts
 from mimo_launch.data.order.record_order import Sample
 from mimo_launch.data.order.sample_order import make_step_data
@@ -116,9 +116,9 @@ class ReadStep:
     texts: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     column_rows: dict[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
     document_rows: dict[int, np.ndarray] = field(default_factory=dict)
-    pixels: dict[tuple[int, str], list[Patches]] = field(default_factory=dict)
+    pixels: dict[tuple[int, str], list[Patches | None]] = field(default_factory=dict)
     noise: dict[tuple[int, str], list[Noise]] = field(default_factory=dict)
-    rows: dict[tuple[int, str], list[KeptRows]] = field(default_factory=dict)
+    rows: dict[tuple[int, str], list[KeptRows | None]] = field(default_factory=dict)
     from_cache: frozenset[str] = frozenset()
     seed: int = 0
     answers: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -141,18 +141,18 @@ class ReadStep:
         found = ((r, self.document_rows[n]) for n, r in self._readable(sample))
         return joined_documents(found, self.seq)
 
-    def images(self, sample: int, encoder: str) -> list[Patches]:
-        """Return the images of a sample for one encoder, cut into patches."""
+    def images(self, sample: int, encoder: str) -> list[Patches | None]:
+        """Return the images of a sample for one encoder, cut into patches; None if not read."""
         return [image for n, _ in self._readable(sample) for image in self.pixels[n, encoder]]
 
     def kept_of(self, encoder: str) -> Iterator[KeptRows]:
         """Yield what is kept of all images that this rank has read."""
         for (_, name), images in self.rows.items():
             if name == encoder:
-                yield from images
+                yield from (each for each in images if each is not None)
 
-    def kept(self, sample: int, encoder: str) -> list[KeptRows]:
-        """Return what is kept of each image; nothing if this rank keeps no rows."""
+    def kept(self, sample: int, encoder: str) -> list[KeptRows | None]:
+        """Return what is kept of each image, None if not read; nothing without kept rows."""
         found = (self.rows.get((n, encoder), ()) for n, _ in self._readable(sample))
         return [image for images in found for image in images]
 
@@ -264,9 +264,10 @@ def _records(
         model = spec.modules[encoder].model
         how, kind = reader(model), kind_of(model)
         cut = partial(how.cut, dtype=torch_type(spec.train.numbers.computed), pinned=pinned)
-        for number, record in records(positions):
-            read = partial(_read_images, source, record, encoder, kind, cut, caches.get(encoder))
-            yield number, read, partial(_store, into, (number, encoder))
+        read = partial(_read_images, source, encoder, kind, cut, caches.get(encoder))
+        apart = reads.split.get(encoder, {})
+        for number, record, only in _places(source.data, positions, encoder, apart):
+            yield number, partial(read, record, only), partial(_store, into, (number, encoder))
             if encoder in spec.generators:
                 draw = partial(noises_of, into.seed, into.data, record, encoder, how.row_width)
                 yield number, draw, partial(setitem, into.noise, (number, encoder))
@@ -274,31 +275,55 @@ def _records(
 
 def _read_images(
     source: UnreadStep,
-    record: SampleData,
     encoder: str,
     kind: ModelKind,
     cut: Callable[[np.ndarray], Patches],
     cache: RowCache | None,
-) -> tuple[list[Patches], list[KeptRows]]:
-    """Return the images of a record, and what `cache` keeps of each.
+    record: SampleData,
+    only: Collection[int] | None,
+) -> tuple[list[Patches | None], list[KeptRows | None]]:
+    """Return the images of a record, and what `cache` keeps of each; None for others than `only`.
 
     Raises: BadSample if they differ from the index.
     """
-    images = source.dataset.images(source.split, record.id, encoder)
-    spans = record.spans.get(encoder, ())
+    every = record.spans.get(encoder, ())
+    images = source.dataset.images(source.split, record.id, encoder, only)
+    spans = chosen(every, only)
     if len(images) != len(spans):
         raise BadSample(f"{len(images)} images for {encoder}, the index has {len(spans)}")
     for image, span in zip(images, spans, strict=True):
         if not is_array_of(kind, span, image.shape):
             shape = input_shape(kind, span)
             raise BadSample(f"an array {image.shape} for {encoder}, the index has {shape}")
-    cuts = [cut(image) for image in images]
+    cuts = iter([cut(image) for image in images])
+    placed = [next(cuts) if only is None or at in only else None for at in range(len(every))]
     if cache is None:
-        return cuts, []
-    return cuts, [cache.look_up(each, span) for each, span in zip(cuts, spans, strict=True)]
+        return placed, []
+    return placed, [
+        None if each is None else cache.look_up(each, span)
+        for each, span in zip(placed, every, strict=True)
+    ]
+
+
+def _places(
+    data: StepData, positions: Iterable[int], encoder: str, split: Mapping[int, Collection[int]]
+) -> Iterator[tuple[int, SampleData, Collection[int] | None]]:
+    """Yield the records of samples and their numbers, with the places of the images to read.
+
+    None stands for all of them.
+    """
+    for position in positions:
+        first, mine = 0, split.get(position)
+        records = data.samples[position].records
+        for number, record in zip(data.numbers(position), records, strict=True):
+            here = range(first, first := first + len(record.spans.get(encoder, ())))
+            only = None if mine is None else {at - here.start for at in mine if at in here}
+            yield number, record, only
 
 
 def _store(
-    into: ReadStep, key: tuple[int, str], found: tuple[list[Patches], list[KeptRows]]
+    into: ReadStep,
+    key: tuple[int, str],
+    found: tuple[list[Patches | None], list[KeptRows | None]],
 ) -> None:
     into.pixels[key], into.rows[key] = found

@@ -106,6 +106,7 @@ class SpanFields:
 def placed_from(numbers: Iterable[Sequence[int]], fields: SpanFields) -> tuple[PlacedMedium, ...]:
     """Return the inverse of `numbers_of` for the media of a sample."""
     found: list[PlacedMedium] = []
+    last: dict[int, int] = {}
     for each in numbers:
         module, member, position, height, width, reads, later, told, loose, *tiling, before = each
         is_sound = bool(later) and fields.hears[module]
@@ -127,7 +128,9 @@ def placed_from(numbers: Iterable[Sequence[int]], fields: SpanFields) -> tuple[P
             shown=shown_from(*tiling),
             parts=((position, width),) if is_sound else (),
             shares_bounds=is_sound and fields.shares_bounds[module],
+            joined=last.get(module) == member,
         )
+        last[module] = member
         found.append(PlacedMedium(module, member, span, told))
     return tuple(found)
 

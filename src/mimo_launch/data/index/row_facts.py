@@ -40,13 +40,17 @@ class RowFacts:
         used = end <= ends[record]
         record, at, width = record[used], at[used], width[used]
         modules, shapes = columns["span_module"][at], np.empty((len(at), len(SHAPE)), np.int64)
+        joined = np.zeros_like(width)
+        of_modules = [np.flatnonzero(modules == number) for number in range(len(self.names))]
+        for of in of_modules:
+            # As in `columns.placed_from`.
+            same = columns["span_member"][at[of[1:]]] == columns["span_member"][at[of[:-1]]]
+            joined[of[1:]] = same & (record[of[1:]] == record[of[:-1]])
+        known = {"width": width, "joined": joined}
         for place, name in enumerate(SHAPE):
-            shapes[:, place] = width if name == "width" else columns[f"span_{name}"][at]
-        return {
-            name: ImageFacts(record[of], shapes[of])
-            for number, name in enumerate(self.names)
-            if len(of := np.flatnonzero(modules == number))
-        }
+            shapes[:, place] = known[name] if name in known else columns[f"span_{name}"][at]
+        found = zip(self.names, of_modules, strict=True)
+        return {name: ImageFacts(record[of], shapes[of]) for name, of in found if len(of)}
 
     def labels(self, rows: Int64s, ends: Int64s, after: int = 0) -> Int64s:
         """Return `OpenSplit.num_labels` of rows of which so many tokens are used."""
