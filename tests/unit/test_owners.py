@@ -20,7 +20,7 @@ from mimo_launch.layout.balance import (
     replicas_that_share,
 )
 from mimo_launch.layout.layout import Layout, ModuleLayout, build_layout
-from mimo_launch.layout.shares import Share, shared_out
+from mimo_launch.layout.shares import shared_out
 from mimo_launch.layout.step_data import ImageSpan, SampleData, StepData, packed
 from mimo_launch.layout.step_views import StepViews, reads_of
 
@@ -239,19 +239,19 @@ def test_no_replica_exchanges_the_only_sample_of_a_group(monkeypatch):
 
     def evenly(layout):
         return tuple(
-            tuple(
-                Share(even_share(layout, layout["vision"], replica, group))
-                for replica in range(4, 8)
-            )
+            tuple(even_share(layout, layout["vision"], replica, group) for replica in range(4, 8))
             for group in range(layout.num_groups(layout["vision"]))
         )
 
-    one, several = (shared_out(each, data, each["vision"], 1) for each in layouts)
+    one, several = (
+        tuple(tuple(share.samples for share in group) for group in found)
+        for found in (shared_out(each, data, each["vision"], 1) for each in layouts)
+    )
     assert [one == evenly(layouts[0]), several == evenly(layouts[1])] == [True, False]
     monkeypatch.setattr(shares, "balanced", None)
     views = StepViews(layouts[0], data)
     assert one == tuple(
-        tuple(Share(views.encoder("vision", replica, group).samples) for replica in range(4, 8))
+        tuple(views.encoder("vision", replica, group).samples for replica in range(4, 8))
         for group in range(3)
     )
 

@@ -83,9 +83,8 @@ def _of_module(
     @cache
     def dealt(step: int, island: int) -> Numbers:
         """Return the rows of each share of an island, [groups, replicas of the island]."""
-        data = step_of(step)
-        found = shared_out(layout, data, module, island)
-        return np.array([[share.rows(data, module.name) for share in group] for group in found])
+        found = shared_out(layout, step_of(step), module, island)
+        return np.array([[share.rows for share in group] for group in found])
 
     return {
         _largest(of_group.max(axis=1), lambda *island: int(dealt(*island).max())),

@@ -5,11 +5,11 @@ Decides: the replica of each sample inside an island, and which samples are spli
 Relies on: `balance` for islands, the even cut and the heuristic; the StepData for costs.
 Leaves: the work of one replica to `replica_views`.
 
-Whole samples are dealt out first. Only if the largest share is then too large are the samples of
-several media with the most rows dealt out medium by medium: one of them, two, four, and so on. So
-few samples are split, and no share gets larger. No row of an encoder depends on another image, so
-this moves terms of sums only, as balancing does. A medium stays whole because it is decoded as a
-whole.
+Whole samples are dealt out first. Only if the largest share is then too large are samples of
+several media dealt out medium by medium: those that are too large for any share or else the largest
+one, then twice as many, and so on. So few samples are split, and no share gets larger. No row of an
+encoder depends on another image, so this moves terms of sums only, as balancing does. A medium
+stays whole because it is decoded as a whole.
 
 # Invariant: a pure function of (Layout, StepData as indexed), so all ranks get the same result, and
 # an unreadable sample does not move any other.
@@ -31,22 +31,15 @@ class Share(NamedTuple):
     """What a replica encodes for a group: samples, of those in `split` only some media.
 
     The media of a sample are numbered from the one with the most rows on, in the sample as indexed.
+    `rows` are those of all of it, as indexed.
     """
 
     samples: tuple[int, ...]
+    rows: int
     split: Mapping[int, tuple[int, ...]] = MappingProxyType({})
-
-    def rows(self, data: StepData, module: str) -> int:
-        """Return the number of rows that a module makes of it, as indexed."""
-        found = sum(data.rows(module, [each for each in self.samples if each not in self.split]))
-        for sample, numbers in self.split.items():
-            rows = data.rows_of_media(module, sample)
-            found += sum(rows[number] for number in numbers)
-        return found
 
 
 Shares = tuple[Share, ...]
-Even = Sequence[Sequence[int]]
 # In place of the number of a medium.
 _WHOLE = -1
 
@@ -60,16 +53,32 @@ def shared_out(
     # By the even cut, the samples of an island follow each other as those of one replica would.
     lines = [layout.samples.encoder(island, islands, each, module.group_size) for each in groups]
     members, share = [*chain.from_iterable(lines)], len(lines[0]) // inside
-    evens = [[line[at : at + share] for at in range(0, len(line), share)] for line in lines]
     costs = dict(zip(members, data.rows(module.name, members), strict=True))
     dealer = _Dealer(data, module, costs, [0] * inside)
+    evens = [
+        tuple(dealer.whole(line[at : at + share]) for at in range(0, len(line), share))
+        for line in lines
+    ]
     if not module.in_phases:
         return tuple(dealer.best(evens))
     found = dict[int, Shares]()
     for group in dealer.largest_first(evens):
         (found[group],) = dealer.best([evens[group]])
-        dealer.loads = dealer.added(dealer.loads, found[group])
+        dealer.loads = added(dealer.loads, found[group])
     return tuple(found[group] for group in groups)
+
+
+def added(loads: Sequence[int], shares: Shares) -> list[int]:
+    """Return loads with those of shares."""
+    return [load + share.rows for load, share in zip(loads, shares, strict=True)]
+
+
+def _most(groups: Sequence[Shares]) -> int:
+    """Return the most rows of a replica in some groups."""
+    loads = [0] * len(groups[0])
+    for shares in groups:
+        loads = added(loads, shares)
+    return max(loads)
 
 
 @dataclass
@@ -87,34 +96,34 @@ class _Dealer:
     loads: list[int]
     _media: dict[int, list[int]] = field(default_factory=dict)
 
-    def best(self, evens: Sequence[Even]) -> list[Shares]:
-        """Return the shares of some groups: of whole samples, unless the largest is too large."""
+    def whole(self, samples: Sequence[int]) -> Share:
+        """Return a share of whole samples."""
+        return Share(tuple(samples), sum(map(self.costs.__getitem__, samples)))
+
+    def best(self, evens: Sequence[Shares]) -> list[Shares]:
+        """Return the shares of some groups: of whole samples, unless the largest is too large.
+
+        `evens` are those by the even cut.
+        """
         found = self._deal(evens, frozenset())
-        most = self._most(found)
-        mean = sum(self.costs[each] for even in evens for part in even for each in part)
-        enough, number = GOOD_ENOUGH * mean / len(self.loads), 1
+        most, mean = _most(found), sum(share.rows for even in evens for share in even)
+        enough = GOOD_ENOUGH * mean / len(self.loads)
         several = self._of_several(evens) if most > enough else []
+        # All that are too large by themselves; then twice as many, and so on.
+        number = max(1, sum(self.costs[sample] > enough for sample in several))
         while most > enough and number < 2 * len(several):
             again = self._deal(evens, frozenset(several[:number]))
-            if (less := self._most(again)) < most:
+            if (less := _most(again)) < most:
                 found, most = again, less
             number *= 2
         return found
 
-    def largest_first(self, evens: Sequence[Even]) -> list[int]:
+    def largest_first(self, evens: Sequence[Shares]) -> list[int]:
         """Return groups with a large sample first: the others compensate for it."""
-        largest = [max(map(self.costs.__getitem__, chain.from_iterable(even))) for even in evens]
+        largest = [
+            max(self.costs[sample] for share in even for sample in share.samples) for even in evens
+        ]
         return sorted(range(len(evens)), key=lambda group: (-largest[group], group))
-
-    def added(self, loads: Sequence[int], shares: Shares) -> list[int]:
-        """Return loads with those of shares."""
-        return [load + self._cost(share) for load, share in zip(loads, shares, strict=True)]
-
-    def _cost(self, share: Share) -> int:
-        whole = sum(self.costs[each] for each in share.samples if each not in share.split)
-        return whole + sum(
-            self._rows(sample)[each] for sample, numbers in share.split.items() for each in numbers
-        )
 
     def _rows(self, sample: int) -> list[int]:
         """Return the rows of each medium of a sample."""
@@ -122,73 +131,64 @@ class _Dealer:
             self._media[sample] = self.data.rows_of_media(self.module.name, sample)
         return self._media[sample]
 
-    def _most(self, groups: Sequence[Shares]) -> int:
-        """Return the most rows of a replica in some groups."""
-        return max(sum(map(self._cost, shares)) for shares in zip(*groups, strict=True))
-
-    def _of_several(self, evens: Sequence[Even]) -> list[int]:
+    def _of_several(self, evens: Sequence[Shares]) -> list[int]:
         """Return the samples of several media, the one with the most rows first."""
         if not self.module.splits_samples:
             return []
-        members = chain.from_iterable(chain.from_iterable(evens))
+        members = (sample for even in evens for share in even for sample in share.samples)
         several = [each for each in members if len(self._rows(each)) > 1]
         return sorted(several, key=lambda sample: (-self.costs[sample], sample))
 
-    def _deal(self, evens: Sequence[Even], split: frozenset[int]) -> list[Shares]:
+    def _deal(self, evens: Sequence[Shares], split: frozenset[int]) -> list[Shares]:
         """Return the shares of some groups if the media of the samples in `split` are apart."""
         loads, found = self.loads, dict[int, Shares]()
         for group in self.largest_first(evens):
             found[group] = self._deal_group(evens[group], loads, split)
-            loads = self.added(loads, found[group])
+            loads = added(loads, found[group])
         return [found[group] for group in range(len(evens))]
 
-    def _deal_group(self, even: Even, loads: Sequence[int], split: frozenset[int]) -> Shares:
+    def _deal_group(self, even: Shares, loads: Sequence[int], split: frozenset[int]) -> Shares:
         """Return the shares of one group.
 
         The even cut is kept if it is as good. Samples without rows stay where it puts them.
         """
-        alone, cut = self.module.in_phases, tuple(Share(tuple(part)) for part in even)
+        alone, costs = self.module.in_phases, self.costs
         before = [0] * len(even) if alone else loads
-        evenly = self.added(before, cut)
-        line = [*chain.from_iterable(even)]
+        evenly = added(before, even)
+        line = [sample for share in even for sample in share.samples]
         here = split.intersection(line)
         # Already perfect, for example if all samples are alike; or replicas would only exchange
         # their samples.
-        if len(set(evenly)) == 1 or (alone and len(even[0]) == 1 and not here):
-            return cut
-        items = [
-            (sample, number)
-            for sample in line
-            if self.costs[sample]
-            for number in (range(len(self._rows(sample))) if sample in here else (_WHOLE,))
-        ]
-        own = [
-            self.costs[sample] if number == _WHOLE else self._rows(sample)[number]
-            for sample, number in items
-        ]
+        if len(set(evenly)) == 1 or (alone and len(line) == len(even) and not here):
+            return even
+        items, own = list[tuple[int, int]](), list[int]()
+        for sample in line:
+            if sample in here:
+                own += (rows := self._rows(sample))
+                items += [(sample, number) for number in range(len(rows))]
+            elif costs[sample]:
+                own.append(costs[sample])
+                items.append((sample, _WHOLE))
         shares = balanced(own, before)
         if alone:
-            most_first = sorted(shares, key=lambda share: -sum(own[each] for each in share))
+            most_first = sorted(shares, key=lambda share: -sum([own[each] for each in share]))
             least_first = sorted(range(len(even)), key=lambda replica: loads[replica])
             for replica, share in zip(least_first, most_first, strict=True):
                 shares[replica] = share
-        # By replica, the media that it takes of each sample.
-        taken = [
-            {sample: list[int]() for sample in part if not self.costs[sample]} for part in even
-        ]
-        for mine, share in zip(taken, shares, strict=True):
-            for sample, number in (items[each] for each in sorted(share)):
-                mine.setdefault(sample, []).append(number)
-        made = tuple(self._share(line, here, mine) for mine in taken)
-        is_better = sorted(self.added(before, made), reverse=True) < sorted(evenly, reverse=True)
-        return made if is_better else cut
-
-    def _share(
-        self, line: Sequence[int], split: frozenset[int], taken: Mapping[int, Sequence[int]]
-    ) -> Share:
-        parts = {
-            sample: tuple(numbers)
-            for sample, numbers in taken.items()
-            if sample in split and len(numbers) < len(self._rows(sample))
-        }
-        return Share(tuple(sample for sample in line if sample in taken), parts)
+        made = []
+        for was, share in zip(even, shares, strict=True):
+            # The media that the replica takes of each sample.
+            taken = {sample: list[int]() for sample in was.samples if not costs[sample]}
+            for each in sorted(share):
+                sample, number = items[each]
+                taken.setdefault(sample, []).append(number)
+            samples = tuple([sample for sample in line if sample in taken])
+            parts = {
+                sample: tuple(taken[sample])
+                for sample in samples
+                if sample in here and len(taken[sample]) < len(self._rows(sample))
+            }
+            made.append(Share(samples, sum([own[each] for each in share]), parts))
+        result = tuple(made)
+        is_better = sorted(added(before, result), reverse=True) < sorted(evenly, reverse=True)
+        return result if is_better else even

@@ -65,7 +65,9 @@ class StepViews:
         key = (name, replica, group)
         if key not in self._encoders:
             share = self._share(self.layout[name], replica, group)
-            self._encoders[key] = EncoderView(self.layout[name], self.data, replica, *share)
+            self._encoders[key] = EncoderView(
+                self.layout[name], self.data, replica, share.samples, share.split
+            )
         return self._encoders[key]
 
     def language(self, replica: int, microbatch: int) -> LanguageView:
@@ -144,8 +146,7 @@ class StepViews:
     def load(self, module: ModuleLayout, replica: int) -> int:
         """Return the rows of one replica of an encoder in the whole step, as indexed."""
         groups = range(self.layout.num_groups(module))
-        shares = (self._share(module, replica, group) for group in groups)
-        return sum(share.rows(self.data, module.name) for share in shares)
+        return sum(self._share(module, replica, group).rows for group in groups)
 
     def imbalance(self, module: ModuleLayout) -> Imbalance:
         """Return the imbalance of an encoder over the whole step, as indexed.
@@ -160,7 +161,8 @@ class StepViews:
     def _share(self, module: ModuleLayout, replica: int, group: int) -> Share:
         inside = replicas_that_share(self.layout, module)
         if inside == 1:
-            return Share(even_share(self.layout, module, replica, group))
+            samples = even_share(self.layout, module, replica, group)
+            return Share(samples, sum(self.data.rows(module.name, samples)))
         island, place = divmod(replica, inside)
         how = self.layout.samples, module.group_size, module.in_phases
         key, known = (module.name, island, inside, *how), self.data.shares
