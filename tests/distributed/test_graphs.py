@@ -99,13 +99,14 @@ ENCODERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"max_patches": 8},
     ),
-    "a frozen tower behind a connector that trains": (
+    "a frozen tower behind a connector that trains, cp": (
         {
             "vision": box(0, frozen=True),
-            "merger": box(1, tp=2, **connector("vision", queries=2)),
-            "language": box(3, frozen=True),
+            # Six queries: the second rank begins with the last one of an image.
+            "merger": box(1, cp=3, **connector("vision", queries=3)),
+            "language": box(4, frozen=True),
         },
-        IMAGES,
+        {},
     ),
     "a frozen connector passes gradients to its tower": (
         {
