@@ -72,6 +72,26 @@ def test_64_replicas_in_front_of_15_are_one_plan() -> None:
     assert sorted(sample for each in samples for sample in each) == list(range(15 * 128))
 
 
+@pytest.mark.parametrize(
+    ("encoders", "in_phases"),
+    [
+        ({"one": box(0, pp=2)}, set()),
+        ({"one": box(0, dp=2), "other": box(0, tp=2)}, set()),
+        ({"one": box(0, pp=2), "other": box(2, pp=2)}, set()),
+        ({"one": box(0, pp=2), "other": box(0, dp=2)}, {"one", "other"}),
+        ({"one": box(0, pp=2), "other": box(1, dp=2), "last": box(2)}, {"one", "other", "last"}),
+        ({"one": box(0, pp=2), "other": box(1), "apart": box(2)}, {"one", "other"}),
+        ({"one": box(0), "other": box(3, dp=2)}, {"other"}),
+    ],
+)
+def test_encoders_that_share_ranks_run_in_phases_if_one_has_several_stages(
+    encoders: dict[str, Any], in_phases: set[str]
+) -> None:
+    """Else ranks would run the stages of two pipelines in other orders. Language has rank 4."""
+    layout = build_layout(spec({**encoders, "language": box(4)}, mbs=2))
+    assert {each.name for each in layout.encoders if each.in_phases} == in_phases
+
+
 def test_encoders_in_front_take_one_microbatch_where_others_run_in_phases() -> None:
     layout = layout_of(4, 2, near=box(1), vision=box(0), language=box(1, pp=2))
     assert (layout["near"].group_size, layout["vision"].group_size) == (2, 1)

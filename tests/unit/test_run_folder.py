@@ -8,6 +8,7 @@ import pytest
 
 from mimo_launch.checkpoint.folder import (
     CHECKPOINTS,
+    DAMAGED,
     FORMAT,
     PARTIAL,
     Base,
@@ -200,6 +201,18 @@ def test_a_deletion_that_is_killed_leaves_no_checkpoint(
     delete_old(tmp_path, 1)
     whole = [path.name for path in all_checkpoints(tmp_path) if is_complete(path)]
     assert whole == [folder_name(3)]
+
+
+def test_what_is_left_of_saves_goes_if_it_is_older_and_damaged_ones_stay(tmp_path: Path) -> None:
+    for step in (1, 3):
+        add_checkpoint(tmp_path, step)
+    others = [folder_name(step) + end for step in (2, 4) for end in (PARTIAL, DAMAGED)]
+    for name in others:
+        (tmp_path / CHECKPOINTS / name).mkdir()
+    delete_old(tmp_path, 1)
+    assert sorted(path.name for path in all_checkpoints(tmp_path)) == sorted(
+        [folder_name(3), *others[1:]]
+    )
 
 
 def test_a_file_that_is_new_in_a_folder_of_weights_is_a_change_of_it() -> None:
