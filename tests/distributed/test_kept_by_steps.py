@@ -210,6 +210,9 @@ STEPS = {
         data=SMALL,
     ),
     "multi-token prediction": step(language(mtp={"depth": 1})),
+    "multi-token prediction, recomputing attention and mlp": step(
+        language(mtp={"depth": 1}), language={"recompute": ["attention", "mlp"]}
+    ),
     "latent attention": step(language(**LATENT)),
     "gated attention": step(language(gated_attention=True, qk_norm=True, rotary_factor=0.25)),
     "layers without rotary positions": step(language(**NOPE)),

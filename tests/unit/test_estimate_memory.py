@@ -9,9 +9,10 @@ from tests.support.specs import box, spec
 
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
-from mimo_launch.estimate.memory import checkpoint_bytes
+from mimo_launch.estimate.memory import StageMemory, checkpoint_bytes, weight_memory
 from mimo_launch.estimate.rows import MemoryRow
 from mimo_launch.kinds.vocabulary import padded_vocab_size
+from mimo_launch.layout.layout import build_layout
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 
@@ -43,6 +44,16 @@ def language(microbatches: int = 4, mbs: int = 2, **more: object) -> Spec:
         seq=256,
         train={"steps": 1, "precision": "bf16"},
     )
+
+
+@pytest.mark.parametrize("more", [{}, {"sharding": "full"}, {"frozen": True}])
+def test_weights_are_cut_over_cp_as_over_replicas(more: dict[str, object]) -> None:
+    def of_weights(**grid: int) -> StageMemory:
+        made = language(mbs=8, **grid, **more)
+        module = build_layout(made).language
+        return weight_memory(made, module, module.stages[0], 0, several=True)
+
+    assert of_weights(cp=4) == of_weights(cp=2, dp=2) == of_weights(dp=4) != of_weights()
 
 
 def test_state_is_sharded_over_dp_and_cp() -> None:

@@ -3,9 +3,11 @@
 from dataclasses import asdict
 from pathlib import Path
 from shutil import disk_usage
+from typing import NoReturn
 
 import pytest
 
+from mimo_launch.checkpoint import index
 from mimo_launch.checkpoint.folder import (
     CHECKPOINTS,
     DAMAGED,
@@ -21,6 +23,7 @@ from mimo_launch.checkpoint.folder import (
     read_marker,
     set_aside,
 )
+from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.launcher.host_resources import lacks_room, num_added
 from mimo_launch.launcher.run_folder import (
@@ -213,6 +216,28 @@ def test_what_is_left_of_saves_goes_if_it_is_older_and_damaged_ones_stay(tmp_pat
     assert sorted(path.name for path in all_checkpoints(tmp_path)) == sorted(
         [folder_name(3), *others[1:]]
     )
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_command_looks_again_only_if_a_run_has_saved_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, saves: bool
+) -> None:
+    """Of these none can be read; the first is deleted while it is opened."""
+    add_checkpoint(tmp_path, 1)
+    looks = []
+
+    def read(folder: Path) -> NoReturn:
+        looks.append(folder.name)
+        if saves and len(looks) == 1:
+            add_checkpoint(tmp_path, 2)
+            delete_old(tmp_path, 1)
+        raise DamagedCheckpoint("gone")
+
+    monkeypatch.setattr(index, "spec_from_data", lambda data: tiny())
+    monkeypatch.setattr(index, "read_index", read)
+    with pytest.raises(NoCheckpoint, match="gone"):
+        open_checkpoint(tmp_path, None)
+    assert looks == [folder_name(step) for step in ((1, 2) if saves else (1,))]
 
 
 def test_a_file_that_is_new_in_a_folder_of_weights_is_a_change_of_it() -> None:
