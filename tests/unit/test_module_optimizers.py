@@ -16,6 +16,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.layers.parameter_segments import local_tensor
 from mimo_launch.models.build import RankModule, build_modules
 from mimo_launch.optimizer.module_optimizers import Updates, rate_at
+from mimo_launch.optimizer.sgd import LocalSGD
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.optimizers import ADAMW, RULES, SGD
 from mimo_launch.spec.spec import Spec
@@ -227,3 +228,13 @@ def test_a_weight_that_a_class_of_a_user_freezes_stays() -> None:
     own = {name: moves for name, moves in found.items() if name.startswith("vision.")}
     assert own == {name: not name.endswith(".channels.weight") for name in own}
     assert list(own.values()).count(False) == 1
+
+
+def test_plain_descent_forgets_earlier_gradients() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    groups = [{"params": [weight], "weight_decay": 0.0, "lr": LR}]
+    descent = LocalSGD(groups, asked(kind="sgd").optimizer)
+    for step in range(1, 4):
+        weight.grad = torch.tensor([1.0, -2.0])
+        descent.step()
+        assert weight.tolist() == [-LR * step, 2 * LR * step]

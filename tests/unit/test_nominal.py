@@ -44,6 +44,14 @@ def test_spelled_digits_have_no_rows() -> None:
     assert (real.num_tokens, real.num_labels) == (nominal.num_tokens, nominal.num_labels)
 
 
+@pytest.mark.parametrize(("text_only", "labels"), [(0.0, 5), (1.0, 6)])
+def test_three_in_five_pairs_of_text_tokens_are_labels(text_only: float, labels: int) -> None:
+    """11 tokens are 10 pairs; an image parts one of them."""
+    data = {"kind": "synthetic", "min_text": 11, "max_text": 11, "text_only": text_only}
+    made = spec(ENCODERS, seq=64, mbs=4, data=data | {"image": [2, 2]})
+    assert nominal_step_data(made).samples[0].num_labels == labels
+
+
 def test_mean_number_of_digits_is_rounded_up() -> None:
     data = nominal_step_data(digits(min_digits=1, max_digits=6, text_only=0.1))
     assert len(data.samples) == 4

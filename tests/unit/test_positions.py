@@ -28,6 +28,7 @@ from mimo_launch.spec.spec import Spec  # noqa: E402
 from mimo_launch.train.loader import UnreadStep, step_inputs  # noqa: E402
 
 SEQ, SAMPLES = 80, 24
+MODES = {"averaged": "bilinear", "bicubic_averaged": "bicubic"}
 
 
 def test_an_image_counts_rows_and_columns_and_text_goes_on_behind_its_longer_side() -> None:
@@ -140,3 +141,19 @@ def test_nearest_positions_are_those_of_transformers(side: int) -> None:
             sizes = torch.tensor([height, width]).expand(height * width, 2)
             places = torch.cat([torch.stack([y.flatten(), x.flatten()], dim=1), sizes], dim=1)
             assert torch.equal(ours(places), wanted)
+
+
+@pytest.mark.parametrize(("interpolation", "mode"), MODES.items())
+@pytest.mark.parametrize("size", [(2, 3), (5, 4), (7, 11)])
+def test_averages_are_those_of_torch_with_antialias(
+    interpolation: Any, mode: str, size: tuple[int, int]
+) -> None:
+    """Of images smaller than the table of 5 x 4 places, and larger."""
+    shape = PositionsShape((5, 4), has_class_token=False, width=3, interpolation=interpolation)
+    layer = LearnedPositions(ParallelContext(dtype=torch.float64), shape)
+    table = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    layer.weight.data.copy_(table)
+    grid = table.T.view(1, 3, 5, 4)
+    resized = torch.nn.functional.interpolate(grid, size, mode=mode, antialias=True)
+    places = torch.tensor([(y, x, *size) for y in range(size[0]) for x in range(size[1])])
+    torch.testing.assert_close(layer(places), resized[0].flatten(1).T)

@@ -16,7 +16,7 @@ from mimo_launch.data.sample_sizes import sizes_drawn
 from mimo_launch.kinds.tiles import Frame, Tiling
 from mimo_launch.layout.layout import world_size
 from mimo_launch.spec.spec import HybridModel, Spec, SyntheticData, TalkerModel
-from mimo_launch.verify.coverage import consequences, not_proved, relations
+from mimo_launch.verify.coverage import consequences, kv_sharing, not_proved, relations
 from mimo_launch.verify.shrink import shrink
 
 
@@ -494,3 +494,8 @@ def test_a_first_code_is_a_later_one_in_both_specs(start: int | None) -> None:
         assert isinstance(speech, TalkerModel)
         assert speech.predictor is not None
         assert (speech.start_code < speech.predictor.vocab) == (start == 10)
+
+
+def test_heads_are_whole_on_a_rank_from_one_each_on() -> None:
+    said = [kv_sharing(heads, 4).partition(" ")[0] for heads in (1, 2, 4, 8)]
+    assert said == ["one", "several,", "whole", "whole"]

@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from mimo_launch.checks.sources import sources_are_there
 from mimo_launch.cli.data_tables import as_text, page
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.index import indexer
-from mimo_launch.data.index.columns import BAD, Bad, ShardRows
+from mimo_launch.data.index.columns import BAD, Bad, ShardIndex, ShardRows
 from mimo_launch.data.index.indexer import tasks_of
 from mimo_launch.data.index.kept_parts import KeptParts
 from mimo_launch.data.known_shards import records_of_shards
@@ -895,6 +896,22 @@ def test_an_index_that_was_killed_goes_on_where_it_was(
     )
     folder = found.splits["train"].index.folder
     assert sorted(each.suffix for each in folder.parent.iterdir()) == ["", ".lock"]
+
+
+def test_a_part_of_an_index_comes_back_as_it_was_kept(tmp_path: Path) -> None:
+    columns = {"caption": np.array([0, 1], np.int32), "tokens": np.arange(3, dtype=np.uint16)}
+    bad = (Bad("x.jsonl", "line 2", "it is no JSON"), Bad("x.jsonl", "", "cut"))
+    part = ShardIndex(columns, ("json", "png"), bad, Counter({"`source`": 2, "`.svg`": 1}))
+    kept = KeptParts(tmp_path / "parts", {"names": []})
+    assert kept.load(7) is None
+    kept.keep(7, part)
+    found = KeptParts(tmp_path / "parts", {"names": []}).load(7)
+    assert found is not None
+    assert (found.suffixes, found.bad, found.ignored) == (part.suffixes, bad, part.ignored)
+    assert found.columns.keys() == columns.keys()
+    for name, column in columns.items():
+        assert found.columns[name].dtype == column.dtype
+        np.testing.assert_array_equal(found.columns[name], column)
 
 
 def test_parts_of_another_file_are_not_used(
