@@ -81,3 +81,7 @@ def test_a_finished_run_of_epochs_says_to_raise_these(
     out, err = capsys.readouterr()
     assert err == ""
     assert "3 steps are done\n  to continue, raise train.epochs;" in out
+    # Smaller steps take no sample more often.
+    halved = ["--set=batch.global=4", "--set=schedule.microbatches=1"]
+    assert run(["train", SPEC, "--set=train.epochs=2", "--set=data.samples=12", *halved]) == 0
+    assert "3 steps are done" in capsys.readouterr().out

@@ -55,12 +55,13 @@ def opened(root: Path, spec: Spec, *, resume: bool | None = None) -> RunFolder:
 def add_checkpoint(
     run: Path, step: int, *, whole: bool = True, bad: tuple[str, ...] = (), best: Best | None = None
 ) -> Path:
-    """Make the folder of a checkpoint without tensors."""
+    """Make the folder of a checkpoint without tensors, after steps of 8 samples."""
     folder = run / CHECKPOINTS / folder_name(step)
     unfinished = folder.with_name(folder.name + PARTIAL)
     unfinished.mkdir(parents=True)
     (unfinished / "part").write_text("four")
-    content = {"format": FORMAT, "counts": {"step": step}, "updates": {}, "plan": "", "spec": {}}
+    counts = {"step": step, "samples": 8 * step}
+    content = {"format": FORMAT, "counts": counts, "updates": {}, "plan": "", "spec": {}}
     files = {"part": [4 if whole else 5, 0]}
     content["best"] = best and asdict(best)
     complete(unfinished, folder, content | {"torch": "", "files": files, "not_finite": bad})

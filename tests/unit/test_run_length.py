@@ -14,7 +14,7 @@ from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import ready_shards
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import global_order, records_of
-from mimo_launch.data.run_length import with_steps
+from mimo_launch.data.run_length import Begun, with_steps
 from mimo_launch.spec.load import dump_spec, spec_from_data
 from mimo_launch.spec.spec import Spec
 
@@ -53,6 +53,30 @@ def test_packs_are_counted_as_a_run_takes_them(epochs: int) -> None:
     assert made.train.steps < epochs * 5000 // 16
     assert min(taken(made, made.train.steps)) == epochs
     assert min(taken(made, made.train.steps - 1)) < epochs
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(16, 4), (4, 16), (16, 16)])
+def test_a_run_that_goes_on_with_another_batch_takes_what_is_left(
+    packing: bool, before: int, after: int
+) -> None:
+    """Its last step takes the last sample of two epochs, and no step is too many."""
+    made = asked({"epochs": 2}, packing=packing, samples=500)
+    first, second = (
+        made.replace(batch=made.batch.model_copy(update={"global_": each}))
+        for each in (before, after)
+    )
+    dataset = build_dataset(made)
+    order, begun = global_order(first, dataset), Begun()
+    for step in range(1, 9):
+        begun = Begun(step, order.after(begun.place))
+    steps = with_steps(second, begun).train.steps
+    order, places = global_order(second, dataset), [begun.place]
+    for _ in range(steps - begun.steps):
+        places.append(order.after(places[-1]))
+    assert places[-2] < 2 * 500 <= places[-1]
+    assert (steps == with_steps(second).train.steps) == (before == after)
+    assert with_steps(second, Begun(8, 1000)).train.steps == 8
 
 
 def test_half_an_epoch_of_packs_is_half_of_the_samples() -> None:

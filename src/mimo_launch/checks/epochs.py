@@ -7,12 +7,12 @@ Leaves: making an index that counts samples to `train` and `data`.
 
 from mimo_launch.checks.all_checks import STEP_RULES
 from mimo_launch.checks.rule import run_rules
-from mimo_launch.data.run_length import SamplesUnknown, with_steps
+from mimo_launch.data.run_length import ANEW, Begun, SamplesUnknown, with_steps
 from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.spec.spec import Spec
 
 
-def counted(spec: Spec) -> tuple[Spec, tuple[Diagnostic, ...]]:
+def counted(spec: Spec, begun: Begun = ANEW) -> tuple[Spec, tuple[Diagnostic, ...]]:
     """Return a sound spec with the steps of its epochs, and findings about these steps.
 
     Without a number of samples the spec keeps its steps, with a warning: other findings, or the
@@ -21,7 +21,7 @@ def counted(spec: Spec) -> tuple[Spec, tuple[Diagnostic, ...]]:
     if spec.train.epochs is None:
         return spec, ()
     try:
-        spec = with_steps(spec)
+        spec = with_steps(spec, begun)
     except SamplesUnknown:
         return spec, _unknown(spec, "there are no samples here that could be counted")
     except (OSError, ValueError) as error:

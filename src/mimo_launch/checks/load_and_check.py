@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.epochs import counted
 from mimo_launch.checks.packages import backends_are_here
+from mimo_launch.data.run_length import ANEW, Begun
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, SpecSource
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.text import has_errors
@@ -53,13 +54,15 @@ def load_and_check(
     constants: "Calibration | None" = None,
     only_plans: bool = False,
     change: Callable[[Spec], Spec] | None = None,
+    begun_by: Callable[[Spec], Begun] | None = None,
 ) -> Checked:
     """Read a file, apply `path=value` overrides and run every check.
 
     With `runs_here` the backends must be installed. With `on_gpus` every rank must fit into the
     memory of a GPU, which is estimated with `constants`. With `only_plans` the absence of a file is
-    a warning: plans need no data and no weights. `change`, if given, gets a
-    spec without errors, absent files aside, and returns the one to check in its place.
+    a warning: plans need no data and no weights. `change`, if given, gets a spec without errors,
+    absent files aside, and returns the one to check in its place. `begun_by`, if given, returns
+    what the run has done; the steps of epochs go on from there.
 
     Raises: what `change` raises.
     """
@@ -77,6 +80,7 @@ def load_and_check(
         only_plans=only_plans,
         on_gpus=on_gpus,
         constants=constants,
+        begun_by=begun_by,
     )
 
 
@@ -101,6 +105,7 @@ def _checked(
     only_plans: bool,
     on_gpus: bool = False,
     constants: "Calibration | None" = None,
+    begun_by: Callable[[Spec], Begun] | None = None,
 ) -> Checked:
     """Run every rule; with `on_gpus`, look at estimates as well."""
     found, spec = loaded.diagnostics, loaded.spec
@@ -115,7 +120,7 @@ def _checked(
     if spec is not None and runs_here:
         found += tuple(backends_are_here(spec))
     if spec is not None and not has_errors(found):
-        spec, of_epochs = counted(spec)
+        spec, of_epochs = counted(spec, begun_by(spec) if begun_by else ANEW)
         found += of_epochs
     unfit, estimator = None, None
     if spec is not None and not has_errors(found) and on_gpus and (only_plans or _judges(spec)):

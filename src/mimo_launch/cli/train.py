@@ -8,6 +8,7 @@ Leaves: the run to `cli.launch.start`.
 """
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -93,13 +94,16 @@ class TrainCommand(RunCommand):
         from mimo_launch.cli.run_screens import progress_for
         from mimo_launch.cli.shared.bars import rich_on
         from mimo_launch.launcher.rank_tasks import Training
+        from mimo_launch.launcher.run_folder import begun
         from mimo_launch.plan.plan import Plan
 
         console = console_of(self.ctx)
         console.needs_no_reader = True
         shown = shown_ranks(self.console_ranks)
         settings = [] if self.steps is None else [f"train.steps={self.steps}"]
-        spec, origin = self.checked(console, settings)
+        spec, origin = self.checked(
+            console, settings, begun_by=partial(begun, self.runs, resume=self.resume)
+        )
         plan = Plan.of(spec)
         profiled = profiled_steps(self.profile, spec.train.steps)
         traced = traced_ranks(

@@ -2,7 +2,7 @@
 
 Decides: that a run of N epochs ends with the step that takes the last of their samples, so steps
 are a whole number and nothing is left out; that the steps that are written beside them end the run
-if they are fewer.
+if they are fewer; that a run that goes on takes only what is left, whatever its batch was before.
 Relies on: `sample_order` for the walk through packs; the records of `expected_steps`, which are all
 there where an index counts them, and else as many as a look at the files suggests.
 Leaves: what to do where the number of samples is unknown to `checks`.
@@ -31,8 +31,20 @@ class SamplesUnknown(Exception):
     """The number of samples of an epoch is not known here."""
 
 
-def with_steps(spec: Spec) -> Spec:
-    """Return a spec with the steps of its `train.epochs`, if it has any.
+@frozen
+class Begun:
+    """What a run has done: its steps, and its place in the order of samples."""
+
+    steps: int = 0
+    place: int = 0
+
+
+# A run that starts anew.
+ANEW = Begun()
+
+
+def with_steps(spec: Spec, begun: Begun = ANEW) -> Spec:
+    """Return a spec with the steps of its `train.epochs`, if it has any, and of what has `begun`.
 
     Raises: SamplesUnknown; ValueError or OSError if the data cannot be used.
     """
@@ -42,7 +54,9 @@ def with_steps(spec: Spec) -> Spec:
     records = records_of(spec)
     if records is None:
         raise SamplesUnknown
-    steps = _steps(records, _Walk(spec, repr((spec.data, spec.batch, train.seed, train.epochs))))
+    steps = _steps(
+        records, _Walk(spec, repr((spec.data, spec.batch, train.seed, train.epochs))), begun
+    )
     if train.are_steps_known:
         steps = min(steps, train.steps)
     return spec.replace(train=train.replace(steps=min(steps, MAX_COUNT)))
@@ -57,21 +71,22 @@ class _Walk:
 
 
 @lru_cache(maxsize=4)
-def _steps(records: "Records", walk: _Walk) -> int:
-    """Return the steps that take as many records as the epochs have, packed or not."""
+def _steps(records: "Records", walk: _Walk, begun: Begun) -> int:
+    """Return the steps after which as many records are taken as the epochs have, packed or not."""
     # Imported here because it needs numpy.
     from mimo_launch.data.order.sample_order import PackedOrder, record_order
 
     spec = walk.spec
     wanted = ceil(Fraction(str(spec.train.epochs)) * records.in_all)
     if not spec.data.packing:
-        return -(-wanted // spec.batch.global_)
+        return begun.steps + max(0, -(-(wanted - begun.place) // spec.batch.global_))
     number, times = records.in_all, Fraction(1)
     if records.source not in (Source.DRAWN, Source.INDEX) and number > _LOOKED_AT:
         number, times = _LOOKED_AT, Fraction(number, _LOOKED_AT)
     in_order = record_order(spec, number, records.sources, captions=records.captions)
     order = PackedOrder(in_order, records.tokens, spec.batch.seq)
-    place, steps, end = 0, 0, order.place_after(ceil(wanted / times))
+    place, steps = ceil(begun.place / times), 0
+    end = order.place_after(ceil(wanted / times))
     while place < end:
         place, steps = order.after(place), steps + 1
-    return ceil(steps * times)
+    return begun.steps + ceil(steps * times)

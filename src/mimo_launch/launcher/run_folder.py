@@ -30,6 +30,7 @@ from mimo_launch.checkpoint.folder import (
     all_checkpoints,
     read_marker,
 )
+from mimo_launch.data.run_length import ANEW, Begun
 from mimo_launch.launcher.run_lock import LOCK, RunLock, is_in_use, lock_run
 from mimo_launch.launcher.signals import StopRequest
 from mimo_launch.runtime.progress import Best
@@ -47,11 +48,12 @@ class NothingToResume(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A complete checkpoint, the steps done when it was saved, and the best evaluation of them."""
+    """A complete checkpoint, with the steps, the samples and the best evaluation up to it."""
 
     step: int
     path: Path
     best: Best | None = None
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ def newest_checkpoint(run: Path) -> ResumePoint | None:
     for path in all_checkpoints(run):
         with suppress(DamagedCheckpoint):
             marker = read_marker(path)
-            return ResumePoint(marker.counts["step"], path, marker.best)
+            counts = marker.counts
+            return ResumePoint(counts["step"], path, marker.best, counts["samples"])
     return None
 
 
@@ -122,6 +125,14 @@ def resume_point(root: Path, spec: Spec, *, resume: bool | None) -> ResumePoint 
     if saved is None and resume:
         raise NothingToResume(f"there is no complete checkpoint in {run}")
     return saved
+
+
+def begun(root: Path, spec: Spec, *, resume: bool | None) -> Begun:
+    """Return what the run that would be resumed has done; nothing if none can be."""
+    with suppress(NothingToResume):
+        if (saved := resume_point(root, spec, resume=resume)) is not None:
+            return Begun(saved.step, saved.samples)
+    return ANEW
 
 
 def open_run_folder(

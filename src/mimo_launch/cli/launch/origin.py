@@ -18,6 +18,7 @@ from mimo_launch.cli.shared.options import Device
 from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
+    from mimo_launch.data.run_length import Begun
     from mimo_launch.estimate.device_constants import Calibration
     from mimo_launch.launcher.torchrun_slurm import Joined, NodePlace
     from mimo_launch.spec.spec import Spec
@@ -122,12 +123,13 @@ def checked_spec(
     device: Device,
     constants: "Calibration | None" = None,
     change: "Callable[[Spec], Spec] | None" = None,
+    begun_by: "Callable[[Spec], Begun] | None" = None,
 ) -> tuple["Spec", Origin]:
     """Return a spec that fits the number of ranks, and the role of this process in the job.
 
     Show the findings, and make the index of the shards. Unless `device` is the processor, the
     spec must fit the memory of the GPUs, estimated with `constants`. With `change`, all
-    of this applies to the spec that it returns.
+    of this applies to the spec that it returns. `begun_by` is as in `load_and_check`.
 
     Raises: typer.Exit for a spec with mistakes, or unusable data; typer.BadParameter; what `change`
     raises.
@@ -142,6 +144,7 @@ def checked_spec(
         on_gpus=device is not Device.CPU,
         constants=constants,
         change=change,
+        begun_by=begun_by,
     )
     origin, checked = options, check()
     if checked.spec is not None:

@@ -27,6 +27,7 @@ from mimo_launch.cli.shared.options import (
 from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
+    from mimo_launch.data.run_length import Begun
     from mimo_launch.estimate.device_constants import Calibration
     from mimo_launch.spec.spec import Spec
 
@@ -52,6 +53,7 @@ class RunCommand:
         settings: Sequence[str] = (),
         constants: "Calibration | None" = None,
         change: "Callable[[Spec], Spec] | None" = None,
+        begun_by: "Callable[[Spec], Begun] | None" = None,
     ) -> "tuple[Spec, Origin]":
         """Return the checked spec with further `settings`, and the role of this process.
 
@@ -68,4 +70,5 @@ class RunCommand:
             device=self.device,
             constants=constants,
             change=change,
+            begun_by=begun_by,
         )
