@@ -205,5 +205,7 @@ def test_what_an_adapter_cannot_hold_is_said(tmp_path: Path) -> None:
     family = FAMILIES["llama"]
     _, asked = family.start("one rank", tmp_path)
     run = trained(with_sections(asked, train=LEARN), tmp_path / "run")
-    with pytest.raises(CannotExport, match="no module has an adapter"):
+    with pytest.raises(CannotExport, match="no module has an adapter") as refused:
         written(run, tmp_path / "adapter")
+    # No part of it has an adapter either: another `--module` would not help.
+    assert refused.value.instead == "leave out --adapter to write the whole model"

@@ -357,6 +357,16 @@ def test_several_tokens_for_an_image_are_refused_by_name(tmp_path: Path) -> None
         SampleEncoder(found, found.data, ShardInputs(found, found.data))
 
 
+def test_a_template_that_writes_nothing_for_a_video_is_named() -> None:
+    """Too many tokens are the text's own."""
+    with pytest.raises(
+        BadSample, match="template writes 0 tokens for videos, and the sample has 1"
+    ):
+        with_parts("What?", [], "<|video_pad|>", ["x"], "video")
+    with pytest.raises(BadSample, match="its text has a token that stands for a video"):
+        with_parts("<|video_pad|><|video_pad|>", [], "<|video_pad|>", ["x"], "video")
+
+
 def test_a_template_that_writes_nothing_for_an_image_is_named(tmp_path: Path) -> None:
     """As one that writes the key `text` of each part."""
     silent = (

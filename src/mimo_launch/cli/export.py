@@ -111,7 +111,7 @@ class ExportCommand:
         except InTheWay as error:
             console.refuse(str(error), help_="give --to a path where nothing is yet")
         except CannotExport as error:
-            console.refuse(*error.reasons, help_="--module NAME exports what can be")
+            console.refuse(*error.reasons, help_=error.instead)
         except (OSError, CheckpointError) as error:
             help_ = "no file is left; free some space, or choose another place"
             console.refuse(f"cannot write {self.to}: {error}", help_=help_, code=1)

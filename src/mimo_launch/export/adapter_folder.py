@@ -77,7 +77,7 @@ def adapter_plan(spec: Spec, plans: Sequence[FolderPlan]) -> AdapterPlan:
     if None in spared:
         reasons.append("names do not tell maps with an update from those without")
     if reasons:
-        raise CannotExport(reasons)
+        raise CannotExport(reasons, "leave out --adapter to write the whole model")
     config = _config(spec, {tail: next(iter(each)) for tail, each in tails.items()}, stacks)
     if spared:
         either = "|".join(sorted(each for each in spared if each))

@@ -52,11 +52,13 @@ TORCH = {
 
 
 class CannotExport(Exception):
-    """The run cannot be exported as requested; `reasons` has all reasons, one line each."""
+    """The run cannot be exported as requested: all reasons, one line each, and what can be."""
 
-    def __init__(self, reasons: Sequence[str]) -> None:
+    def __init__(
+        self, reasons: Sequence[str], instead: str = "--module NAME exports what can be"
+    ) -> None:
         super().__init__("; ".join(reasons))
-        self.reasons = tuple(reasons)
+        self.reasons, self.instead = tuple(reasons), instead
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,6 +189,11 @@ def with_parts(
         BadSample: The text has more or fewer media than `written`.
     """
     pieces = text.split(whole)
+    if len(pieces) <= len(written):
+        raise BadSample(
+            f"the chat template writes {len(pieces) - 1} tokens for {medium}s, and the sample has "
+            f"{len(written)}: take the tokenizer of a model that reads {medium}s"
+        )
     if len(pieces) != len(written) + 1:
         raise BadSample(
             f"the markers of {medium}s in its text are {len(pieces) - 1}, and its {medium}s "
