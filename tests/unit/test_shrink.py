@@ -15,8 +15,15 @@ from mimo_launch.data.order.sample_order import global_order, records_of
 from mimo_launch.data.sample_sizes import sizes_drawn
 from mimo_launch.kinds.tiles import Frame, Tiling
 from mimo_launch.layout.layout import world_size
-from mimo_launch.spec.spec import HybridModel, Spec, SyntheticData, TalkerModel
-from mimo_launch.verify.coverage import consequences, kv_sharing, not_proved, relations
+from mimo_launch.spec.spec import Grid, HybridModel, Spec, SyntheticData, TalkerModel
+from mimo_launch.verify.coverage import (
+    consequences,
+    fan,
+    group_sharing,
+    kv_sharing,
+    not_proved,
+    relations,
+)
 from mimo_launch.verify.shrink import shrink
 
 
@@ -499,3 +506,15 @@ def test_a_first_code_is_a_later_one_in_both_specs(start: int | None) -> None:
 def test_heads_are_whole_on_a_rank_from_one_each_on() -> None:
     said = [kv_sharing(heads, 4).partition(" ")[0] for heads in (1, 2, 4, 8)]
     assert said == ["one", "several,", "whole", "whole"]
+
+
+def test_groups_are_one_on_a_rank_where_tp_and_cp_share_them_out() -> None:
+    grid = Grid(tp=2, cp=2)
+    said = [group_sharing(groups, grid) for groups in (1, 2, 4, 8)]
+    of_several = ["shared by tp ranks", "shared by cp ranks"]
+    assert said == [*of_several, "one on each rank", "several on each rank"]
+
+
+def test_fans_have_the_direction_in_which_replicas_become_fewer_or_more() -> None:
+    said = {fan(*sizes) for sizes in ((2, 2), (3, 3))}, fan(4, 2), fan(2, 4), fan(3, 2), fan(2, 3)
+    assert said == ({"one-to-one"}, "fan-in", "fan-out", "uneven fan-in", "uneven fan-out")
