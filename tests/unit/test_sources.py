@@ -696,6 +696,22 @@ def test_what_follows_a_list_is_not_lost_silently(more: str, pictures: Path) -> 
         assert all(why in whys[key] for key, why in want.items())
 
 
+def test_cut_samples_of_which_nothing_is_learnt_are_counted(pictures: Path) -> None:
+    def chat(asked: str, said: str) -> dict[str, Any]:
+        turns = [("human", asked), ("gpt", said)]
+        return {"conversations": [{"from": who, "value": text} for who, text in turns]}
+
+    lines = [
+        chat("What?", "A bus."),
+        chat("What? " * 400, "A bus."),
+        chat("What?", "A bus. " * 400),
+    ]
+    cut = opened_lines(pictures, *lines, too_long="truncate").splits["train"].summary()
+    assert "2 longer than 512 tokens, cut, nothing is learnt of 1 of them" in cut
+    answers = opened_lines(pictures, lines[0], lines[2], too_long="truncate")
+    assert answers.splits["train"].summary().endswith("1 longer than 512 tokens, cut")
+
+
 def test_a_list_of_turns_is_a_conversation(pictures: Path) -> None:
     """As in shards of LLaVA-Pretrain for Megatron's Energon, and in lists of such lists."""
     turns = SHAPES["LLaVA-665k, text"][0]["conversations"]

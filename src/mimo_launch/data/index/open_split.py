@@ -169,6 +169,8 @@ class OpenSplit:
             words[0] += f" with {self.captions.counts.sum():,} captions, {how}"
         if self.num_too_long:
             cut = "left out" if self._data.too_long == "drop" else "cut"
+            if cut == "cut" and (bare := self._num_unlearnt()):
+                cut += f", nothing is learnt of {bare:,} of them"
             words.append(f"{self.num_too_long:,} longer than {self._seq} tokens, {cut}")
         if self.index.num_bad:
             words.append(f"{self.index.num_bad:,} bad, see {self.index.folder / BAD}")
@@ -180,6 +182,14 @@ class OpenSplit:
         if repeats := self._repeats():
             words.append(repeats)
         return "; ".join(words)
+
+    def _num_unlearnt(self) -> int:
+        """Return the number of cut samples that have neither a label left nor targets to make."""
+        if self._inputs.makes:
+            return 0
+        rows = np.flatnonzero(self.index.columns["tokens"] > self._seq)
+        labels = self._facts.labels(rows, self.lengths[rows].astype(np.int64))
+        return int((labels == 0).sum())
 
     def _repeats(self) -> str:
         """Return a note on shards that are named more than once or under several names, or ""."""
