@@ -116,7 +116,7 @@ class BlockShape(LayerShape):
                 stream=1,
                 for_weights=True,
                 part="mlp" if remade else None,
-                normed=remade and not _router_reads(self.mlp, passes),
+                normed=remade,
             ),
         )
         if not self.pre_norms:
@@ -137,11 +137,6 @@ class BlockShape(LayerShape):
             forward=(CAPPED_FORWARD, *found.forward),
             backward=(*found.backward, CAPPED_BACKWARD),
         )
-
-
-def _router_reads(mlp: LayerShape, passes: Passes) -> bool:
-    """Return whether a router reads the normed stream itself, not a copy in more bytes."""
-    return isinstance(mlp, MoeShape) and mlp.norm is None and passes.wide == 1
 
 
 def scalar_shape(start: float) -> OneShape:
@@ -181,7 +176,7 @@ class MixedShape(LayerShape):
             stream=1,
             for_weights=True,
             part=self.part,
-            normed=not _router_reads(self.mixer, passes),
+            normed=True,
         )
         beside = () if passes.are_compiled else passes.of_stream(self.norm.kind, self.part)
         stream = Saved(name="layer input", stream=1, shared=True)

@@ -267,7 +267,7 @@ class MoeShape(LayerShape):
         experts, norm = self.parts()["experts"], self.norm
         inside = () if experts is None else experts.saved(passes, pattern)
         norms = () if norm is None else _of_separate_norms(norm, passes)
-        router = _of_router(self.moe, passes, reads_stream=norm is not None)
+        router = _of_router(self.moe, has_norm=norm is not None)
         return (*inside, *router, *norms, *shared)
 
     def _of_gate(self, passes: Passes) -> tuple[Saved, ...]:
@@ -276,10 +276,16 @@ class MoeShape(LayerShape):
         It reads the normed stream, which then stays if norms are computed again, unless the router
         keeps it as well.
         """
-        found, stream = (_of_shared(passes),), Saved(name="", stream=1, shared=True, part="mlp")
-        if self.norm is None and passes.wide == 1:
+        found = (_of_shared(passes),)
+        if self.norm is None:
             return found
-        stays = replace(stream, name="normed stream for the gate", for_weights=True)
+        stays = Saved(
+            name="normed stream for the gate",
+            stream=1,
+            shared=True,
+            part="mlp",
+            for_weights=True,
+        )
         name = "less the normed stream"
         return (*found, stays, replace(stays, name=name, stream=-1, normed=True))
 
@@ -300,24 +306,31 @@ def _of_inside(
     return found if passes.are_compiled else (*found, beside)
 
 
-def _of_router(moe: Moe, passes: Passes, *, reads_stream: bool) -> tuple[Saved, ...]:
-    """Return what a router keeps: its input in at least 4 bytes, scores, and places of tokens.
+def _of_router(moe: Moe, *, has_norm: bool) -> tuple[Saved, ...]:
+    """Return what a router keeps: its input, scores, and places of tokens.
 
-    No product but that of a shared expert keeps the normed stream itself. A router that reads the
-    stream keeps it after its own norm.
+    Without a norm of its own it keeps the normed stream of this rank's tokens, also if norms are
+    computed again. Only a shared expert keeps the whole normed stream.
     """
-    copy = passes.wide if passes.wide > 1 or reads_stream else 0
-    unused = copy > 0 and not moe.shared
     # Choices and places, each way, take 8 bytes, and weights two more numbers, as do factors.
     per_choice = 8 + 2 * moe.learned_scale
-    kept = (
-        Saved(name="normed stream for the router", routed=copy, for_weights=True),
-        Saved(name="less the normed stream", stream=-unused, for_weights=True, normed=True),
+    kept = [
+        Saved(
+            name="normed stream for the router",
+            routed=int(has_norm),
+            stream=int(not has_norm),
+            shared=True,
+            for_weights=True,
+        ),
         Saved(
             name="scores, choices, places",
             routed_numbers=moe.experts + per_choice * moe.top_k,
         ),
-    )
+    ]
+    if not has_norm or not moe.shared:
+        # Beside a shared expert it is the router's own that is counted once.
+        less = Saved(name="less the normed stream", stream=-1, for_weights=True, normed=True)
+        kept.append(replace(less, shared=bool(moe.shared)))
     return tuple(replace(each, part="mlp") for each in kept)
 
 

@@ -3,7 +3,7 @@
 Decides: how the experts' weights are fused, which kernel multiplies, and the order of tokens during
 transfers and in the experts.
 Relies on: `comm.autograd_collectives` for moving tokens.
-Leaves: weighting the answers to `models.mlp`.
+Leaves: the choice of experts to `router`.
 
 Legend: n tokens of this rank, k choices of each, D width, E experts, e experts on this rank; M
 tokens that have arrived for them, in the order of the experts.
@@ -36,7 +36,8 @@ from mimo_launch.kinds.layer import even_cut
 from mimo_launch.kinds.mlp_shapes import ExpertsShape
 from mimo_launch.layers.packed import packed_product
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import ACTIVATIONS, GATED, scaled_tokens
+from mimo_launch.layers.pointwise import ACTIVATIONS, GATED, scaled_tokens, widened
+from mimo_launch.layers.router import Choice, RowOrder
 from mimo_launch.layers.shaped_layer import ShapedLayer
 
 # In a grouped product, the row size of each factor must be a multiple of this many bytes.
@@ -150,25 +151,6 @@ def _is_grouped(x_MD: Tensor, weights_eFD: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertOrder:
-    """A permutation of rows: the `places` that they come from, and `back`, its inverse."""
-
-    places: Tensor
-    back: Tensor
-
-    @classmethod
-    def by(cls, keys: Tensor) -> "ExpertOrder":
-        """Return the order of increasing keys."""
-        places = keys.argsort(stable=True)
-        numbers = torch.arange(places.shape[0], device=places.device)
-        return cls(places, torch.empty_like(places).scatter_(0, places, numbers))
-
-    def reversed(self) -> "ExpertOrder":
-        """Return the order that undoes this one."""
-        return ExpertOrder(self.back, self.places)
-
-
-@dataclass(frozen=True, slots=True)
 class Dispatch:
     """How the tokens of one layer and microbatch travel.
 
@@ -180,11 +162,11 @@ class Dispatch:
     """
 
     choices: int
-    departure: ExpertOrder
+    departure: RowOrder
     send: tuple[int, ...]
     receive: tuple[int, ...]
     gathered: tuple[int, ...]
-    arrival: ExpertOrder | None
+    arrival: RowOrder | None
     runs: ExpertRuns
 
 
@@ -194,20 +176,18 @@ class PlannedDispatch:
     The host waits for them only if tokens travel; otherwise kernels read them on the device.
     """
 
-    def __init__(self, context: ParallelContext, experts_nk: Tensor, num_experts: int) -> None:
+    def __init__(self, context: ParallelContext, choice: Choice) -> None:
         """Start to exchange the token counts between all ranks, without waiting.
 
         Ranks: collective over ep and over the ranks that split the experts.
         """
         ep, tp = context.ep, context.expert_tp
-        chosen = experts_nk.flatten()
-        counts_E = chosen.new_zeros(num_experts).scatter_add_(0, chosen, torch.ones_like(chosen))
         with (ep if ep.size > 1 else tp).noted():
-            self._theirs = exchange_counts(counts_E, ep, tp)
-        mine = counts_E.view(1, ep.size, -1)
+            self._theirs = exchange_counts(choice.counts, ep, tp)
+        mine = choice.counts.view(1, ep.size, -1)
         self._sizes = HostCopy(torch.cat([mine, self._theirs]).flatten(), sleeps=False)
-        self._context, self._choices = context, experts_nk.shape[1]
-        self._departure = ExpertOrder.by(chosen)
+        self._context, self._choices = context, choice.experts.shape[1]
+        self._departure = choice.order
 
     def dispatch(self) -> Dispatch:
         """Return the dispatch; within a step, the host waits for the device only here."""
@@ -232,7 +212,7 @@ class PlannedDispatch:
             send=by_rank[0],
             receive=by_rank[1 + tp.index],
             gathered=tuple(map(sum, by_rank[1:])),
-            arrival=ExpertOrder.by(owners_M),
+            arrival=RowOrder.by(owners_M),
             runs=ExpertRuns(theirs.sum((0, 1)), lambda: counts),
         )
 
@@ -258,19 +238,20 @@ class _Copies(torch.autograd.Function):
     """`choices` copies of each row, in a given order of all copies."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, choices: int, places: Tensor, back: Tensor) -> Tensor:
-        ctx.choices = choices
+    def forward(
+        ctx: Any, x: Tensor, choices: int, places: Tensor, back: Tensor, context: ParallelContext
+    ) -> Tensor:
+        ctx.choices, ctx.context = choices, context
         ctx.save_for_backward(back)
         return x[places // choices]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (back,) = ctx.saved_tensors
-        copies_nkD = grad[back].view(-1, ctx.choices, grad.shape[1])
-        return copies_nkD.sum(dim=1), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        of_rows = ctx.context.fused(_sum_of_copies, grad, *ctx.saved_tensors, ctx.choices)
+        return of_rows, None, None, None, None
 
 
-def _reordered(x: Tensor, order: ExpertOrder | None) -> Tensor:
+def _reordered(x: Tensor, order: RowOrder | None) -> Tensor:
     if order is None:
         return x
     out: Tensor = _Reorder.apply(x, order.places, order.back)  # type: ignore[no-untyped-call]
@@ -285,7 +266,7 @@ def to_experts(
     Each copy of a token is multiplied by its score, if there are `scores_nk`.
     """
     leaving = dispatch.departure
-    copies = _Copies.apply(x_nD, dispatch.choices, leaving.places, leaving.back)  # type: ignore[no-untyped-call]
+    copies = _Copies.apply(x_nD, dispatch.choices, leaving.places, leaving.back, context)  # type: ignore[no-untyped-call]
     if scores_nk is not None:
         scores = scores_nk.flatten().index_select(0, leaving.places)
         copies = context.fused(scaled_tokens, copies, scores)
@@ -294,10 +275,73 @@ def to_experts(
     return _reordered(gathered, dispatch.arrival)
 
 
-def from_experts(y_MD: Tensor, dispatch: Dispatch, context: ParallelContext) -> Tensor:
-    """Return the answers to this rank's tokens, [n * k, D]; a token's answers are adjacent."""
+def from_experts(
+    y_MD: Tensor, dispatch: Dispatch, context: ParallelContext, weights_nk: Tensor | None = None
+) -> Tensor:
+    """Return the sums of the answers to each of this rank's tokens, times any weights, [n, D]."""
     arrived = dispatch.arrival and dispatch.arrival.reversed()
     answers = _reordered(y_MD, arrived)
     summed = scatter_uneven_tokens(answers, dispatch.gathered, context.expert_tp)
     returned = exchange_tokens(summed, dispatch.receive, dispatch.send, context.ep)
-    return _reordered(returned, dispatch.departure.reversed())
+    left = dispatch.departure
+    if weights_nk is None:
+        copies = _reordered(returned, left.reversed())
+        return copies.view(-1, dispatch.choices, copies.shape[1]).sum(dim=1)
+    out: Tensor = _WeightedSum.apply(returned, weights_nk, left.places, left.back, context)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _WeightedSum(torch.autograd.Function):
+    """The sums of the answers to each token times their weights; answers lie by expert.
+
+    Forward and backward each read answers where they lie: neither writes them in another order.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y_nkD: Tensor,
+        weights_nk: Tensor,
+        places: Tensor,
+        back: Tensor,
+        context: ParallelContext,
+    ) -> Tensor:
+        ctx.context = context
+        ctx.save_for_backward(y_nkD, weights_nk, places, back)
+        choices = weights_nk.shape[1]
+        out: Tensor = context.fused(_sum_of_copies, y_nkD, back, choices, weights_nk)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        of_answers, of_weights = ctx.context.fused(_weighted_sum_back, grad, *ctx.saved_tensors)
+        return of_answers, of_weights, None, None, None
+
+
+def _sum_of_copies(
+    x_nkD: Tensor, back: Tensor, choices: int, weights_nk: Tensor | None = None
+) -> Tensor:
+    """Return the sums of the copies of each token, times any weights, in the dtype of x, [n, D].
+
+    Copy by copy: compiled as a sum over an axis, this reads rows of a few numbers.
+    """
+    places_nk = back.view(-1, choices)
+
+    def copy(choice: int) -> Tensor:
+        x_nD = widened(x_nkD[places_nk[:, choice]])
+        return x_nD if weights_nk is None else x_nD * weights_nk[:, choice, None]
+
+    total = copy(0)
+    for choice in range(1, choices):
+        total = total + copy(choice)
+    return total.to(x_nkD.dtype)
+
+
+def _weighted_sum_back(
+    grad_nD: Tensor, y_nkD: Tensor, weights_nk: Tensor, places: Tensor, back: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of answers, by expert, and of weights."""
+    weights, token = weights_nk.flatten()[places], places // weights_nk.shape[1]
+    of_answers = (grad_nD[token] * weights.unsqueeze(-1)).to(y_nkD.dtype)
+    answers_nkD = widened(y_nkD[back]).view(*weights_nk.shape, y_nkD.shape[1])
+    return of_answers, (answers_nkD * grad_nD.unsqueeze(1)).sum(dim=-1).to(weights_nk.dtype)

@@ -121,11 +121,6 @@ KERNELS = frozenset({gelu, gelu_tanh, silu})
 GATED = {"silu": swiglu, "gelu_tanh": geglu_tanh, "clamped_silu": clamped_swiglu}
 
 
-def weighted_sum(x_NkD: Tensor, weights_Nk: Tensor) -> Tensor:
-    """Return the sum over k of x times its weights, in the dtype of x, [N, D]."""
-    return (x_NkD * weights_Nk.unsqueeze(-1)).sum(dim=1).to(x_NkD.dtype)
-
-
 def scaled_tokens(x_ND: Tensor, factor_N: Tensor) -> Tensor:
     """Return x times the factor of its token, in the dtype of x."""
     return (x_ND * factor_N.unsqueeze(-1)).to(x_ND.dtype)

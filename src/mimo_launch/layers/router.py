@@ -1,7 +1,9 @@
 """The router of a mixture of experts, balanced by an auxiliary loss, by a bias, or by both.
 
-Decides: scores, the choice of experts, each rank's part of the balance loss, and how the bias moves
-after a step; that an auxiliary loss starts its own backward at its layer, on every pipeline stage.
+Decides: scores, the choice of experts, the order of tokens by expert, each rank's part of the
+balance loss, and how the bias moves after a step; that an auxiliary loss starts its own backward at
+its layer, on every pipeline stage; that a choice is one compiled function, because a call costs the
+host more than its kernels cost the device.
 Relies on: `models.mlp`, which routes each token on one rank only; reductions of gradients, which
 are all sums.
 Leaves: which tokens are padding to `models.language_input`, moving tokens to `experts`, and the end
@@ -26,7 +28,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.collectives import all_reduce
@@ -102,11 +103,56 @@ class TokenShares:
 
 
 @dataclass(frozen=True, slots=True)
+class RowOrder:
+    """A permutation of rows: the `places` that they come from, and `back`, its inverse."""
+
+    places: Tensor
+    back: Tensor
+
+    @classmethod
+    def by(cls, keys: Tensor) -> "RowOrder":
+        """Return the order of increasing keys."""
+        return cls(*_places_and_back(keys))
+
+    def reversed(self) -> "RowOrder":
+        """Return the order that undoes this one."""
+        return RowOrder(self.back, self.places)
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """The experts that each token goes to and the weights of their answers, [n, k] each."""
+    """The experts that each token goes to and the weights of their answers, [n, k] each.
+
+    `counts` [E] are the tokens of each expert; `order` sorts the n * k copies of tokens by expert.
+    """
 
     experts: Tensor
     weights: Tensor
+    counts: Tensor
+    order: RowOrder
+
+
+class _WideProduct(torch.autograd.Function):
+    """Rows times the transpose of a weight, in at least fp32; autograd keeps no wider copies."""
+
+    @staticmethod
+    def forward(ctx: Any, x_nD: Tensor, weight_ED: Tensor) -> Tensor:
+        ctx.save_for_backward(x_nD if ctx.needs_input_grad[1] else None, weight_ED)
+        ctx.dtype = x_nD.dtype
+        if x_nD.is_cuda and x_nD.dtype == weight_ED.dtype == torch.bfloat16:
+            # Sums are as exact as those of fp32 factors, which get no tensor cores.
+            return torch.mm(x_nD, weight_ED.t(), out_dtype=torch.float32)
+        return widened(x_nD) @ widened(weight_ED).t()
+
+    @staticmethod
+    def backward(ctx: Any, grad_nE: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x_nD, weight_ED = ctx.saved_tensors
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_x = (grad_nE @ widened(weight_ED)).to(ctx.dtype)
+        if ctx.needs_input_grad[1]:
+            of_weight = (grad_nE.t() @ widened(x_nD)).to(weight_ED.dtype)
+        return of_x, of_weight
 
 
 class Router(ShapedLayer[RouterShape]):
@@ -119,60 +165,93 @@ class Router(ShapedLayer[RouterShape]):
         self, x_nD: Tensor, tokens: TokenShares | None = None, loss: AuxLoss | None = None
     ) -> Choice:
         """Return the choice of every token; with a `loss`, its backward balances the load."""
-        wide = widened(x_nD if self.norm is None else self.norm(x_nD))
-        bias = None if self.bias is None else self.bias.to(wide.dtype)
-        logits = F.linear(wide, self.weight.to(wide.dtype), bias if self.norm is None else None)
+        logits: Tensor = _WideProduct.apply(  # type: ignore[no-untyped-call]
+            x_nD if self.norm is None else self.norm(x_nD), self.weight
+        )
+        bias = None if self.bias is None else self.bias.to(logits.dtype)
         if self.norm is not None:
             # Autograd keeps nothing of this; of a weight over the root it would keep a copy.
             logits = logits * self.shape.width**-0.5
-            logits = logits if bias is None else logits + bias
-        moe, values = self.shape.moe, None
+        logits = logits if bias is None else logits + bias
+        moe, values, shares = self.shape.moe, None, None
         if self.expert_bias is not None:
             values = self.expert_bias.values
-        groups = moe.groups, moe.top_groups
-        rest = values, moe.top_k, groups, moe.score == "softmax", moe.normalize, moe.scale
-        scores_nE, experts, weights = self.context.fused(_chosen, logits, *rest)
-        if self.scale is not None:
-            weights = self.context.fused(_rescaled, weights, experts, self.scale)
-        balances = self.shape.moe.aux_loss and scores_nE.requires_grad
+        balances = tokens is not None and moe.aux_loss and logits.requires_grad
         if tokens is not None and loss is not None and balances:
-            balance = self._balance(scores_nE, experts, tokens, loss.samples)
+            shares = tokens.sample, tokens.share, tokens.num_samples
+        groups, is_softmax = (moe.groups, moe.top_groups), moe.score == "softmax"
+        rule = moe.top_k, *groups, is_softmax, moe.normalize, moe.scale
+        routed = self.context.fused(_routed, logits, values, self.scale, shares, rule)
+        experts, weights, counts_E, places, back, *parts = routed
+        if loss is not None and parts:
+            counted_BE, scored_BE = parts
+            balance = self._balance(counted_BE, scored_BE, loss.samples)
             weights = add_aux_loss(weights, balance, loss)
         if tokens is not None and self.expert_bias is not None:
             weights = self.expert_bias.count(weights, experts, tokens.share > 0)
-        return Choice(experts, weights)
+        return Choice(experts, weights, counts_E, RowOrder(places, back))
 
-    def _balance(
-        self, scores_nE: Tensor, experts_nk: Tensor, tokens: TokenShares, samples: int
-    ) -> Tensor:
+    def _balance(self, counted_BE: Tensor, scored_BE: Tensor, samples: int) -> Tensor:
         """Return this rank's terms of the balance loss of a microbatch, of `samples` of a step."""
-        given = scores_nE, experts_nk, tokens.sample, tokens.share, tokens.num_samples
-        counted_BE, scored_BE = self.context.fused(_shares_of_experts, *given)
         f_BE = all_reduce(all_reduce(counted_BE, self.context.tp), self.context.cp)
         factor = self.shape.moe.aux_loss / samples * self.shape.moe.experts / self.shape.moe.top_k
         return factor * (f_BE * scored_BE).sum()
+
+
+# The number of choices, of groups, and of groups that experts are chosen from; whether scores are a
+# softmax and whether weights are normalized; the factor of all weights.
+_Rule = tuple[int, int, int, bool, bool, float]
+
+
+def _routed(
+    logits_nE: Tensor,
+    values_E: Tensor | None,
+    scale_E: Tensor | None,
+    shares: tuple[Tensor, Tensor, int] | None,
+    rule: _Rule,
+) -> tuple[Tensor, ...]:
+    """Return experts, weights, tokens of each expert, and the order of copies by expert and back.
+
+    With `shares` (sample and share of each token, number of samples) two more tensors follow: those
+    of `_shares_of_experts`.
+    """
+    scores_nE, experts, weights = _chosen(logits_nE, values_E, *rule)
+    if scale_E is not None:
+        weights = _rescaled(weights, experts, scale_E)
+    chosen = experts.flatten()
+    counts_E = chosen.new_zeros(logits_nE.shape[1])
+    counts_E = counts_E.scatter_add(0, chosen, torch.ones_like(chosen))
+    found = experts, weights, counts_E, *_places_and_back(chosen)
+    return found if shares is None else found + _shares_of_experts(scores_nE, experts, *shares)
+
+
+def _places_and_back(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places of increasing keys, and the inverse of this permutation."""
+    places = keys.argsort(stable=True)
+    numbers = torch.arange(len(places), device=places.device)
+    return places, torch.empty_like(places).scatter_(0, places, numbers)
 
 
 def _chosen(
     logits_nE: Tensor,
     values_E: Tensor | None,
     top_k: int,
-    groups: tuple[int, int],
+    groups: int,
+    top_groups: int,
     is_softmax: bool,
     normalize: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scores of experts, the chosen experts and the weights of their answers.
 
-    `values` are added to the scores for the choice alone. `groups` are the number of groups and of
-    those that experts are chosen from.
+    `values` are added to the scores for the choice alone.
     """
     scores_nE = logits_nE.softmax(dim=-1) if is_softmax else logits_nE.sigmoid()
     ranked_nE = scores_nE.detach()
     if values_E is not None:
         ranked_nE = ranked_nE + values_E
-    if groups[0] > groups[1]:
-        ranked_nE = _in_best_groups(ranked_nE, *groups)
+    if groups > top_groups:
+        ranked_nE = _in_best_groups(ranked_nE, groups, top_groups)
     experts = ranked_nE.topk(top_k, dim=-1).indices
     weights = scores_nE.gather(-1, experts)
     if normalize:

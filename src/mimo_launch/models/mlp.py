@@ -26,7 +26,7 @@ from mimo_launch.layers.image_contexts import AttentionContext
 from mimo_launch.layers.linear import RegionInputs, RowLinear
 from mimo_launch.layers.norms import Norm, TokenGate
 from mimo_launch.layers.parallel_context import ParallelContext
-from mimo_launch.layers.pointwise import ACTIVATIONS, GATED, weighted_sum
+from mimo_launch.layers.pointwise import ACTIVATIONS, GATED
 from mimo_launch.layers.recompute import Remake
 from mimo_launch.layers.router import Choice, Router, TokenShares
 from mimo_launch.layers.sequence_contexts import SequenceContext
@@ -88,7 +88,7 @@ class MoeMlp(ShapedLayer[MoeShape]):
         tokens = None if routing is None else self._tokens(routing.shares)
         own_nD, sizes = self._own(x_nD if self.routed_norm is None else stream_nD)
         choice = self.router(own_nD, tokens, None if routing is None else routing.loss)
-        planned = PlannedDispatch(self.context, choice.experts, self.shape.moe.experts)
+        planned = PlannedDispatch(self.context, choice)
         # While the host waits for the sizes of the dispatch, the device computes this.
         shared = None if self.shared is None else self.shared(x_nD, attention_context.draws, again)
         if shared is not None and self.shared_gate is not None:
@@ -121,11 +121,9 @@ class MoeMlp(ShapedLayer[MoeShape]):
         return TokenShares(samples, places // positions, own)
 
     def _answers(self, x_nD: Tensor, choice: Choice, dispatch: Dispatch) -> Tensor:
-        scores = choice.weights if self.shape.moe.scale_inputs else None
-        arrived = to_experts(x_nD, dispatch, self.context, scores)
+        # Weights are factors of what experts read, or of their answers.
+        of_inputs = self.shape.moe.scale_inputs
+        arrived = to_experts(x_nD, dispatch, self.context, choice.weights if of_inputs else None)
         answers = self.experts(arrived, dispatch.runs)
-        answers = from_experts(answers, dispatch, self.context)
-        answers_nkD = answers.view(*choice.weights.shape, x_nD.shape[1])
-        if scores is not None:
-            return answers_nkD.sum(dim=1)
-        return self.context.fused(weighted_sum, answers_nkD, choice.weights)
+        weights = None if of_inputs else choice.weights
+        return from_experts(answers, dispatch, self.context, weights)
