@@ -85,11 +85,12 @@ class _Call(NamedTuple):
 
 
 class _Chunks(torch.autograd.Function):
-    """Attention of both chunks. Gradients of keys are added to one tensor for the sequence."""
+    """Attention of both chunks. Outputs and gradients are written where those of all chunks lie."""
 
     @staticmethod
     def forward(ctx: Any, q_BhsK: Tensor, k_BgSK: Tensor, v_BgSK: Tensor, call: _Call) -> Tensor:
-        outs, sums = [], []
+        # In the order of tokens, as the map before has queries and the map after reads outputs.
+        out_BshK, sums = torch.empty_like(q_BhsK.transpose(1, 2)), []
         for parts in call.chunks(q_BhsK.shape[2]):
             (out, total), *earlier = (
                 attend_to_keys(
@@ -103,10 +104,9 @@ class _Chunks(torch.autograd.Function):
             )
             for another in earlier:
                 out, total = call.fused(_merged, out, total, *another)
-            outs.append(out.transpose(1, 2))
+            out_BshK[:, parts[0].queries] = out.transpose(1, 2)
             sums.append(total)
-        # In the order of tokens, as the output's map reads it.
-        out_BshK, sum_Bhs = torch.cat(outs, dim=1), torch.cat(sums, dim=2)
+        sum_Bhs = torch.cat(sums, dim=2)
         ctx.save_for_backward(q_BhsK, k_BgSK, v_BgSK, out_BshK, sum_Bhs)
         ctx.call = call
         return out_BshK
@@ -115,9 +115,8 @@ class _Chunks(torch.autograd.Function):
     def backward(ctx: Any, grad_BshK: Tensor) -> tuple[Tensor | None, ...]:
         q_BhsK, k_BgSK, v_BgSK, out_BshK, sum_Bhs = ctx.saved_tensors
         grad_BhsK, out_BhsK = grad_BshK.transpose(1, 2), out_BshK.transpose(1, 2)
-        of_chunks, (of_k, of_v) = [], (torch.zeros_like(x) for x in (k_BgSK, v_BgSK))
+        of_q, of_k, of_v = torch.empty_like(q_BhsK), *map(torch.zeros_like, (k_BgSK, v_BgSK))
         for parts in ctx.call.chunks(q_BhsK.shape[2]):
-            of_parts = []
             for held, keys, is_causal in parts:
                 of_queries, of_keys, of_values = gradients_of_keys(
                     grad_BhsK[:, :, held],
@@ -127,11 +126,13 @@ class _Chunks(torch.autograd.Function):
                     is_causal=is_causal,
                     scale=ctx.call.scale,
                 )
-                of_parts.append(of_queries)
+                if is_causal:  # These are the first of a chunk.
+                    of_q[:, :, held] = of_queries
+                else:
+                    of_q[:, :, held] += of_queries
                 of_k[:, :, keys] += of_keys
                 of_v[:, :, keys] += of_values
-            of_chunks.append(sum(of_parts[1:], start=of_parts[0]))
-        return torch.cat(of_chunks, dim=2), of_k, of_v, None
+        return of_q, of_k, of_v, None
 
 
 def _merged(
