@@ -1,11 +1,13 @@
 """What a report says of each run in words."""
 
+import errno
 import json
 import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.support.histories import evaluated, step, write
@@ -96,6 +98,22 @@ def test_a_run_whose_last_step_was_not_saved_has_failed(
     monkeypatch.setattr(run_folder, "newest_checkpoint", lambda run: ResumePoint(saved, run))
     assert cells(run)["status"] == status
     assert status_of(run).state == status.split(",", maxsplit=1)[0]
+
+
+def test_checkpoints_that_cannot_be_read_are_named(
+    runs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs("one")
+    (run / "spec.yaml").write_text(SPEC.read_text().replace("steps: 4,", "steps: 40,"))
+    (run / "failure.txt").write_text("the last checkpoint could not be written")
+
+    def refuse(run: Path) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error", str(run / "checkpoints"))
+
+    monkeypatch.setattr(run_folder, "newest_checkpoint", refuse)
+    found = status_of(run)
+    assert found.state == "unknown"
+    assert found.why == f"{run / 'checkpoints'} cannot be read: Input/output error"
 
 
 def test_checkpoints_are_counted_when_complete(runs: Callable[..., Path]) -> None:

@@ -207,13 +207,12 @@ def _against_plan(run: "History") -> Iterator[str]:
 
 def _status(run: "History") -> str:
     """Return the state of a run; a running one looks like one that was killed."""
-    from mimo_launch.launcher.run_folder import FAILURE, SPEC, has_failed, has_kept
+    from mimo_launch.launcher.run_folder import FAILURE, SPEC, has_failed, is_done
     from mimo_launch.spec.load import load_spec
 
     spec = load_spec(run.run / SPEC).spec
     done, wanted = run.steps[-1]["step"], None if spec is None else spec.train.steps
-    did_all = run.ended_early or (wanted is not None and done >= wanted)
-    if did_all and has_kept(run.run, done):
+    if is_done(run.run, step=done, steps=wanted, ended_early=run.ended_early):
         return "done"
     if has_failed(run.run):
         return f"failed, see {FAILURE}"

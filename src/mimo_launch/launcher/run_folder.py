@@ -235,10 +235,12 @@ def status_of(run: Path) -> RunStatus:
         ended, numbers, losses = False, [], []
     step = numbers[-1] if numbers else 0
     try:
-        did_all = ended or (steps is not None and step >= steps)
-        state, why = _state(run, done=did_all and has_kept(run, step))
+        done = is_done(run, step=step, steps=steps, ended_early=ended)
+        state, why = _state(run, done=done)
     except OSError as error:
-        state, why = State.UNKNOWN, f"{run / LOCK} cannot be read: {error.strerror or error}"
+        # A lock that cannot be asked for names no file.
+        file = error.filename or run / LOCK
+        state, why = State.UNKNOWN, f"{file} cannot be read: {error.strerror or error}"
     return RunStatus(
         run=run,
         state=state,
@@ -271,8 +273,14 @@ def has_failed(run: Path) -> bool:
     )
 
 
-def has_kept(run: Path, step: int) -> bool:
-    """Return whether a run that did its last step did not fail before that was in a checkpoint."""
+def is_done(run: Path, *, step: int, steps: int | None, ended_early: bool) -> bool:
+    """Return whether a run did all its steps, and did not fail before they were in a checkpoint.
+
+    `step` is its last one, of `steps` if the spec can be read. Raises OSError if a folder cannot be
+    read.
+    """
+    if not ended_early and (steps is None or step < steps):
+        return False
     if not has_failed(run):
         return True
     saved = newest_checkpoint(run)
