@@ -169,7 +169,7 @@ class OpenSplit:
             words[0] += f" with {self.captions.counts.sum():,} captions, {how}"
         if self.num_too_long:
             cut = "left out" if self._data.too_long == "drop" else "cut"
-            if cut == "cut" and (bare := self._num_unlearnt()):
+            if cut == "cut" and (bare := self._num_without_labels()):
                 cut += f", nothing is learnt of {bare:,} of them"
             words.append(f"{self.num_too_long:,} longer than {self._seq} tokens, {cut}")
         if self.index.num_bad:
@@ -183,7 +183,7 @@ class OpenSplit:
             words.append(repeats)
         return "; ".join(words)
 
-    def _num_unlearnt(self) -> int:
+    def _num_without_labels(self) -> int:
         """Return the number of cut samples that have neither a label left nor targets to make."""
         if self._inputs.makes:
             return 0
