@@ -37,7 +37,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "stages": (1, {"vision": box(0, dp=2), "language": box(2, tp=2, pp=2)}),
     "cp 2": (2, {"vision": box(0, dp=4), "language": box(0, cp=2, dp=2)}),
 }
-Read = dict[tuple[int, str, int], tuple[int, list[bytes]]]
+Read = dict[tuple[int | str, ...], tuple[int, Any]]
 
 
 def caption_spec(folder: Path, dp: int, modules: dict[str, Any], **sections: Any) -> Spec:
@@ -62,7 +62,8 @@ _drawn = Captions.drawn
 def read_steps(made: Spec, first: int, end: int, bug: Any = None) -> Read:
     """Read steps as training does; return what this rank was given of each record.
 
-    By step, module and number in the step: the id of the record, tokens and labels or pixels.
+    By step, module, number in the step, and of images their place in the sample: the id of the
+    record, tokens and labels or pixels.
     """
     if bug is not None:
         Captions.drawn = bug
@@ -80,8 +81,11 @@ def read_steps(made: Spec, first: int, end: int, bug: Any = None) -> Read:
                     held = [each.tobytes() for each in arrays]
                     found[step, "language", number] = inputs.record(number).id, held
                 for (number, name), images in inputs.pixels.items():
-                    held = [each.values.numpy().tobytes() for each in images]
-                    found[step, name, number] = inputs.record(number).id, held
+                    # Another replica may encode some images of a sample.
+                    for at, each in enumerate(images):
+                        if each is not None:
+                            held = each.values.numpy().tobytes()
+                            found[step, name, number, at] = inputs.record(number).id, held
             place = order.after(place)
     assert not events
     return found
