@@ -5,6 +5,8 @@ Relies on: `data.run_length` for the number of steps.
 Leaves: making an index that counts samples to `train` and `data`.
 """
 
+from collections.abc import Callable
+
 from mimo_launch.checks.all_checks import STEP_RULES
 from mimo_launch.checks.rule import run_rules
 from mimo_launch.data.run_length import ANEW, Begun, SamplesUnknown, with_steps
@@ -12,16 +14,20 @@ from mimo_launch.diag.diagnostic import Diagnostic, Severity
 from mimo_launch.spec.spec import Spec
 
 
-def counted(spec: Spec, begun: Begun = ANEW) -> tuple[Spec, tuple[Diagnostic, ...]]:
+def counted(
+    spec: Spec, begun_by: Callable[[Spec], Begun] | None = None
+) -> tuple[Spec, tuple[Diagnostic, ...]]:
     """Return a sound spec with the steps of its epochs, and findings about these steps.
 
+    `begun_by` returns what the run has done. It is called only for epochs: every rank looks at the
+    checkpoints then, and ranks that find different ones have different plans, which ends the run.
     Without a number of samples the spec keeps its steps, with a warning: other findings, or the
     making of an index, say why a run cannot start.
     """
     if spec.train.epochs is None:
         return spec, ()
     try:
-        spec = with_steps(spec, begun)
+        spec = with_steps(spec, ANEW if begun_by is None else begun_by(spec))
     except SamplesUnknown:
         return spec, _unknown(spec, "there are no samples here that could be counted")
     except (OSError, ValueError) as error:

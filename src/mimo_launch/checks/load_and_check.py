@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.epochs import counted
 from mimo_launch.checks.packages import backends_are_here
-from mimo_launch.data.run_length import ANEW, Begun
+from mimo_launch.data.run_length import Begun
 from mimo_launch.diag.diagnostic import Diagnostic, Severity, SpecSource
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.text import has_errors
@@ -120,7 +120,7 @@ def _checked(
     if spec is not None and runs_here:
         found += tuple(backends_are_here(spec))
     if spec is not None and not has_errors(found):
-        spec, of_epochs = counted(spec, begun_by(spec) if begun_by else ANEW)
+        spec, of_epochs = counted(spec, begun_by)
         found += of_epochs
     unfit, estimator = None, None
     if spec is not None and not has_errors(found) and on_gpus and (only_plans or _judges(spec)):
