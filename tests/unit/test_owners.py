@@ -306,7 +306,9 @@ def test_layouts_share_how_a_step_is_shared_out_only_where_it_is_the_same():
     """A search looks at hundreds of layouts, and most of them deal samples out alike."""
     rows, made = skewed(48, 3), []
     grids = [
-        (dp, language, tp) for dp, language in ((4, 1), (4, 2), (2, 1), (3, 2)) for tp in (1, 2)
+        (dp, language, tp)
+        for dp, language in ((4, 1), (4, 2), (2, 1), (3, 2), (6, 2))
+        for tp in (1, 2)
     ]
     for (dp, language, tp), microbatches, apart in product(grids, (2, 4), (False, True)):
         boxes = {"vision": box(0, dp=dp), "language": box(apart * dp, dp=language, tp=tp)}

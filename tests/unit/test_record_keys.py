@@ -237,6 +237,9 @@ def test_files_named_in_a_message_are_not_lost(tmp_path: Path) -> None:
     turns = [{**ASKED, "images": ["a.png"]}, SECOND]
     with pytest.raises(BadSample, match="`images` of a message is not read: name its files beside"):
         write(tokenizer_folder(tmp_path / "plain"), {"messages": turns}, template="chat")
+    none = [{**ASKED, "images": []}, SECOND]  # As in tables of which other rows have some.
+    found = write(tokenizer_folder(tmp_path / "none"), {"messages": none}, template="chat")
+    assert found.ignored == ("`images` of messages",)
     source = CHATML.replace("message['content']", "(message.images or '') ~ message['content']")
     found = write(tokenizer_folder(tmp_path / "own", source), {"messages": turns}, template="chat")
     assert found.ignored == ()
@@ -296,6 +299,10 @@ PAIRS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"prompt": [ASKED, FIRST, ASKED], "completion": [SECOND]},
         [ASKED, {**FIRST, "loss": False}, ASKED, SECOND],
     ),
+    "TRL, roles of others": (
+        {"prompt": [ASKED, {**FIRST, "role": "model"}, ASKED], "completion": [SECOND]},
+        [ASKED, {**FIRST, "loss": False}, ASKED, SECOND],
+    ),
     "TRL, text": ({"prompt": "What?", "completion": "Two."}, [ASKED, SECOND]),
 }
 
@@ -311,6 +318,29 @@ def test_a_question_and_its_answer_are_a_conversation(tmp_path: Path, name: str)
     chat = made(folder, template="chat").data
     (read,) = read_records(chat, {"json": json.dumps({**record, "n": 1}).encode()}.get)
     assert read.ignored == ("`n`",)
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"instruction": "Add.", "input": 5, "output": "Two."}, "`input` of its JSON is a number"),
+        (
+            {"query": "What?", "response": "Two.", "history": [{"query": "What?"}]},
+            "`history` of its JSON is a list, not a list of pairs",
+        ),
+        ({"prompt": [], "completion": []}, "`prompt` of its JSON is a list of nothing"),
+        (
+            {"prompt": "What?", "completion": "Two.", "label": False},
+            "its JSON says `label: false` of its answer",
+        ),
+    ],
+)
+def test_no_part_of_a_question_is_lost_silently(
+    tmp_path: Path, record: dict[str, Any], why: str
+) -> None:
+    chat = made(tokenizer_folder(tmp_path), template="chat").data
+    with pytest.raises(BadSample, match=why):
+        read_records(chat, {"json": json.dumps(record).encode()}.get)
 
 
 def test_messages_beside_a_question_are_the_conversation(tmp_path: Path) -> None:

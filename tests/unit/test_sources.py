@@ -318,6 +318,14 @@ SHAPES: dict[str, tuple[dict[str, Any], int]] = {
         },
         1,
     ),
+    "TRL, as text": (
+        {
+            "image": "b.png",
+            "prompt": json.dumps([{"role": "user", "content": [{"type": "image"}]}]),
+            "completion": json.dumps([{"role": "assistant", "content": "A bus."}]),
+        },
+        1,
+    ),
     "The Cauldron": (
         {
             "images": ["b.png", "coco/train2017/000000033471.jpg"],
@@ -587,6 +595,12 @@ def test_a_part_with_files_in_another_form_is_bad(
     assert why in bad_of_alone(pictures, record)
 
 
+def test_a_part_of_a_type_that_is_no_text_is_bad(pictures: Path) -> None:
+    asked = {"role": "user", "content": [{"type": ["image"], "image": "b.png"}]}
+    why = bad_of_alone(pictures, {"messages": [asked, {"role": "assistant", "content": "A bus."}]})
+    assert "a message has a part of unknown type ['image']" in why
+
+
 def test_what_files_keep_together_is_bounded() -> None:
     """A row group of each of many files would not fit in memory; one may be larger than all."""
     kept, made = Recent(10), list[str]()
@@ -716,11 +730,14 @@ def test_a_list_of_turns_is_a_conversation(pictures: Path) -> None:
     """As in shards of LLaVA-Pretrain for Megatron's Energon, and in lists of such lists."""
     turns = SHAPES["LLaVA-665k, text"][0]["conversations"]
     (pictures / "x.json").write_text(json.dumps([turns, turns]))
+    (pictures / "x.jsonl").write_text(f"{json.dumps(turns)}\n" * 2)
+    (pictures / "list.jsonl").write_text(json.dumps([turns, turns]))
     write_shard(pictures / "0.tar", [("a", {"json": turns})])
-    for path in ("x.json", "0.tar"):
+    for path in ("x.json", "x.jsonl", "list.jsonl", "0.tar"):
         found = opened(files_spec(pictures, str(pictures / path)))
         assert not bad_of(found)
         assert found.words(found.text("train", 0)[0].tolist()).count("A bus.") == 1
+        assert found.keys("train", 0).read.keys() == {"messages"}
 
 
 def test_a_file_that_changed_after_indexing_is_bad_not_wrong(pictures: Path) -> None:

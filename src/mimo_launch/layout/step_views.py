@@ -164,7 +164,7 @@ class StepViews:
             samples = even_share(self.layout, module, replica, group)
             return Share(samples, sum(self.data.rows(module.name, samples)))
         island, place = divmod(replica, inside)
-        how = self.layout.samples, module.group_size, module.in_phases
+        how = self.layout.samples, module.group_size, module.in_phases, module.grid.size(Axis.DP)
         key, known = (module.name, island, inside, *how), self.data.shares
         if key not in known:
             known[key] = shared_out(self.layout, self.data, module, island)

@@ -114,7 +114,7 @@ class Conversation:
                 )
             except BadSample:
                 reads = True
-            if not reads and key in _MEDIA:
+            if not reads and key in _MEDIA and any(message.get(key) for message in self._said):
                 raise BadSample(
                     f"`{key}` of a message is not read: name its files beside the messages, and "
                     "write a marker such as `<image>` for each in the text"

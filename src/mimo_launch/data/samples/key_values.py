@@ -14,6 +14,7 @@ import numpy as np
 from mimo_launch.data.dataset import KeyValues, TokenColumn
 from mimo_launch.data.samples.records import TEXT_SUFFIXES, Record
 from mimo_launch.data.sources.media_suffixes import COLUMN
+from mimo_launch.data.sources.record_shapes import conversation_of
 from mimo_launch.data.sources.source_file import MemberPlace
 
 # Most characters of a value.
@@ -34,7 +35,7 @@ def key_values(
         members: The places of its texts and media.
         columns: The columns that a loss reads, one value for each learnt token.
     """
-    keys: dict[str, Any] = {} if text is None else json.loads(text)
+    keys: dict[str, Any] = {} if text is None else conversation_of(json.loads(text))
     left = dict.fromkeys(record.ignored, "")
     read = {}
     for key, value in keys.items():

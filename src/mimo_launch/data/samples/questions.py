@@ -1,11 +1,16 @@
 """Records of a question and an answer, as messages: ms-swift, Alpaca and TRL write them so.
 
-Decides: the keys of each form, and how they become turns; that no answer in a `prompt` is learnt.
+Decides: the keys of each form, and how they become turns; that no answer in a `prompt` is learnt;
+that a part of a question in another form makes the record bad, because nothing else would tell.
 Leaves: the meaning of turns to `messages`.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.samples.messages import type_of
+from mimo_launch.data.samples.record_keys import CALLS, ROLES
 
 # The keys of the question, one line each, and the key of the answer.
 _FORMS = (
@@ -14,24 +19,48 @@ _FORMS = (
     (("prompt",), "completion"),
 )
 _EARLIER = "history"
+# TRL's KTO has answers of both kinds.
+_IS_GOOD = "label"
+# Roles of messages that are learnt. A tuple: a role may be any JSON.
+_ANSWERING = ("assistant", *CALLS, *(name for name, role in ROLES.items() if role == "assistant"))
 
 
 def turns_of(record: Mapping[str, Any]) -> tuple[list[Any], tuple[str, ...]] | None:
-    """Return the turns of a question and its answer, and their keys; None if it has none."""
+    """Return the turns of a question and its answer, and their keys; None if it has none.
+
+    Raises: BadSample.
+    """
     for asked, said in _FORMS:
         if asked[0] not in record or said not in record:
             continue
-        questions = [record[key] for key in asked if record.get(key) not in (None, "")]
-        earlier, keys = record.get(_EARLIER), (*asked, said)
-        turns: list[Any] = []
-        if isinstance(earlier, list) and all(isinstance(x, list) and len(x) == 2 for x in earlier):
-            turns += (turn for pair in earlier for turn in _pair(*pair))
-            keys = (*keys, _EARLIER)
-        if len(questions) > 1 and all(isinstance(each, str) for each in questions):
-            questions = ["\n".join(questions)]
-        question = questions[0] if questions else ""
-        return [*turns, *_pair(question, record[said])], keys
+        if said == "completion" and record.get(_IS_GOOD) is False:
+            raise BadSample(f"its JSON says `{_IS_GOOD}: false` of its answer: take the record out")
+        turns = [turn for pair in _earlier(record) for turn in _pair(*pair)]
+        turns += _pair(_question(record, asked), record[said])
+        return turns, (*asked, said, _EARLIER)
     return None
+
+
+def _earlier(record: Mapping[str, Any]) -> list[Any]:
+    """Return pairs of earlier questions and answers. Raises: BadSample."""
+    found = record.get(_EARLIER) or []
+    if isinstance(found, list) and all(isinstance(x, list) and len(x) == 2 for x in found):
+        return found
+    raise BadSample(
+        f"`{_EARLIER}` of its JSON is {type_of(found)}, not a list of pairs such as "
+        '`["a question", "its answer"]`'
+    )
+
+
+def _question(record: Mapping[str, Any], asked: tuple[str, ...]) -> Any:
+    """Return a question of one key, or of several, one line each. Raises: BadSample."""
+    found = {key: record[key] for key in asked if record.get(key) not in (None, "")}
+    if len(found) < 2:
+        return next(iter(found.values()), "")
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise BadSample(f"`{key}` of its JSON is {type_of(value)}, not text")
+    return "\n".join(found.values())
 
 
 def _pair(question: Any, answer: Any) -> Iterator[Any]:
@@ -51,4 +80,4 @@ def _is_messages(found: Any) -> bool:
 
 
 def _answers(turn: Mapping[str, Any]) -> bool:
-    return bool(turn["role"] == "assistant")
+    return turn["role"] in _ANSWERING

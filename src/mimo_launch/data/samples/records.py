@@ -90,8 +90,8 @@ def read_records(
     else:
         key, turns = _of_key(record, template.messages, _CHAT_KEYS)
         keys = (key,)
-        if not isinstance(turns, list) or not turns:
-            raise BadSample(f"`{key}` of its JSON is {type_of(turns)}, not a list of messages")
+    if not isinstance(turns, list) or not turns:
+        raise BadSample(f"`{keys[0]}` of its JSON is {type_of(turns)}, not a list of messages")
     messages, ignored = read_messages(turns, markers)
     _add_system(messages, record.get("system"), template.system)
     if template.answers == "last":

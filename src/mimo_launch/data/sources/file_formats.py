@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mimo_launch.data.sources.custom_records import CustomRecords
 from mimo_launch.data.sources.fetching import Fetching, fetching_of
-from mimo_launch.data.sources.json_files import JsonLines, JsonList
+from mimo_launch.data.sources.json_files import JsonLines, JsonList, has_lists
 from mimo_launch.data.sources.kept_files import kept_folders
 from mimo_launch.data.sources.remote_files import DataPath
 from mimo_launch.data.sources.shard_names import CustomSource, NamedShard, named_shards, shard_files
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # The suffixes of files of records in a folder; a list of JSON must be named, because folders of
 # data sets have settings in such files.
 IN_FOLDERS = (".tar", ".jsonl", ".ndjson", ".parquet", ".arrow")
+# Of these, files with a record in each line, which may be a list.
+_OF_LINES = (".jsonl", ".ndjson")
 # What `Dataset.save_to_disk` writes beside the files of a data set.
 _STATE = "state.json"
 Format = Callable[[NamedShard, Recent], SourceFile]
@@ -182,7 +184,7 @@ def format_of(path: DataPath) -> Format:
     if begin.startswith(b"{"):
         return JsonLines
     if begin.startswith(b"["):
-        return JsonList
+        return JsonLines if path.name.endswith(_OF_LINES) and has_lists(path) else JsonList
     for start, table in _TABLES.items():
         if head.startswith(start):
             return table

@@ -109,6 +109,13 @@ class JsonList(JsonLines):
             yield self._member(f"record {number}", MemberPlace(offset, len(text)), text)
 
 
+def has_lists(path: DataPath) -> bool:
+    """Return whether each of the first two lines of a file is a list. Raises: OSError."""
+    with path.open("rb") as file:
+        first, second = file.readline(PART).strip(), file.readline(PART).strip()
+    return first.endswith(b"]") and second.startswith(b"[")
+
+
 def _line(file: BufferedReader) -> Iterator[bytes]:
     """Yield the rest of a line in pieces."""
     while piece := file.readline(_BLOCK):

@@ -28,7 +28,7 @@ from mimo_launch.diag.frozen import frozen
 
 PAIRS = "texts"
 # Keys of messages, which tables may hold as JSON text.
-_IN_JSON = ("messages", "conversations")
+_IN_JSON = ("messages", "conversations", "prompt", "completion")
 # The key of columns for a user's loss.
 _COLUMNS = "columns"
 
@@ -118,10 +118,11 @@ def _is_turn(found: Any) -> bool:
 
 
 def _parsed(value: Any) -> Any:
-    """Return a list that is written as JSON text; any other value as it is."""
+    """Return a list of turns that is written as JSON text; any other value as it is."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         with suppress(ValueError, RecursionError):
-            return json.loads(value)
+            found = json.loads(value)
+            return found if any(map(_is_turn, found)) else value
     return value
 
 
@@ -155,7 +156,8 @@ def _shaped_turn(
 def _shaped_part(
     part: Any, waiting: dict[str, list[Medium]], found: dict[str, list[Medium]]
 ) -> Any:
-    kind = PARTS.get(part.get("type", "")) if isinstance(part, dict) else None
+    said = part.get("type") if isinstance(part, dict) else None
+    kind = PARTS.get(said) if isinstance(said, str) else None
     if kind is None:
         return part
     names = names_of_parts(kind)
