@@ -84,6 +84,19 @@ def test_wide_moves_shard_over_every_part_of_the_replicas() -> None:
     assert found == {None, 2, 4}
 
 
+def test_modules_close_up_where_another_gives_ranks_away() -> None:
+    """Or else no layout with a smaller module before another one is a step away."""
+    made = spec({"language": box(0, dp=4), "vision": box(4, dp=4)}, mbs=4)
+    found = [
+        {name: place.ranks for name, place in each.places.items()}
+        for each in changes(made, Point.of(made), 8)
+    ]
+    assert {"language": range(2), "vision": range(2, 6)} in found
+    for ranks in found:
+        used = set().union(*ranks.values())
+        assert used == set(range(len(used)))
+
+
 def test_other_microbatches_are_encoded_in_groups_as_large_as_now() -> None:
     made = spec({"vision": box(0), "language": box(0, pp=1)}, microbatches=8, mbs=2)
     for at_once in (2, 4):

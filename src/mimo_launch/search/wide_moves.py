@@ -114,9 +114,19 @@ def _placed(spec: Spec, point: Point, name: str, ranks: range) -> Iterator[Point
     def distance(grid: Grid) -> int:
         return sum(getattr(grid, axis) != getattr(now, axis) for axis in ("tp", "cp", "pp"))
 
-    moved = replace(point.moved(name, ranks=ranks), idle=None)
+    moved = _closed(replace(point.moved(name, ranks=ranks), idle=None))
     for grid in sorted(legal_grids(spec, name, len(ranks)), key=distance)[:3]:
         yield settled(spec, moved.moved(name, grid=grid, sequence_parallel=grid.tp > 1))
+
+
+def _closed(point: Point) -> Point:
+    """Return a point whose modules lie beside each other: no rank between them is unused."""
+    used = sorted({rank for place in point.places.values() for rank in place.ranks})
+    at = {rank: number for number, rank in enumerate(used)}
+    for name, place in point.places.items():
+        first = at[place.ranks[0]]
+        point = point.moved(name, ranks=range(first, first + len(place.ranks)))
+    return point
 
 
 def jump(spec: Spec, point: Point, world: int, random: Random) -> Point:
