@@ -24,15 +24,14 @@ class ScaledVitModel(VitModel):
     kind: Literal["scaled_vit"]
 """
 KIND = """
-from dataclasses import dataclass
-
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.block_shapes import scale_shape
 from mimo_launch.kinds.vision import VisionKind
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.scaled_vit import ScaledVitModel
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScaledPatchesShape(LayerShape):
     patches: LayerShape
     scale: LayerShape
@@ -41,7 +40,7 @@ class ScaledPatchesShape(LayerShape):
         return {**self.patches.parts(), "scale": self.scale}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScaledVitKind(VisionKind):
     model: ScaledVitModel
 
