@@ -5,7 +5,7 @@ Relies on: `data.sources.file_formats` for files and formats; `shards` for patte
 Leaves: records to the index that `train` builds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mimo_launch.checks.packages import named_is_there, not_installed
@@ -20,6 +20,7 @@ from mimo_launch.data.sources.file_formats import (
     source_files,
     splits_in,
 )
+from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.diag.installed import PYARROW, is_installed
 from mimo_launch.spec.files_data import Source
@@ -141,7 +142,12 @@ def _files(path: YamlPath, source: Source) -> Findings:
             f"in a folder, files that end in {ends} are read",
             "write the files: `path: FOLDER/NAME.json`, or a pattern",
         )
-    for shard in files[:MOST_OPENED]:
+    yield from _formats(path, files[:MOST_OPENED])
+
+
+def _formats(path: YamlPath, files: Sequence[NamedShard]) -> Findings:
+    """Yield a finding about the first file that holds no records."""
+    for shard in files:
         try:
             format_of(shard.path)
         except (OSError, NoFormat) as error:
