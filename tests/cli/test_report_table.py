@@ -87,6 +87,20 @@ def test_the_status_of_a_run(runs: Callable[..., Path], wanted: int, status: str
     assert cells(run)["status"] == "failed, see failure.txt"
 
 
+@pytest.mark.parametrize(
+    ("counted", "status"), [(40, "done"), (100, "step 40 of 100"), (None, "-")]
+)
+def test_the_steps_of_epochs_are_in_the_plan(
+    runs: Callable[..., Path], counted: int | None, status: str
+) -> None:
+    run = runs("one")
+    (run / "spec.yaml").write_text(SPEC.read_text().replace("steps: 4,", "epochs: 2,"))
+    if counted is not None:
+        (run / "plan.json").write_text(json.dumps({"header": {"steps": counted}}))
+    assert cells(run)["status"] == status
+    assert status_of(run).steps == counted
+
+
 @pytest.mark.parametrize(("saved", "status"), [(39, "failed, see failure.txt"), (40, "done")])
 def test_a_run_whose_last_step_was_not_saved_has_failed(
     runs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, saved: int, status: str

@@ -15,7 +15,7 @@ from mimo_launch.cli.shared.readiness import ready_shards
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import global_order, records_of
 from mimo_launch.data.run_length import Begun, with_steps
-from mimo_launch.spec.load import dump_spec, spec_from_data
+from mimo_launch.spec.load import dump_spec, dump_written, spec_from_data
 from mimo_launch.spec.spec import Spec
 
 DIGITS = {"kind": "digits", "samples": 100}
@@ -90,6 +90,21 @@ def test_steps_that_are_written_end_the_run_if_they_are_fewer() -> None:
     assert made.train.steps == 13
     # A spec that a run has written down means the same when it is read again.
     assert with_steps(spec_from_data(dump_spec(made))).train.steps == 13
+
+
+@pytest.mark.parametrize(("written", "steps"), [({}, 25), ({"steps": 20}, 20)])
+def test_the_file_of_a_run_has_the_steps_that_were_written(
+    written: dict[str, int], steps: int
+) -> None:
+    """More epochs of a file that a run has written take more steps."""
+    made = with_steps(with_steps(asked({"epochs": 2, **written})))
+    assert made.train.steps == 13
+    data = dump_written(made)
+    assert data["train"].get("steps") == written.get("steps")
+    again = spec_from_data({**data, "train": {**data["train"], "epochs": 4}})
+    assert with_steps(again).train.steps == steps
+    more = made.replace(train=made.train.replace(epochs=4))
+    assert with_steps(more).train.steps == steps
 
 
 def test_warmup_and_decay_are_judged_by_the_steps_of_the_epochs() -> None:

@@ -134,12 +134,12 @@ def changed_settings(runs: "Sequence[History]") -> list[tuple[str, str, str]]:
 def _settings(run: "History") -> dict[str, str]:
     """Return the settings of a run by key; none if its spec is missing or cannot be read."""
     from mimo_launch.launcher.run_folder import SPEC
-    from mimo_launch.spec.load import dump_spec, load_spec
+    from mimo_launch.spec.load import dump_written, load_spec
 
     spec = load_spec(run.run / SPEC).spec
     if spec is None:
         return {}
-    return {key: text for key, text in _flat(dump_spec(spec), "") if key not in _LEFT_OUT}
+    return {key: text for key, text in _flat(dump_written(spec), "") if key not in _LEFT_OUT}
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -207,11 +207,9 @@ def _against_plan(run: "History") -> Iterator[str]:
 
 def _status(run: "History") -> str:
     """Return the state of a run; a running one looks like one that was killed."""
-    from mimo_launch.launcher.run_folder import FAILURE, SPEC, has_failed, is_done
-    from mimo_launch.spec.load import load_spec
+    from mimo_launch.launcher.run_folder import FAILURE, has_failed, is_done, steps_of
 
-    spec = load_spec(run.run / SPEC).spec
-    done, wanted = run.steps[-1]["step"], None if spec is None else spec.train.steps
+    done, wanted = run.steps[-1]["step"], steps_of(run.run)
     if is_done(run.run, step=done, steps=wanted, ended_early=run.ended_early):
         return "done"
     if has_failed(run.run):

@@ -111,18 +111,19 @@ class Records:
 
     def start(self) -> "RunStarted | None":
         """Return the start of the run; None if its spec cannot be read."""
-        from mimo_launch.launcher.run_folder import SPEC
+        from mimo_launch.launcher.run_folder import SPEC, steps_of
         from mimo_launch.layout.layout import world_size
         from mimo_launch.spec.load import load_spec
         from mimo_launch.train.events import RunStarted
 
         spec = load_spec(self._run / SPEC).spec
-        if spec is None:
+        steps = steps_of(self._run)
+        if spec is None or steps is None:
             return None
         return RunStarted(
             name=self._run.name,
             plan="",
-            steps=spec.train.steps,
+            steps=steps,
             world_size=world_size(spec),
             modules=tuple(spec.modules),
             log_every=spec.train.log_every,

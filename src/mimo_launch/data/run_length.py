@@ -57,9 +57,9 @@ def with_steps(spec: Spec, begun: Begun = ANEW) -> Spec:
     steps = _steps(
         records, _Walk(spec, repr((spec.data, spec.batch, train.seed, train.epochs))), begun
     )
-    if train.are_steps_known:
-        steps = min(steps, train.steps)
-    return spec.replace(train=train.replace(steps=min(steps, MAX_COUNT)))
+    if train.written_steps is not None:
+        steps = min(steps, train.written_steps)
+    return spec.replace(train=train.with_counted(min(steps, MAX_COUNT)))
 
 
 @frozen

@@ -34,7 +34,8 @@ from mimo_launch.data.run_length import ANEW, Begun
 from mimo_launch.launcher.run_lock import LOCK, RunLock, is_in_use, lock_run
 from mimo_launch.launcher.signals import StopRequest
 from mimo_launch.runtime.progress import Best
-from mimo_launch.spec.load import dump_spec, load_spec
+from mimo_launch.spec.files import read_json
+from mimo_launch.spec.load import dump_written, load_spec
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.history import NoHistory, read_history
 from mimo_launch.train.metrics_file import METRICS
@@ -164,7 +165,7 @@ def open_run_folder(
             with lock:
                 lock.move(moved)
             lock = lock_run(path, say, stop)
-        resolved = yaml.safe_dump(dump_spec(spec), sort_keys=False, default_flow_style=None)
+        resolved = yaml.safe_dump(dump_written(spec), sort_keys=False, default_flow_style=None)
         folder = RunFolder(path, lock, {SPEC: resolved, PLAN: plan_json + "\n"}, moved, saved)
         if saved is None:
             folder.write()
@@ -224,10 +225,21 @@ def runs_below(folder: Path) -> list[Path]:
     return sorted(found, key=_last_sign, reverse=True)
 
 
+def steps_of(run: Path) -> int | None:
+    """Return the number of steps of a run; None if its files cannot be read."""
+    spec = load_spec(run / SPEC).spec
+    if spec is None or spec.train.epochs is None:
+        return None if spec is None else spec.train.steps
+    try:  # The steps of epochs are counted for the plan.
+        steps = read_json(run / PLAN)["header"]["steps"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return steps if isinstance(steps, int) else None
+
+
 def status_of(run: Path) -> RunStatus:
     """Return the status of a run."""
-    spec = load_spec(run / SPEC).spec
-    steps = None if spec is None else spec.train.steps
+    steps = steps_of(run)
     try:
         history = read_history(run)
         ended, (numbers, losses) = history.ended_early, history.curve("loss")

@@ -73,6 +73,16 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     return spec.model_dump(mode="json", by_alias=True)
 
 
+def dump_written(spec: Spec) -> dict[str, Any]:
+    """Return `dump_spec` with the steps that the spec says itself, which epochs may make fewer."""
+    data = dump_spec(spec)
+    if spec.train.written_steps is None:
+        del data["train"]["steps"]
+    else:
+        data["train"]["steps"] = spec.train.written_steps
+    return data
+
+
 def with_defaults(data: dict[str, Any]) -> dict[str, Any]:
     """Return what an earlier version dumped, with the defaults of keys that are new since.
 

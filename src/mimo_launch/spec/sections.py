@@ -5,9 +5,9 @@ Relies on: `base`.
 Leaves: what fits together to `checks`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from mimo_launch.spec.base import (
     MAX_INTEGER,
@@ -123,10 +123,27 @@ class TrainSpec(Strict):
         "since; some samples of that epoch may come twice or not at all.",
     )
 
+    # Whether `steps` follow from `epochs`, and the steps that the spec had before; None for none.
+    _counted: bool = PrivateAttr(False)
+    _written_steps: int | None = PrivateAttr(None)
+
     @property
     def are_steps_known(self) -> bool:
         """Whether `steps` is the length of the run, and not a default beside `epochs`."""
         return self.epochs is None or "steps" in self.model_fields_set
+
+    @property
+    def written_steps(self) -> int | None:
+        """The steps that the spec says itself; None if its epochs alone say the length."""
+        if self._counted:
+            return self._written_steps
+        return self.steps if self.are_steps_known else None
+
+    def with_counted(self, steps: int) -> Self:
+        """Return this section with the steps of its epochs."""
+        made = self.replace(steps=steps)
+        made._counted, made._written_steps = True, self.written_steps
+        return made
 
     @property
     def numbers(self) -> Precision:
