@@ -28,6 +28,34 @@ class Values:
         kept: dict[str, int] = field(default_factory=dict, hash=False)
 
 
+class Made:
+    """The same class twice, with fields that are given, counted, or made of others."""
+
+    @frozen
+    class Ours:
+        last: list[int] = field(kw_only=True)
+        first: int
+        known: list[int] = field(default_factory=list)
+        inside: list[int] = field(default_factory=list, init=False)
+        fixed: int = field(default=3, init=False)
+        double: int = field(init=False)
+
+        def __post_init__(self):
+            object.__setattr__(self, "double", 2 * self.first)
+
+    @dataclass(frozen=True, slots=True)
+    class Theirs:
+        last: list[int] = field(kw_only=True)
+        first: int
+        known: list[int] = field(default_factory=list)
+        inside: list[int] = field(default_factory=list, init=False)
+        fixed: int = field(default=3, init=False)
+        double: int = field(init=False)
+
+        def __post_init__(self):
+            object.__setattr__(self, "double", 2 * self.first)
+
+
 @frozen(kw_only=True)
 class Base:
     number: int = 0
@@ -56,6 +84,27 @@ def test_values_are_those_of_a_dataclass(args):
     assert ours != theirs
     for others in ARGUMENTS:
         assert (ours == Values.Ours(*others)) == (theirs == Values.Theirs(*others))
+
+
+@pytest.mark.parametrize("args", [(1,), (1, [2])], ids=str)
+def test_values_are_made_as_those_of_a_dataclass(args):
+    ours, theirs = Made.Ours(*args, last=[4]), Made.Theirs(*args, last=[4])
+    assert astuple(ours) == astuple(theirs)
+    again = Made.Ours(*args, last=[4])
+    assert again.inside is not ours.inside
+    assert (again.known is ours.known) == (len(args) > 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"), [((), {}), ((1,), {}), ((1, [], 2), {"last": []}), ((1,), {"fixed": 1})]
+)
+def test_wrong_arguments_are_refused_in_the_words_of_python(args, named):
+    texts = set()
+    for cls in (Made.Ours, Made.Theirs):
+        with pytest.raises(TypeError) as error:
+            cls(*args, **named)
+        texts.add(str(error.value).replace("Theirs", "Ours"))
+    assert len(texts) == 1
 
 
 def test_values_are_copied_and_sent():

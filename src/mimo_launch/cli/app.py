@@ -15,6 +15,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import MISSING, fields
 from types import ModuleType
 from typing import Annotated, Any
 
@@ -113,12 +114,18 @@ def _function_of(module: ModuleType, name: str) -> Callable[..., None]:
     def function_of_class(**options: Any) -> None:
         kind(**options)()
 
-    signature = inspect.signature(kind)
+    options = [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if each.default is MISSING else each.default,
+            annotation=each.type,
+        )
+        for each in fields(kind)
+    ]
     function_of_class.__doc__ = kind.__doc__
-    function_of_class.__annotations__ = {
-        key: each.annotation for key, each in signature.parameters.items()
-    }
-    vars(function_of_class)["__signature__"] = signature
+    function_of_class.__annotations__ = {each.name: each.annotation for each in options}
+    vars(function_of_class)["__signature__"] = inspect.Signature(options)
     return function_of_class
 
 
