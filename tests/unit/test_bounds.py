@@ -186,7 +186,8 @@ _MOST_LAYOUTS = 6
 def test_other_layouts_are_judged_alike_whatever_was_judged_before(
     made: Spec, random: Random
 ) -> None:
-    base = Estimator.of(Plan.of(made)).brief
+    whole = Estimator.of(Plan.of(made))
+    base = whole.brief
     judge, point = Judge(base, limit=2**62), Point.of(made)
     near = [*neighbours(made, point), jump(made, point, world_size(made), random)]
     changes = (changed(made, "", each.settings()) for each in random.sample(near, len(near)))
@@ -196,6 +197,8 @@ def test_other_layouts_are_judged_alike_whatever_was_judged_before(
         if bound is None:
             continue
         found = judge.plan_of(change.spec).estimates
-        alone = replace(base, plan=Plan.of(change.spec), spec=change.spec, kept={}).estimates()
+        plan, new = Plan.of(change.spec), {"known": {}, "kept": {}, "works": {}}
+        alone = replace(base, plan=plan, spec=change.spec, **new).estimates()
         assert found == alone
+        assert whole.on(plan).estimates() == Estimator.of(plan).estimates()
         assert bound.seconds <= alone.step_seconds * (1 + 1e-9)

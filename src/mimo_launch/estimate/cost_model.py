@@ -88,17 +88,17 @@ class StageCost:
 
 @frozen(slots=False)
 class CostModel:
-    """The times of the work of a layout in one step; `known` are those of stages, for any step.
+    """The times of the work of a layout in one step.
 
-    `kept` are the costs of stages in the same step, and `works` the work of modules, by what they
-    depend on in any layout.
+    `known` are the times of stages and `kept` their costs in any step, `works` is the work of
+    modules in the same step; each by what it depends on in any layout.
     """
 
     spec: Spec
     layout: Layout
     step: StepWork
     constants: Calibration
-    known: dict[tuple[str, int], ForwardTimes] = field(default_factory=dict)
+    known: dict[Hashable, ForwardTimes] = field(default_factory=dict)
     kept: dict[Hashable, StageCost] = field(default_factory=dict)
     works: dict[Hashable, ModuleWork] = field(default_factory=dict)
 
@@ -210,7 +210,7 @@ class CostModel:
         """
         weights = stage_weights(self.spec, stage, module.grid.size(Axis.TP) - 1)
         works = self.work[module.name]
-        found = [self.forwards_of(module, stage).of(work) for work in works]
+        found = list(map(self.forwards_of(module, stage).of, works))
         times = WeightTimes(self.spec, self.constants, module)
         gather, reduction = times.gather(weights), times.reduction(weights)
         copied = times.gather_copies(weights)
@@ -263,7 +263,8 @@ class CostModel:
 
     def forwards_of(self, module: ModuleLayout, stage: Stage) -> ForwardTimes:
         """Return the times of the forwards of a stage and of their backwards."""
-        key = module.name, stage.index
+        of_stage = key_of_stage(self.spec, self.layout, module, stage)
+        key = key_of_module(self.spec, module), of_stage
         if key not in self.known:
             place = self.spec, self.layout, module, stage
             self.known[key] = ForwardTimes(*place, self.constants, self.links)

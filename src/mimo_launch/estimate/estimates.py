@@ -43,8 +43,8 @@ class Estimator:
     """Estimates of a plan, for its spec or for a spec with other settings and the same layout.
 
     `expected` are the steps of the run. If `only` is there, its steps stand for them: those that
-    are simulated, and those of which the memory is estimated. `kept` are costs of stages in these,
-    and `works` the work of modules, which all layouts share.
+    are simulated, and those of which the memory is estimated. All layouts share `known`, the times
+    of stages, `kept`, their costs, and `works`, the work of modules in the steps of `only`.
     """
 
     plan: Plan
@@ -53,6 +53,7 @@ class Estimator:
     expected: ExpectedSteps
     worst: bool = False
     only: tuple[tuple[StepData, ...], tuple[StepData, ...]] | None = None
+    known: dict[Hashable, ForwardTimes] = field(default_factory=dict)
     kept: dict[Hashable, StageCost] = field(default_factory=dict)
     works: dict[Hashable, ModuleWork] = field(default_factory=dict)
 
@@ -165,13 +166,8 @@ class Estimator:
         return self._model(self._work_of(first))
 
     def _model(self, step: StepWork) -> CostModel:
-        shared = (self.kept, self.works) if self.only else ({}, {})
-        return CostModel(self.spec, self.layout, step, self.constants, self._known, *shared)
-
-    @cached_property
-    def _known(self) -> dict[tuple[str, int], ForwardTimes]:
-        """The times of the forwards of each stage, for all steps."""
-        return {}
+        shared = self.known, self.kept, self.works if self.only else {}
+        return CostModel(self.spec, self.layout, step, self.constants, *shared)
 
     @cached_property
     def typical(self) -> SimulatedStep:
@@ -185,7 +181,7 @@ class Estimator:
         """The estimates of the typical step, with the memory of the steps that have a peak."""
         peaks = {self.peak(alike).step for alike in self.classes}
         fullest = tuple(step for step in self.expected.heaviest if step.step in peaks)
-        return replace(self, only=((self.typical.model.step.data,), fullest), kept={}, works={})
+        return replace(self, only=((self.typical.model.step.data,), fullest), works={})
 
     @property
     def simulation_of_all(self) -> Simulation:

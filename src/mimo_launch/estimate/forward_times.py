@@ -66,16 +66,16 @@ class ForwardTimes:
     stage: Stage
     constants: Calibration
     links: LinkTimes
-    _known: dict[int, StageTimes] = field(default_factory=dict, init=False)
+    _known: dict[Hashable, StageTimes] = field(default_factory=dict, init=False)
     _beside: dict[Hashable, _Beside] = field(default_factory=dict, init=False)
     _products: dict[bool, bool] = field(default_factory=dict, init=False)
     _shared: Shared = field(default_factory=Shared, init=False)
 
     def of(self, work: Workload) -> StageTimes:
-        """Return the seconds of one forward and its backward; equal work is one object."""
-        if id(work) not in self._known:
-            self._known[id(work)] = self._times(work)
-        return self._known[id(work)]
+        """Return the seconds of one forward and its backward."""
+        if work.key not in self._known:
+            self._known[work.key] = self._times(work)
+        return self._known[work.key]
 
     def exchanges(self, work: Workload) -> tuple[float, float]:
         """Return the seconds of exchanges in both directions, and of those to experts and back."""
