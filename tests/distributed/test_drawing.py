@@ -11,7 +11,9 @@ from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, spec
 
 from mimo_launch.data.build import build_dataset
+from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layout.layout import world_size
+from mimo_launch.models.noise import HeldNoise, NoiseCanvas
 from mimo_launch.plan.plan import Plan
 from mimo_launch.runtime.progress import Phase, Progress
 from mimo_launch.spec.spec import Spec, TalkerModel
@@ -132,6 +134,17 @@ def test_a_clip_ends_at_an_end_code_of_a_codebook_that_has_one(predictor: object
     # Without an end it is as long as the true clip, after which the last row is.
     endless = clip(torch.tensor([[1, 2], [3, 4], [12, 12]]), codes)
     assert endless.tolist() == [[1, 3], [2, 4]]
+
+
+def test_steps_of_a_drawing_are_summed_in_fp32_where_a_model_computes_in_bf16() -> None:
+    """A bf16 number near 1 would not change by 1/1000."""
+    ones, positions = torch.ones(2, 3), torch.ones(2, 2)
+    noise = HeldNoise(ones.clone(), torch.zeros(2), torch.ones(2), torch.bfloat16)
+    canvas = NoiseCanvas(noise, positions, ParallelContext(), 1000)
+    for _ in range(canvas.passes):
+        assert canvas.seen().patches.values.dtype == torch.bfloat16
+        canvas.add(ones)
+    torch.testing.assert_close(canvas.whole(), 2 * ones, rtol=0, atol=1e-4)
 
 
 class Heard(Progress):

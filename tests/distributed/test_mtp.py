@@ -51,6 +51,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "windows in all layers but the last, scaled embeddings": {
         "model": {"sliding_window": {"size": 3, "full": [1]}, "embedding_scale": 4.0},
     },
+    "no positions in the last layer, norms of rotated heads": {
+        "model": {"nope": {"layers": [1]}, "l2_qk_norm": True},
+    },
     "as Gemma": {
         "model": {
             "tied": True, "post_norms": True, "norm_offset": True, "embedding_scale": 4.0,
@@ -82,6 +85,7 @@ OFTEN = {
     "dense last layer",
     "pp 2, windows in the last layer",
     "windows in all layers but the last, scaled embeddings",
+    "no positions in the last layer, norms of rotated heads",
     "hybrid, tp 2, cp 2, documents",
     "hybrid, experts over ep, packed",
     "tp 2, cp 2, sequence parallel, documents",

@@ -245,7 +245,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "hybrid": {
         "kind": "hybrid",
         "hidden": WIDTH,
-        "pattern": "MGC*E-",
+        "pattern": "MGC*E-*",
         "mamba": {"heads": 8, "head_dim": 16, "state": 16, "groups": 2},
         "deltanet": {"key_heads": 2, "heads": 4, "head_dim": 16},
         "moe": {**EXPERTS, "bias": False},
@@ -296,7 +296,9 @@ def expected_std(name: str, shape: tuple[int, ...], kind: str) -> float:
     )
     if added and not name.startswith(("project", "time.")):
         own = 3 if name.startswith("predictor.") else 2
-        additions = 6 if kind == "hybrid" else 2 * own
+        additions = 2 * own
+        if kind == "hybrid":
+            additions = 8 if name.startswith("mtp.") else 7
         return additions**-0.5 * inputs**-0.5
     return inputs**-0.5
 
