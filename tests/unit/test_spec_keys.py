@@ -7,7 +7,8 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from mimo_launch.spec.base import Strict
-from mimo_launch.spec.fields import kind_of, models_in, section_per_name, takes
+from mimo_launch.spec.fields import section_per_name, takes
+from mimo_launch.spec.of_kind import kind_of, models_in
 from mimo_launch.spec.reference import reference, spec_schema
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.yaml_source import parse_value

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from mimo_launch.spec.base import MAX_COUNT, Count
 from mimo_launch.spec.files_data import CustomData, FilesData
+from mimo_launch.spec.of_kind import OfKind
 from mimo_launch.spec.user_data import Samples, WebdatasetData
 
 
@@ -84,4 +85,5 @@ class SyntheticData(Samples):
 
 
 _Kinds = DigitsData | SyntheticData | WebdatasetData | FilesData
-Data = Annotated[_Kinds, Field(discriminator="kind")] | CustomData
+_AnyData = Annotated[_Kinds, Field(discriminator="kind")] | CustomData
+Data = Annotated[_AnyData, OfKind(_AnyData)]

@@ -1,21 +1,21 @@
-"""The values that a key of a spec may have, by its annotation, and the places of each key.
+"""The values that a key of a spec may have, by its field, and the places of each key.
 
-Decides: how an annotation divides into sections, words and a single value; which field of the
-models a path of a spec leads to, and which paths end in some key.
-Relies on: the models.
+Decides: which field of the models a path of a spec leads to, and which paths end in some key; which
+values a field takes.
+Relies on: the models; `of_kind` for the sections in an annotation.
 Leaves: words of other trainers to `foreign_words`.
 """
 
 from collections.abc import Iterable, Iterator
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from mimo_launch.diag.diagnostic import YamlPath
 from mimo_launch.spec.base import Strict
+from mimo_launch.spec.of_kind import alternatives, kind_of, models_in, words_in
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.yaml_source import UNREADABLE
 
@@ -82,35 +82,9 @@ def value_at(path: YamlPath, data: Any) -> Any:
     return data
 
 
-def models_in(annotation: Any) -> tuple[list[type[Strict]], bool]:
-    """Return the section types of an annotation, and whether it may be null."""
-    parts = list(_alternatives(annotation))
-    models = [part for part in parts if isinstance(part, type) and issubclass(part, Strict)]
-    return models, type(None) in parts
-
-
-def words_in(annotation: Any) -> list[str | bool]:
-    """Return the words that may replace a section, and false and true if they may."""
-    parts = list(_alternatives(annotation))
-    words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
-    return [False, True, *words] if bool in parts else words
-
-
 def is_word(value: Any, words: Iterable[str | bool]) -> bool:
     """Return whether a value is one of these words; 1 is not true."""
     return any(type(value) is type(word) and value == word for word in words)
-
-
-def _alternatives(annotation: Any) -> Iterator[Any]:
-    """Yield the types of a union, and of the unions inside it."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _alternatives(get_args(annotation)[0])
-    elif origin in (Union, UnionType):
-        for part in get_args(annotation):
-            yield from _alternatives(part)
-    else:
-        yield annotation
 
 
 def section_per_name(annotation: Any) -> Any:
@@ -123,17 +97,11 @@ def section_per_name(annotation: Any) -> Any:
 
 def listed_section(annotation: Any) -> type[Strict] | None:
     """Return the section type of the items of a list, or of lists by name; None for others."""
-    for part in _alternatives(annotation):
+    for part in alternatives(annotation):
         inner = get_args(part)
         if get_origin(part) is tuple and len(inner) == 2 and inner[1] is Ellipsis:
             return next(iter(models_in(inner[0])[0]), None)
     return None
-
-
-def kind_of(model: type[Strict]) -> str | None:
-    """Return the `kind` that selects a variant of a section; None if class paths select it."""
-    choices = get_args(model.model_fields["kind"].annotation)
-    return str(choices[0]) if choices else None
 
 
 def may_be_kind_alone(field: FieldInfo) -> bool:

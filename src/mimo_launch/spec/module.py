@@ -43,6 +43,7 @@ from mimo_launch.spec.language_models import DecoderModel
 from mimo_launch.spec.llama4_vision import Llama4VisionModel
 from mimo_launch.spec.media import Clips, Images
 from mimo_launch.spec.near_words import close_matches
+from mimo_launch.spec.of_kind import OfKind
 from mimo_launch.spec.optimizers import ModuleOptimizer
 from mimo_launch.spec.ovis2_vision import Ovis2VisionModel
 from mimo_launch.spec.quantized_base import QuantizedBase
@@ -135,7 +136,8 @@ Offloaded = Literal["activations", "optimizer"]
 VisionKinds = VitModel | Dinov3Model | Gemma4VisionModel | Llama4VisionModel | Ovis2VisionModel
 EncoderKinds = VisionKinds | AudioModel | AutModel | ConformerModel | ConnectorModel
 Kinds = EncoderKinds | GeneratorKinds | DecoderModel | HybridModel
-Model = Annotated[Kinds, Field(discriminator="kind")] | CustomModel
+_AnyModel = Annotated[Kinds, Field(discriminator="kind")] | CustomModel
+Model = Annotated[_AnyModel, OfKind(_AnyModel)]
 # The class of each kind, encoders first.
 MODELS: Mapping[str, type[Kinds]] = {
     get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(Kinds)

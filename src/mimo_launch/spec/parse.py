@@ -33,17 +33,15 @@ from mimo_launch.spec.fields import (
     field_schema,
     is_word,
     item_schema,
-    kind_of,
     leaf_adapter,
     listed_section,
     may_be_kind_alone,
     may_have,
-    models_in,
     section_per_name,
-    words_in,
 )
 from mimo_launch.spec.foreign_words import synonym
 from mimo_launch.spec.near_words import close_matches
+from mimo_launch.spec.of_kind import kind_of, models_in, words_in
 from mimo_launch.spec.renaming import Renamed, rename_help
 from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.value_guesses import guess_values

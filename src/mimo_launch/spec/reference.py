@@ -14,14 +14,8 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from mimo_launch.spec.base import Strict
-from mimo_launch.spec.fields import (
-    field_schema,
-    kind_of,
-    listed_section,
-    models_in,
-    section_per_name,
-    words_in,
-)
+from mimo_launch.spec.fields import field_schema, listed_section, section_per_name
+from mimo_launch.spec.of_kind import kind_of, models_in, words_in
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import expected, flow, listing
 

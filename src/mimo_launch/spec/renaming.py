@@ -19,12 +19,12 @@ from mimo_launch.spec.fields import (
     field_at,
     field_schema,
     in_modules,
-    models_in,
     places_of,
     takes,
     value_at,
 )
 from mimo_launch.spec.foreign_words import OFF, Synonym, not_here, synonym, why_other
+from mimo_launch.spec.of_kind import models_in
 from mimo_launch.spec.value_guesses import choices_of, guess_in_spec
 from mimo_launch.spec.wording import expected, flow, listing
 
