@@ -122,6 +122,21 @@ def test_bounds_of_large_jobs_are_near_the_estimates(poor: str) -> None:
     assert 0.5 <= needed <= 1
 
 
+@pytest.mark.parametrize("poor", POOR)
+def test_what_language_reads_and_starts_is_a_bound_for_all_modules(poor: str) -> None:
+    model = Estimator.of(Plan.of(POOR[poor])).brief.model
+    assert 0.5 * model.reading < model.least_reading <= model.reading
+
+
+def test_a_bound_that_is_enough_deals_out_no_samples() -> None:
+    made = POOR[next(each for each in POOR if "vision" in POOR[each].modules)]
+    estimator = Estimator.of(Plan.of(made)).brief
+    enough = estimator.model.least_reading
+    assert least_seconds(estimator, enough) == enough
+    assert not estimator.works
+    assert least_seconds(estimator, enough * 1.0001) == least_seconds(estimator) > enough
+
+
 def test_stages_are_costed_once_for_layouts_that_cut_them_alike() -> None:
     made = POOR[next(each for each in POOR if each.startswith("64, 7B"))]
     estimator = Estimator.of(Plan.of(made)).brief
@@ -196,6 +211,11 @@ def test_other_layouts_are_judged_alike_whatever_was_judged_before(
         bound = judge.bound(change.settings)
         if bound is None:
             continue
+        # A bound that is too large to be of use stays too large.
+        most = bound.seconds * random.uniform(0.2, 1.2)
+        quick = judge.bound(change.settings, most)
+        assert quick is not None
+        assert quick == bound if bound.seconds < most else most <= quick.seconds <= bound.seconds
         found = judge.plan_of(change.spec).estimates
         plan, new = Plan.of(change.spec), {"known": {}, "kept": {}, "works": {}}
         alone = replace(base, plan=plan, spec=change.spec, **new).estimates()

@@ -27,6 +27,7 @@ from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.estimate.step_work import Forwards, ModuleWork, StepWork
 from mimo_launch.estimate.workload import (
     backward_by_kind,
+    backward_path,
     forward_by_kind,
 )
 from mimo_launch.kinds.layer import Flops, LayerKind, Workload
@@ -165,14 +166,32 @@ class CostModel:
 
         The thread that describes it and the thread that starts kernels take turns in Python.
         """
-        stages, agreeing = self.stages, agreeing_seconds(self.constants, self.layout.world_size)
+        starts = {key: len(cost.forwards) * sum(cost.starting) for key, cost in self.stages.items()}
+        return self._longest(self._reads, starts)
+
+    @property
+    def least_reading(self) -> float:
+        """A bound of `reading`, for which no samples are dealt out to encoders.
+
+        It counts what ranks read and start for language.
+        """
+        module, starts = self.layout.language, dict[tuple[str, int], float]()
+        for stage in module.stages:
+            trains = bool(backward_path(self.spec, self.layout, module, stage).layers)
+            starting = self._starting(module, stage, changes=False, trains=trains)
+            starts[module.name, stage.index] = self.layout.num_groups(module) * sum(starting)
+        return self._longest(self._reads_of(arrays=False), starts)
+
+    def _longest(
+        self,
+        reads: Mapping[tuple[tuple[str, int], ...], float],
+        starts: Mapping[tuple[str, int], float],
+    ) -> float:
+        """Return the seconds of the slowest rank, of those to read and to start each stage."""
+        agreeing = agreeing_seconds(self.constants, self.layout.world_size)
         return self._dealing + max(
-            read
-            + max(
-                agreeing,
-                sum(len(stages[each].forwards) * sum(stages[each].starting) for each in role),
-            )
-            for role, read in self._reads.items()
+            read + max(agreeing, sum(starts.get(each, 0.0) for each in role))
+            for role, read in reads.items()
         )
 
     @property
@@ -188,6 +207,10 @@ class CostModel:
     @cached_property
     def _reads(self) -> dict[tuple[tuple[str, int], ...], float]:
         """The seconds of Python in which ranks read samples of files, by the stages they hold."""
+        return self._reads_of(arrays=True)
+
+    def _reads_of(self, *, arrays: bool) -> dict[tuple[tuple[str, int], ...], float]:
+        """Return these seconds, with those for arrays of encoders or without."""
         roles = dict.fromkeys(self.layout.roles, 0.0)
         if not isinstance(self.spec.data, UserData):
             return roles
@@ -198,9 +221,9 @@ class CostModel:
                 held = [module.stages[stage] for name, stage in role if name == module.name]
                 if module.is_language:
                     roles[role] += of_texts * any(each.is_first or each.is_last for each in held)
-                elif takes_arrays(module, held):
-                    arrays = sum(work.spans.total() for work in self.work[module.name])
-                    roles[role] += reading_seconds(self.constants, texts=0, tokens=0, arrays=arrays)
+                elif arrays and takes_arrays(module, held):
+                    number = sum(work.spans.total() for work in self.work[module.name])
+                    roles[role] += reading_seconds(self.constants, texts=0, tokens=0, arrays=number)
         return roles
 
     def stage(self, module: ModuleLayout, stage: Stage) -> StageCost:
@@ -233,11 +256,7 @@ class CostModel:
             late = reduction[-1] + self._exposed(backs[-1], reduced) + added
         flops, trains = self._flops(module, stage)
         overhead = self.constants.action_overhead * MICRO
-        units = sum(1 for _ in weights.units) if weights.full_sharding else 0
-        starting = HostStarts(self.spec, self.constants, module, stage).passes(
-            changes=self._changes(module), trains=trains, units=units
-        )
-        one_pass = self.constants.layer_overhead * MICRO
+        changes = self._changes(module)
         return StageCost(
             forwards=tuple(aheads),
             backwards=tuple(backs),
@@ -249,9 +268,23 @@ class CostModel:
             communication=sum(each.communication for each in found) + waited + first,
             recomputation=sum(each.recomputation for each in found),
             starts=(1 + trains) * overhead * len(works),
-            starting=(starting[0] * one_pass, starting[1] * one_pass),
+            starting=self._starting(module, stage, changes=changes, trains=trains),
             flops=flops / _parts(module),
         )
+
+    def _starting(
+        self, module: ModuleLayout, stage: Stage, *, changes: bool, trains: bool
+    ) -> tuple[float, float]:
+        """Return the seconds of the host to start the kernels of one forward, and of one backward.
+
+        See `HostStarts.passes`.
+        """
+        weights = stage_weights(self.spec, stage, module.grid.size(Axis.TP) - 1)
+        units = sum(1 for _ in weights.units) if weights.full_sharding else 0
+        starts = HostStarts(self.spec, self.constants, module, stage)
+        forward, backward = starts.passes(changes=changes, trains=trains, units=units)
+        one_pass = self.constants.layer_overhead * MICRO
+        return forward * one_pass, backward * one_pass
 
     def _beside(self, computing: float, exchanging: float) -> float:
         """Return the seconds of computing and of exchanges that it hides as far as it can."""

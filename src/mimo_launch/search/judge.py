@@ -96,12 +96,15 @@ class Judge:
             return None
         return change if is_legal_layout(change.spec) else None
 
-    def bound(self, settings: Settings) -> Bound | None:
-        """Return what is known of a change without a plan; None if it is not legal."""
-        change = self.legal(settings)
-        return None if change is None else self._bound_of(change, self._job(change.spec))
+    def bound(self, settings: Settings, most: float = float("inf")) -> Bound | None:
+        """Return what is known of a change without a plan; None if it is not legal.
 
-    def bound_if_fits(self, settings: Settings) -> Bound | None:
+        Only a bound below `most` seconds is of use, so any other may be too small.
+        """
+        change = self.legal(settings)
+        return None if change is None else self._bound_of(change, self._job(change.spec), most)
+
+    def bound_if_fits(self, settings: Settings, most: float = float("inf")) -> Bound | None:
         """Return the same of a change; None if it is not legal or cannot fit."""
         change = self.legal(settings)
         if change is None:
@@ -109,7 +112,7 @@ class Judge:
         job = self._job(change.spec)
         if least_bytes(job, self._held) > self.limit:
             return None
-        return self._bound_of(change, job)
+        return self._bound_of(change, job, most)
 
     def lighter(self, point: Point, more: Settings, share: float) -> list[tuple[Point, Bound]]:
         """Return lighter layouts with bounds of at most a share of the limit.
@@ -134,9 +137,9 @@ class Judge:
                 found.append((Point.of(change.spec), bound))
         return found
 
-    def _bound_of(self, change: Change, job: Estimator) -> Bound:
+    def _bound_of(self, change: Change, job: Estimator, most: float = float("inf")) -> Bound:
         kind = kind_between(self.base.spec, change.spec)
-        return Bound(text_of(change), kind, least_seconds(job))
+        return Bound(text_of(change), kind, least_seconds(job, most))
 
     def plan(self, settings: Settings, most_cost: float) -> Judgement:
         """Plan a legal change that costs at most so many small plans."""

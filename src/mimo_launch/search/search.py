@@ -108,7 +108,8 @@ class Search:
         while self.left > until and (some := list(islice(new, _AT_ONCE))):
             # Layouts that are lighter already are not replaced by others if they do not fit.
             method = "bound_if_fits" if are_lighter else "bound"
-            bounds = self.team.map(method, [(each.settings,) for each in some])
+            asked = [(each.settings, self.most(each.point.num_ranks)) for each in some]
+            bounds = self.team.map(method, asked)
             for each, found in zip(some, bounds, strict=True):
                 if found is not None:
                     self._see(each, found)
