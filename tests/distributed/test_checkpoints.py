@@ -55,6 +55,7 @@ from mimo_launch.train.events import (
     EvalFinished,
     RunFinished,
     RunResumed,
+    RunStopped,
     StepFinished,
     WeightsLoaded,
 )
@@ -493,6 +494,40 @@ def test_a_save_under_way_holds_the_step_at_which_it_began(tmp_path: Path) -> No
     assert (marker.counts, marker.updates) == (at_once.counts, at_once.updates)
     names = {n.removeprefix("exp_avg/") for n in found if n.startswith("exp_avg/")}
     assert marker.updates == dict.fromkeys(names, 3)
+
+
+def stopped_while_a_save_is_written(spec: Spec, folder: Path) -> RunStopped:
+    """Train; a signal comes before the second step, and only then the first save is written."""
+    write, is_stopped, calls, events = saver_module.write_boxes, threading.Event(), 0, list[Any]()
+
+    def late(*args: Any) -> None:
+        assert is_stopped.wait(60)
+        write(*args)
+
+    def stop() -> int:
+        nonlocal calls
+        calls += 1
+        if calls < 2:
+            return 0
+        is_stopped.set()
+        return 15
+
+    saver_module.write_boxes = late
+    with RankSession(Plan.of(spec)) as session:
+        state, saver = start_run(session, folder, events.append)
+        train(session, events.append, Hooks(saver=saver, stop=stop), state)
+    saved = [event.step for event in events if isinstance(event, CheckpointSaved)]
+    assert saved == [1, 2]
+    [stopped] = [event for event in events if isinstance(event, RunStopped)]
+    return stopped
+
+
+def test_a_stopped_run_names_its_last_save_and_not_one_that_was_under_way(tmp_path: Path) -> None:
+    spec = make_spec("one rank", 6, checkpoint={"every": 1, "asynchronous": True})
+    [stopped] = run_ranks(stopped_while_a_save_is_written, spec, tmp_path, world_size=1)
+    assert stopped.step == 2
+    assert stopped.checkpoint == str(all_checkpoints(tmp_path)[0])
+    assert stopped.checkpoint.endswith("step-00000002")
 
 
 @pytest.mark.usefixtures("late")
