@@ -73,6 +73,24 @@ def test_a_bench(run_on: Callable[..., list[Any]], device: str, layout: str) -> 
             assert 0 < rank.memory.allocated <= rank.memory.reserved <= rank.memory.used
 
 
+def test_memory_of_gradients_is_there_for_activations(
+    run_on: Callable[..., list[Any]], device: str
+) -> None:
+    """What the allocator holds, but no tensor has, is less than half of the gradients."""
+    if device != "cuda":
+        pytest.skip("looks at the allocator of CUDA")
+    model = {"layers": 12, "hidden": 1024, "heads": 8, "kv_heads": 8, "mlp": 4096, "vocab": 8192}
+    made = spec(
+        {"language": box(0, model=model)},
+        microbatches=2, mbs=8, seq=1024, train={"precision": "bf16"},
+    )  # fmt: skip
+    [result] = run_on(1, benched, made, device)
+    [memory] = [rank.memory for rank in result.ranks]
+    gradients = 4 * (12 * (4 * 1024**2 + 3 * 1024 * 4096) + 2 * 8192 * 1024)
+    assert memory.allocated > 4 * gradients
+    assert memory.reserved - memory.allocated < gradients / 2
+
+
 @pytest.mark.parametrize("layout", FITTING)
 def test_a_calibration(run_on: Callable[..., list[Any]], device: str, layout: str) -> None:
     size, vision, language = LAYOUTS[layout]

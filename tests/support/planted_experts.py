@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from tests.support.shapes import plant
 from tests.support.specs import box, spec
+from torch.distributed.fsdp import FSDPModule
 
 from mimo_launch.comm import autograd_collectives
-from mimo_launch.comm.finite_flags import WatchedReduceScatter
+from mimo_launch.comm.gradient_reduction import GradientReduction
 from mimo_launch.comm.process_groups import GridSet, Group
 from mimo_launch.kinds.mlp_shapes import RouterShape
 from mimo_launch.layers import norms, router
@@ -107,18 +108,18 @@ def summed_over_dense_replicas() -> None:
 
 def not_summed_over_replicas() -> None:
     """Replicas of an expert keep the gradients of their own tokens."""
-    correct = fsdp.watch
+    correct = FSDPModule.set_custom_reduce_scatter
 
-    class OwnShare(WatchedReduceScatter):
+    class OwnShare(GradientReduction):
         def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, *rest: Any, **_: Any):
             output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])
 
-    def watching(unit: Any, flag: Any, *, alone: bool) -> None:
-        correct(unit, flag, alone=alone)
+    def give(unit: Any, reduction: Any) -> None:
         if isinstance(unit, fsdp.Experts):
-            unit.set_custom_reduce_scatter(OwnShare(flag, alone=alone))
+            reduction.__class__ = OwnShare
+        correct(unit, reduction)
 
-    fsdp.watch = watching
+    FSDPModule.set_custom_reduce_scatter = give
 
 
 def router_taken_for_complete() -> None:

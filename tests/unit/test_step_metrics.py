@@ -12,7 +12,8 @@ from tests.support.specs import box, spec
 from torch import nn
 
 from mimo_launch.comm.async_copies import HostCopy
-from mimo_launch.comm.finite_flags import FiniteFlag, WatchedReduceScatter
+from mimo_launch.comm.finite_flags import FiniteFlag
+from mimo_launch.comm.gradient_reduction import GradientReduction
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.layers.parameter_segments import declared_parameters, local_segments
@@ -208,17 +209,19 @@ def test_a_partial_gradient_of_another_rank_is_not_shown_as_this_one(
     assert math.isfinite(float(flag.value))
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("value", [1.0, math.nan])
 def test_gradients_over_one_rank_are_seen_once_they_are_in_the_buffer(
-    value: float, *, alone: bool
+    value: float, *, alone: bool, kept: bool
 ) -> None:
     """FSDP2 asks for the output after it has filled the input; over several ranks it is reduced."""
-    flag = FiniteFlag(torch.device("cpu"))
-    scatter = WatchedReduceScatter(flag, alone=alone)
+    flag, cpu = FiniteFlag(torch.device("cpu")), torch.device("cpu")
+    reduction = GradientReduction(flag, alone=alone, kept=kept)
     for _ in range(2):
-        scatter.allocate([4], dtype=torch.float32, device=torch.device("cpu")).fill_(value)
+        filled = reduction.allocate([4], dtype=torch.float32, device=cpu).fill_(value)
         assert not flag.value.isnan()
-        scatter.allocate([4], dtype=torch.float32, device=torch.device("cpu")).fill_(math.nan)
+        output = reduction.allocate([4], dtype=torch.float32, device=cpu)
         assert bool(flag.value.isnan()) == (alone and math.isnan(value))
+        assert (output is filled) == (alone and kept)
         flag.clear()

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mimo_launch.comm import torch_internals
+from mimo_launch.comm.gradient_reduction import GradientReduction
 from mimo_launch.models.fsdp import fsdp_modules
 from mimo_launch.optimizer.adamw import LocalAdamW
 from mimo_launch.spec.optimizers import OptimizerSpec
@@ -55,6 +56,27 @@ def test_fsdp_says_where_it_keeps_a_gradient_and_when_it_reduces_it(unit: nn.Mod
     gradient = unit.weight.grad
     assert gradient is not None
     assert torch.equal(gradient.to_local(), torch.full((5, 3), 42.0))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_fsdp_asks_for_the_input_and_then_for_the_output_of_a_reduction(
+    unit: nn.Module, *, kept: bool
+) -> None:
+    """The output is the memory of the gradient."""
+    buffers: list[Tensor] = []
+
+    class Seen(GradientReduction):
+        def allocate(self, *args: Any, **settings: Any) -> Tensor:
+            buffers.append(super().allocate(*args, **settings))
+            return buffers[-1]
+
+    (module,) = fsdp_modules(unit)
+    module.set_custom_reduce_scatter(Seen(None, alone=True, kept=kept))  # type: ignore[arg-type]
+    unit(torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
+    given, reduced = buffers
+    assert torch.equal(given, torch.full((20,), 2.0))
+    assert unit.weight.grad.to_local().data_ptr() == reduced.data_ptr()  # type: ignore[union-attr,operator]
+    assert (given.data_ptr() == reduced.data_ptr()) == kept
 
 
 # As torch's optimizers ask for moments.

@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from mimo_launch.comm.finite_flags import FiniteFlag, watch
+from mimo_launch.comm.finite_flags import FiniteFlag
+from mimo_launch.comm.gradient_reduction import GradientReduction
 from mimo_launch.comm.process_groups import GridSet
 from mimo_launch.layers.experts import Experts
 from mimo_launch.layers.linear import accumulate_in_products
@@ -76,10 +77,14 @@ def shard(
         # gloo lacks.
         wrapped.set_force_sum_reduction_for_comms(True)
         own = replicas if isinstance(wrapped, Experts) else mesh
+        sums = own.size() > 1
         # One rank alone has nothing to sum; a factor would cost it two passes over its gradients.
-        if own.size() > 1:
+        if sums:
             wrapped.set_gradient_divide_factor(1.0)
-            watch(wrapped, flag, alone=own.size(-1) == 1)
+        reduction = GradientReduction(
+            flag if sums else None, alone=own.size(-1) == 1, kept=not reshard
+        )
+        wrapped.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]
         if low and not reshard:
             accumulate_in_products(wrapped)
 
