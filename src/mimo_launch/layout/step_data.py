@@ -273,8 +273,8 @@ class StepData:
     def rows_of_media(self, module: str, sample: int) -> list[int]:
         """Return the rows of each medium of a sample, the most first, as indexed."""
         spans = self.indexed[sample].spans.get(module, ())
-        rows = [sum(span.rows for span in spans[here.start : here.stop]) for here in media(spans)]
-        return sorted(rows, reverse=True)
+        places = self.places_of_media(module, sample)
+        return [sum(spans[place].rows for place in here) for here in places]
 
     def places_of_media(self, module: str, sample: int) -> list[range]:
         """Return the places of the images of each medium in the sample, in the same order."""
