@@ -23,6 +23,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
 from mimo_launch.data.record_facts import NO_SOURCE, RecordFacts, distinct_rows, facts_of, shape_of
+from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.data.step_of_records import step_of
 from mimo_launch.estimate.step_work import StepWork
 from mimo_launch.estimate.workload import step_flops
@@ -66,6 +67,11 @@ def assert_one_by_one(dataset: Dataset, split: Any = "train", most: int = 64) ->
     found = dataset.facts(split, ids)
     assert_same(found, facts_of(described))
     np.testing.assert_array_equal(dataset.lengths(split, ids), found.tokens)
+    if isinstance(dataset, ShardSamples):
+        rows = dataset.splits[split].num_rows(ids)
+        assert rows.keys() == found.images.keys()
+        for name in rows:
+            np.testing.assert_array_equal(rows[name], found.rows(name))
     none = dataset.facts(split, ids[:0])
     assert (len(none.tokens), len(none.labels)) == (0, 0)
     assert not any(len(images.record) for images in none.images.values())

@@ -65,6 +65,10 @@ class IndexRecords(Records):
         """Return the number of tokens of each of these records."""
         return self._split.lengths[self._split.rows_at(ids)].astype(np.int64)
 
+    def rows(self, ids: Int64s) -> dict[str, Int64s]:
+        """Return the rows that each module with images makes of each of these records."""
+        return self._split.num_rows(ids)
+
     def facts(self, ids: Int64s) -> RecordFacts:
         """Return facts about these records."""
         return self._split.facts(ids)

@@ -44,6 +44,11 @@ class Records(KnownRecords, Protocol):
     def tokens(self, ids: Int64s) -> Int64s:
         """Return the number of tokens of each of these records."""
 
+    def rows(self, ids: Int64s) -> dict[str, Int64s]:
+        """Return the rows that each module with images makes of each of these records."""
+        facts = self.facts(ids)
+        return {module: facts.rows(module) for module in facts.images}
+
 
 class DrawnRecords(Records):
     """The records of generated data."""

@@ -272,6 +272,11 @@ class OpenSplit:
             tuple(each.name for each in self.sources),
         )
 
+    def num_rows(self, samples: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
+        """Return the rows of many samples by module, as `facts` has them. Raises: IndexError."""
+        rows = self.rows_at(samples)
+        return self._facts.num_rows(rows, self.lengths[rows].astype(np.int64))
+
     def contents(self) -> Contents:
         """Return the samples of each shard that has any, in order."""
         shards, content = self._of_samples("shard"), self._of_samples("content")

@@ -28,17 +28,7 @@ class RowFacts:
     def images(self, rows: Int64s, ends: Int64s) -> dict[str, ImageFacts]:
         """Return the images of each module in rows of which so many tokens are used."""
         columns = self.columns
-        record, at = spread_out(*self._bounds("span", rows))
-        # A clip in several parts is one.
-        is_first = columns["span_before"][at] == 0
-        firsts, width = np.flatnonzero(is_first), columns["span_width"][at].astype(np.int64)
-        if len(firsts) < len(at):
-            width = np.add.reduceat(width, firsts)
-            record, at = record[firsts], at[firsts]
-        # As in `OpenSplit.spans_used`.
-        end = columns["span_position"][at] + np.maximum(1, columns["span_reads"][at])
-        used = end <= ends[record]
-        record, at, width = record[used], at[used], width[used]
+        record, at, width = self._used(rows, ends)
         modules, shapes = columns["span_module"][at], np.empty((len(at), len(SHAPE)), np.int64)
         joined = np.zeros_like(width)
         of_modules = [np.flatnonzero(modules == number) for number in range(len(self.names))]
@@ -51,6 +41,35 @@ class RowFacts:
             shapes[:, place] = known[name] if name in known else columns[f"span_{name}"][at]
         found = zip(self.names, of_modules, strict=True)
         return {name: ImageFacts(record[of], shapes[of]) for name, of in found if len(of)}
+
+    def num_rows(self, rows: Int64s, ends: Int64s) -> dict[str, Int64s]:
+        """Return `RecordFacts.rows` of each module with images, without the shapes of images."""
+        record, at, width = self._used(rows, ends)
+        modules, found = self.columns["span_module"][at], dict[str, Int64s]()
+        made = width * self.columns["span_height"][at]
+        for number, name in enumerate(self.names):
+            if (of := modules == number).any():
+                sums = np.bincount(record[of], weights=made[of], minlength=len(rows))
+                found[name] = sums.astype(np.int64)
+        return found
+
+    def _used(self, rows: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the images in rows of which so many tokens are used.
+
+        Of each the place of its row, its place in the columns of spans, and its width in rows.
+        """
+        columns = self.columns
+        record, at = spread_out(*self._bounds("span", rows))
+        # A clip in several parts is one.
+        is_first = columns["span_before"][at] == 0
+        firsts, width = np.flatnonzero(is_first), columns["span_width"][at].astype(np.int64)
+        if len(firsts) < len(at):
+            width = np.add.reduceat(width, firsts)
+            record, at = record[firsts], at[firsts]
+        # As in `OpenSplit.spans_used`.
+        end = columns["span_position"][at] + np.maximum(1, columns["span_reads"][at])
+        used = end <= ends[record]
+        return record[used], at[used], width[used]
 
     def labels(self, rows: Int64s, ends: Int64s, after: int = 0) -> Int64s:
         """Return `OpenSplit.num_labels` of rows of which so many tokens are used."""

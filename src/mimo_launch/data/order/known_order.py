@@ -66,10 +66,9 @@ class KnownOrder:
             ids, which = np.unique(self.ids, return_inverse=True)
         found: dict[str, Int64s] = {}
         for first in range(0, len(ids), _AT_ONCE):
-            facts = self.records.facts(ids[first : first + _AT_ONCE])
-            for module in facts.images:
-                rows = found.setdefault(module, np.zeros_like(ids))
-                rows[first : first + _AT_ONCE] = facts.rows(module)
+            here = slice(first, first + _AT_ONCE)
+            for module, rows in self.records.rows(ids[here]).items():
+                found.setdefault(module, np.zeros_like(ids))[here] = rows
         return {module: rows[which] for module, rows in found.items()}
 
     def padding_with(self, *, packing: bool, seq: int) -> float:
