@@ -360,7 +360,11 @@ _PLACES = {
         *(shared_keys, training_settings, widths),
     )
 }
-_PLACE_RULES = tuple(rule for rule in _LAYOUT_RULES if rule.run.__module__ in _PLACES)
+# First is a cheap rule that refuses a third of the layouts near one with an odd `seq`.
+_PLACE_RULES = (
+    SpecRule(batch.seq_splits_over_tp),
+    *(rule for rule in _LAYOUT_RULES if rule.run.__module__ in _PLACES),
+)
 
 
 def is_legal(spec: Spec, *, files: bool = True) -> bool:
