@@ -58,7 +58,7 @@ def cpu_seconds(*args, runs=4, enough=0.0):
     [
         (["--help"], ("pydantic", "yaml", "rich", "numpy", "torch")),
         (["validate", SPEC], (*UNUSED, "rich", "numpy", "torch")),
-        (["plan", SPEC], (*UNUSED, "torch")),
+        (["plan", SPEC], (*UNUSED, "rich", "torch")),
     ],
     ids=["help", "validate", "plan"],
 )

@@ -111,7 +111,7 @@ def outcomes_of(batch: range, folder: Path) -> list[Outcome]:
 def outcomes(folder: Path) -> list[Outcome]:
     """Try all specs in forked batches, so that each batch has a peak of memory of its own."""
     import mimo_launch.checks.load_and_check
-    import mimo_launch.cli.plan_tables
+    import mimo_launch.cli.plan_screen
     import mimo_launch.drawing.plan_report  # noqa: F401
 
     numbers = range(NUM_SPECS)

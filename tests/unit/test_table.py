@@ -2,7 +2,11 @@
 
 from types import SimpleNamespace
 
-from mimo_launch.cli.shared.plain_table import PlainTable, printed
+import pytest
+from rich.text import Text
+
+from mimo_launch.cli.shared.plain_table import PlainTable
+from mimo_launch.cli.shared.styled import Styled, printed
 from mimo_launch.drawing.html_page import html_table
 from mimo_launch.drawing.table import Column, Table
 
@@ -37,3 +41,11 @@ def test_a_marked_row_is_marked_on_screens_and_pages() -> None:
     assert page.count("class=marked") == 1
     assert "<tr class=marked><td>1</td><td>-</td>" in page
     assert "&lt;b&gt;" in page
+
+
+@pytest.mark.parametrize("colors", [False, True])
+@pytest.mark.parametrize("style", ["", "bold", "green", "yellow"])
+@pytest.mark.parametrize("text", ["", "  a: [b]  ", "a word " * 4, "5 µs", "a\tb"])
+def test_a_line_is_printed_as_rich_prints_it(text: str, style: str, colors: bool) -> None:
+    found = printed([Styled(text, style), "end"], 20, colors=colors)
+    assert found == printed([Text(text, style=style), Text("end")], 20, colors=colors)

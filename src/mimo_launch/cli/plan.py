@@ -148,8 +148,8 @@ class PlanCommand:
         if self.as_json:
             console.answer_in_parts(json_parts(report))
         else:
-            from mimo_launch.cli.plan_tables import parts_of
-            from mimo_launch.cli.shared.plain_table import printed
+            from mimo_launch.cli.plan_screen import parts_of
+            from mimo_launch.cli.shared.styled import printed
 
             parts = parts_of(report, table_width(), full=self.full, fits=fits)
             colors = console.colors(sys.stdout)

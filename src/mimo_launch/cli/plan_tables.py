@@ -1,39 +1,17 @@
-"""What `plan` prints: a first screen with the answer, or with `--full` or `--rank` all tables.
+"""What `plan` prints with `--full` or `--rank`: all tables about a job, or about one rank.
 
-Decides: the form of the first screen: about 40 lines at most, readable at 60 columns; the order of
-all tables, and how many ranks they show.
-Relies on: `drawing.rows` for the facts, `drawing.answer_text` for the words of the first screen,
-`drawing.plan_tables` for tables.
-Leaves: the output stream and its width to the command.
+Decides: the order of the tables, and how many ranks they show.
+Relies on: `drawing.rows` for the facts, `drawing.plan_tables` for tables.
+Leaves: the first screen to `plan_screen`, the output stream and its width to the command.
 """
 
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from mimo_launch.cli.shared.plain_table import PlainTable
-from mimo_launch.diag.quantities import num_ranks_text, percent, seconds_text
-from mimo_launch.drawing.answer_text import (
-    FITS_TITLE,
-    KEYS_STAY,
-    LOSSES_TITLE,
-    PARTS,
-    RANKS_TITLE,
-    TIME_TITLE,
-    LossText,
-    basis_of,
-    details_of,
-    facts_of,
-    fitting_of,
-    holders_of,
-    how_to_use,
-    losses_of,
-    times_of,
-    title_of,
-    tried_of,
-)
+from mimo_launch.diag.quantities import num_ranks_text, percent
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
     HOSTS_TITLE,
@@ -62,97 +40,6 @@ from mimo_launch.drawing.rows import Header, RankReport, Report
 from mimo_launch.drawing.table import Table
 from mimo_launch.drawing.timeline import bubble_lines, grid_lines
 from mimo_launch.estimate.rows import Estimates
-
-_WIDEST = 80
-_BAR = 50
-# Characters of a bar.
-_MARKS = {"computing": "#", "communicating": "+", "waiting": ".", "updating": "="}
-
-
-def parts_of(
-    report: Report | RankReport, width: int, *, full: bool, fits: bool
-) -> Iterator[RenderableType]:
-    """Return the output about a job, with `full` as all tables if it fits, or about one rank."""
-    if isinstance(report, RankReport):
-        return rank_parts(report, width)
-    if not fits:
-        return fitting_screen(report, width)
-    return job_parts(report, width) if full else first_screen(report, width)
-
-
-def first_screen(report: Report, width: int) -> Iterator[RenderableType]:
-    """Yield the answer and the picture."""
-    width = min(width, _WIDEST)
-    yield from _facts(report, width)
-    yield from _part(TIME_TITLE)
-    details = details_of(report.answer)
-    for part, seconds in times_of(report.answer).items():
-        share = seconds / report.answer.step_seconds
-        bar = _MARKS[part] * round(share * min(_BAR, width - 32))
-        yield f"{PARTS[part]:14}{seconds_text(seconds):>9} {percent(share):>5}  {bar}".rstrip()
-        if part in details:
-            yield from _lines(f"  {details[part]}", width, indent=2)
-    if report.answer.losses:
-        yield from _part(LOSSES_TITLE)
-        for loss in losses_of(report.answer):
-            yield from _loss(loss, width)
-        for sentence in how_to_use(report.answer):
-            yield from _lines(sentence, width)
-    yield from _part(RANKS_TITLE)
-    for holder in holders_of(report):
-        yield from _lines(holder.text, width, indent=2)
-        size, bar, total = min(width - 2, 72), "", 0.0
-        for part, share in holder.shares.items():
-            total += share
-            bar += _MARKS[part] * max(0, round(total * size) - len(bar))
-        yield f"  {bar}"
-    yield ""
-    yield from _lines(
-        "--full: groups, stages, bridges, schedule, memory and work of all ranks. --rank N: of one",
-        width,
-    )
-
-
-def fitting_screen(report: Report, width: int) -> Iterator[RenderableType]:
-    """Yield the answer for a spec that does not fit, and changes that make it fit, if sought."""
-    width = min(width, _WIDEST)
-    yield ""
-    yield from _facts(report, width)
-    yield from _part(RANKS_TITLE)
-    for holder in holders_of(report):
-        yield from _lines(holder.text, width, indent=2)
-    if (found := report.fitting) is None:
-        return
-    yield from _part(FITS_TITLE)
-    for change in fitting_of(report, found):
-        yield from _loss(change, width)
-    for sentence in (*[KEYS_STAY][: len(found.changes)], *tried_of(found)):
-        yield from _lines(sentence, width)
-
-
-def _facts(report: Report, width: int) -> Iterator[RenderableType]:
-    """Yield the job, what the estimates are for, and whether it fits and how fast it is."""
-    yield title_of(report)
-    yield from _lines(basis_of(report), width)
-    yield ""
-    for name, text in facts_of(report).items():
-        yield from _lines(f"{name:8}{text}", width, indent=8)
-
-
-def _lines(text: str, width: int, indent: int = 0) -> Iterator[str]:
-    yield from wrap(
-        text, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
-    )
-
-
-def _loss(loss: LossText, width: int) -> Iterator[RenderableType]:
-    for line in _lines(loss.head, width, indent=3):
-        yield Text(line, style="yellow")
-    if loss.helps is not None:
-        yield from _lines(f"   {loss.helps}", width, indent=3)
-    for line in loss.settings:
-        yield Text(f"     {line}", style="green")
-
 
 MAX_RANKS, RANKS_OF_MANY, MAX_SENDERS = 64, 16, 16
 

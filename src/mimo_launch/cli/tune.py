@@ -225,7 +225,7 @@ class TuneCommand:
     def _answer(
         self, console: "Console", record: dict[str, Any], parts: "Iterable[RenderableType]"
     ) -> None:
-        from mimo_launch.cli.shared.plain_table import printed
+        from mimo_launch.cli.shared.styled import printed
 
         if self.as_json:
             console.answer(json.dumps(record, indent=2))

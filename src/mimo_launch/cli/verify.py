@@ -79,7 +79,8 @@ class VerifyCommand:
         import json
         from dataclasses import asdict
 
-        from mimo_launch.cli.shared.plain_table import PlainTable, printed
+        from mimo_launch.cli.shared.plain_table import PlainTable
+        from mimo_launch.cli.shared.styled import printed
         from mimo_launch.verify.coverage import lines_of, not_proved
 
         console = console_of(self.ctx)

@@ -1,4 +1,4 @@
-"""A table without borders that breaks no word, and tables as text.
+"""A table without borders that breaks no word.
 
 Decides: the widths of columns where cells must wrap; that a table too wide for the screen continues
 below, with its first column again.
@@ -6,12 +6,11 @@ Relies on: Rich, for wrapping and colour.
 Leaves: the words and the width to the callers.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from io import StringIO
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as Grid
 
 from mimo_launch.drawing.table import Table
@@ -76,22 +75,3 @@ def _parts(columns: Sequence[int], words: Sequence[int], room: int) -> list[list
         else:
             parts[-1] = wanted
     return parts
-
-
-def printed(parts: Iterable[RenderableType], width: int, *, colors: bool = False) -> str:
-    """Return parts as text of a width, each below the previous one."""
-    buffer = StringIO()
-    rich = Console(
-        file=buffer,
-        width=width,
-        force_terminal=colors,
-        no_color=not colors,
-        color_system="standard" if colors else None,
-        markup=False,
-        highlight=False,
-        emoji=False,
-    )
-    for part in parts:
-        rich.print(part)
-    # Tables pad their last column with blanks.
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
