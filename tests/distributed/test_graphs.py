@@ -310,6 +310,10 @@ TALKERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "with a code predictor, sequence parallel, replicas without a clip": (
+        {"language": box(0), "speech": box(0, tp=2, dp=2, **SP, **talker(model=FRAMES))},
+        {"text_only": 0.8},
+    ),
     "with a code predictor, pp of both, fully sharded, packed": (
         {
             "language": box(0, pp=2, model={"tied": True}),

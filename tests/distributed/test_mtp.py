@@ -10,11 +10,16 @@ from tests.support.proof import failures, verdicts
 from tests.support.specs import box, spec
 from torch import Tensor
 
+from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import global_order, records_of, steps_of
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
-from mimo_launch.launcher.run_on_ranks import Ranks
+from mimo_launch.launcher.run_on_ranks import Ranks, run_ranks
 from mimo_launch.layout.layout import world_size
+from mimo_launch.models.transformer_block import MtpDepth
+from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
+from mimo_launch.train.loader import step_inputs
+from mimo_launch.train.rank_session import RankSession
 from mimo_launch.verify.oracle import Oracle
 from mimo_launch.verify.proof import rank_outcomes
 
@@ -198,3 +203,24 @@ def right_losses(made: Spec) -> tuple[dict[str, float], dict[str, Tensor]]:
     names = ("language", "language.mtp", "language.mtp2")
     found = {name: float(mean.detach()) for name, mean in zip(names, means, strict=True)}
     return found, dict(zip(weights, grads, strict=True))
+
+
+def depths_of_an_evaluation(made: Spec) -> tuple[int, list[str]]:
+    """Return how often a depth runs in an evaluation, and the losses that are not 0."""
+    forward, calls = MtpDepth.forward, 0
+
+    def counted(self: MtpDepth, *args: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return forward(self, *args)
+
+    MtpDepth.forward = counted  # type: ignore[method-assign]
+    inputs = step_inputs(build_dataset(made), "heldout", tuple(range(made.batch.global_)), 0)
+    with RankSession(Plan.of(made), randomise=True) as session:
+        step = session.executor.run_forward(session.mine.evaluation, inputs)
+    return calls, [name for name, loss in step.losses.items() if loss]
+
+
+def test_an_evaluation_runs_no_depth() -> None:
+    made = spec({"language": box(0, model={**MTP, "layers": 2})}, mbs=2, seq=24)
+    assert run_ranks(depths_of_an_evaluation, made, world_size=1) == [(0, ["language"])]
