@@ -11,7 +11,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -147,6 +146,8 @@ class OpenFiles:
         """
         away = [each for each in wanted if isinstance(self.shards[each[0]].path, RemotePath)]
         if away:
+            from concurrent.futures import ThreadPoolExecutor
+
             with ThreadPoolExecutor(min(REQUESTS, len(away)), "fetcher") as threads:
                 list(threads.map(lambda each: self._open(each[0]).fetch(*each[1:]), away))
 
