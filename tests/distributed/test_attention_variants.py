@@ -471,7 +471,13 @@ VARIANTS: dict[str, tuple[Callable[..., Any], Layouts, set[str], Callable[[], ob
     "heads of two sizes": (
         of_two_heads,
         TWO_HEADS,
-        {DOCUMENTS, "cp 4, packed", "clipped, gates, recompute", "no norms, biases, tp 4"},
+        {
+            DOCUMENTS,
+            "cp 4, packed",
+            "clipped, gates, recompute",
+            "no norms, biases, tp 4",
+            "a part rotates, experts over ep",
+        },
         None,
     ),
     "experts with norms of their own": (
