@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
-from pydantic_core.core_schema import no_info_plain_validator_function
 
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.base import Strict
@@ -25,7 +23,7 @@ class OfKind:
 
     kinds: Any
 
-    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> Any:
         """Return a validator that leaves a section to its class."""
         classes = {kind_of(cls): cls for cls in models_in(self.kinds)[0]}
         known = tuple(classes.values())
@@ -39,10 +37,10 @@ class OfKind:
                 raise ValueError(f"no kind {kind}")
             return cls.model_validate(value)
 
-        return no_info_plain_validator_function(validated)
+        return handler.generate_schema(Annotated[Any, BeforeValidator(validated)])
 
     def __get_pydantic_json_schema__(
-        self, _: CoreSchema, handler: GetJsonSchemaHandler
+        self, _: Any, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         """Return the JSON Schema of all kinds."""
         return handler(TypeAdapter(self.kinds).core_schema)
