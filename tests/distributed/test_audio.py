@@ -79,11 +79,18 @@ def test_gradients_are_those_of_one_rank(model: dict[str, Any], audio: dict[str,
     assert failures(verdicts(made, steps=2)) == []
 
 
-def test_beside_vision_on_the_ranks_of_language() -> None:
+@pytest.mark.parametrize(
+    ("language", "data"),
+    [({"tp": 2, "dp": 2}, {}), ({"cp": 2, "dp": 2}, {"packing": True})],
+    ids=["tp", "cp, packed"],
+)
+def test_beside_vision_on_the_ranks_of_language(
+    language: dict[str, Any], data: dict[str, Any]
+) -> None:
     modules = {
         "audio": box(0, dp=4, model=AUDIO),
         "vision": box(0, tp=2, cp=2),
-        "language": box(0, tp=2, dp=2),
+        "language": box(0, **language),
     }
-    made = spec(modules, microbatches=2, encoder_microbatches=1, **DATA)
+    made = spec(modules, microbatches=2, encoder_microbatches=1, **DATA, **data)
     assert failures(verdicts(made)) == []

@@ -41,7 +41,9 @@ def kept_on_device() -> None:
 LAYOUTS: dict[str, Callable[[], Spec]] = {
     "tp 2": lambda: made(box(tp=2), box(tp=2)),
     "dp 2, fully sharded": lambda: made(box(dp=2, sharding="full"), box(dp=2, sharding="full")),
-    "muon beside": lambda: made(box(dp=2), box(dp=2), kind="muon", lr=0.01),
+    "muon beside, fully sharded": lambda: made(
+        box(dp=2, sharding="full"), box(dp=2, sharding="full"), kind="muon", lr=0.01
+    ),
 }
 
 

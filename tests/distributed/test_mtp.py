@@ -88,6 +88,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OFTEN = {
     "dense last layer",
+    "dp 2, recompute",
     "pp 2, windows in the last layer",
     "windows in all layers but the last, scaled embeddings",
     "no positions in the last layer, norms of rotated heads",

@@ -58,8 +58,13 @@ LAYOUTS: dict[str, Callable[[], Spec]] = {
     "cp 2, without Nesterov": lambda: made(
         {"cp": 2}, {"cp": 2, "tp": 2, "first": 0}, {"nesterov": False}
     ),
-    "experts over ep 2, split": lambda: made(
-        {"dp": 4}, {"tp": 2, "dp": 2, "experts": {"ep": 2, "tp": 2}, "model": mixture(width=8)}
+    "experts over ep 2, split, without Nesterov, beside SGD": lambda: made(
+        {"dp": 4, "optimizer": {"kind": "sgd"}},
+        {
+            "tp": 2, "dp": 2, "experts": {"ep": 2, "tp": 2}, "model": mixture(width=8),
+            "optimizer": {"lr": 0.02},
+        },
+        {"nesterov": False},
     ),
     "experts, fully sharded": lambda: made(
         {"dp": 4}, {"dp": 4, "experts": {"ep": 2}, "sharding": "full", "model": mixture()}

@@ -31,6 +31,7 @@ from tests.support.planted_training import (
     TRAINING_BUGS,
     behind_language,
     impatient,
+    over_cp,
     settings,
     without_images,
 )
@@ -208,6 +209,7 @@ CLEAN_RUNS = {
     "two losses": behind_language,
     "a tower without images": lambda: without_images(2),
     "an early end": impatient,
+    "packed records over cp": over_cp,
 }
 
 

@@ -47,6 +47,13 @@ def without_images(grid: int = 1) -> Spec:
     return with_settings(spec(modules, microbatches=2, mbs=2, text_only=1.0))
 
 
+def over_cp() -> Spec:
+    """Packed records over cp, with shares of tokens, behind a tower that is fully sharded."""
+    language = box(0, tp=2, cp=2, sequence_parallel=True)
+    modules = {"vision": box(0, dp=4, sharding="full"), "language": language}
+    return with_settings(spec(modules, microbatches=2, mbs=2, packing=True, max_images=2))
+
+
 def behind_language() -> Spec:
     """Language and a generator, each with a loss, on one rank."""
     return with_settings(drawn())

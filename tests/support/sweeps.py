@@ -1,8 +1,9 @@
 """What is left to `nox -s sweep`; how many random specs it draws, and from which seed.
 
 Of a test with many cases the default suite runs those that together have each value of each factor
-that the test claims: each kind, each placement, each axis above 1, each bug. `tests/seldom.txt`
-lists the others, below the name of their test; a test without cases is left out whole.
+that the test claims: each kind, each placement, each axis above 1, each bug; and fast ones that
+alone join two of them. `tests/seldom.txt` lists the others, below the name of their test; a test
+without cases is left out whole.
 """
 
 import os
