@@ -1,14 +1,14 @@
 """How FSDP2 reduces the gradients of a unit: who looks at them before, and which memory they get.
 
-Decides: that a rank's own gradients are shown to a flag before other ranks' are added; that the
-sums are allocated in the stream that computes, or are the input itself if there is nothing to add.
+Decides: that a rank's own gradients are shown to a flag before other ranks' are added; that sums
+which are kept get memory of the stream that computes, or are the input if there is nothing to add.
 Relies on: FSDP2, which asks twice for each reduction: in the stream that computes for the input,
-and in its own stream for the output.
+and in its own stream for the output; gradients that are reduced in the type of their weights.
 Leaves: when gradients are reduced to `models.fsdp`, the sums of whole numbers to `collectives`.
 
 CUDA's allocator keeps what a stream has freed for this stream. FSDP2 allocates sums in a stream of
-its own. So the memory of all gradients, freed after the update, was of no use to the activations
-of the next step: GPUs held 15 to 20 % more than their tensors had at any time.
+its own. So the memory of all gradients was of no use to the activations of the next step: GPUs
+held 15 % more than their tensors had at any time.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ class GradientReduction:
         flag: gets this rank's gradients before they are summed; None if they are not summed.
         alone: whether it reduces over one rank, where FSDP2 copies the input into the output. It
             may sum the output over copies then.
-        kept: whether the output is the gradient until the update. Otherwise it is added to earlier
-            sums and freed, in FSDP2's own stream.
+        kept: whether the output is the gradient until the next step. Otherwise it may be added to
+            earlier sums and freed, in FSDP2's own stream.
 
     FSDP2's other hook, after its all-reduce, cannot be used: with it, FSDP2 continues in a
     different stream from the one that owns the memory of the gradients, so the memory is reused too
@@ -60,8 +60,10 @@ class GradientReduction:
         else:
             with streams.stream(self._computes):
                 output = torch.empty(*size, dtype=dtype, device=device)
+            # Other allocators than PyTorch's own may make it ready in the stream that computes.
+            streams.current_stream().wait_stream(self._computes)
         if output.is_cuda:
-            # FSDP2's stream may still use it when it is freed.
+            # If a unit is reduced twice, the second sum is freed while FSDP2's stream adds it.
             output.record_stream(streams.current_stream())
         return output
 
