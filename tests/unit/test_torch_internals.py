@@ -239,10 +239,10 @@ def test_groups_that_were_shut_down_keep_their_connections(unit: nn.Module) -> N
         assert one.item() == 1
 
 
-def test_compiled_functions_keep_what_a_second_backward_needs_where_that_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compiled_functions_keep_what_a_second_backward_needs_where_that_is_asked() -> None:
     """The setting that the error names of a compiled backward that runs again."""
-    monkeypatch.setattr(torch_internals.compiled_autograd, "donated_buffer", True)
-    torch_internals.keep_for_second_backwards()
-    assert torch_internals.compiled_autograd.donated_buffer is False
+    settings = torch_internals.compiled_autograd
+    # What `monkeypatch` undoes is hidden from torch afterwards.
+    with settings.patch(donated_buffer=True):  # type: ignore[attr-defined]
+        torch_internals.keep_for_second_backwards()
+        assert settings.donated_buffer is False
