@@ -361,9 +361,9 @@ _PLACES = {
     )
 }
 # First is a cheap rule that refuses a third of the layouts near one with an odd `seq`.
-_PLACE_RULES = (
-    SpecRule(batch.seq_splits_over_tp),
-    *(rule for rule in _LAYOUT_RULES if rule.run.__module__ in _PLACES),
+_PLACE_RULES = sorted(
+    (rule for rule in _LAYOUT_RULES if rule.run.__module__ in _PLACES),
+    key=lambda rule: rule.run is not batch.seq_splits_over_tp,
 )
 
 

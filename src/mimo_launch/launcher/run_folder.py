@@ -228,8 +228,10 @@ def runs_below(folder: Path) -> list[Path]:
 def steps_of(run: Path) -> int | None:
     """Return the number of steps of a run; None if its files cannot be read."""
     spec = load_spec(run / SPEC).spec
-    if spec is None or spec.train.epochs is None:
-        return None if spec is None else spec.train.steps
+    if spec is None:
+        return None
+    if spec.train.epochs is None:
+        return spec.train.steps
     try:  # The steps of epochs are counted for the plan.
         steps = read_json(run / PLAN)["header"]["steps"]
     except (OSError, ValueError, LookupError, TypeError):
