@@ -23,7 +23,7 @@ from mimo_launch.estimate.host_costs import (
 from mimo_launch.estimate.host_starts import HostStarts
 from mimo_launch.estimate.host_waits import Starts, host_waits
 from mimo_launch.estimate.memory import row_bytes
-from mimo_launch.estimate.parameters import stage_weights
+from mimo_launch.estimate.parameters import StageWeights, stage_weights
 from mimo_launch.estimate.step_work import Forwards, ModuleWork, StepWork
 from mimo_launch.estimate.workload import (
     backward_by_kind,
@@ -178,7 +178,8 @@ class CostModel:
         module, starts = self.layout.language, dict[tuple[str, int], float]()
         for stage in module.stages:
             trains = bool(backward_path(self.spec, self.layout, module, stage).layers)
-            starting = self._starting(module, stage, changes=False, trains=trains)
+            weights = self._weights(module, stage)
+            starting = self._starting(module, stage, weights, changes=False, trains=trains)
             starts[module.name, stage.index] = self.layout.num_groups(module) * sum(starting)
         return self._longest(self._reads_of(arrays=False), starts)
 
@@ -231,7 +232,7 @@ class CostModel:
 
         They depend on nothing else in the layout but what the module gets to do.
         """
-        weights = stage_weights(self.spec, stage, module.grid.size(Axis.TP) - 1)
+        weights = self._weights(module, stage)
         works = self.work[module.name]
         found = list(map(self.forwards_of(module, stage).of, works))
         times = WeightTimes(self.spec, self.constants, module)
@@ -268,18 +269,27 @@ class CostModel:
             communication=sum(each.communication for each in found) + waited + first,
             recomputation=sum(each.recomputation for each in found),
             starts=(1 + trains) * overhead * len(works),
-            starting=self._starting(module, stage, changes=changes, trains=trains),
+            starting=self._starting(module, stage, weights, changes=changes, trains=trains),
             flops=flops / _parts(module),
         )
 
+    def _weights(self, module: ModuleLayout, stage: Stage) -> StageWeights:
+        """Return the weights of a stage on the last tp rank."""
+        return stage_weights(self.spec, stage, module.grid.size(Axis.TP) - 1)
+
     def _starting(
-        self, module: ModuleLayout, stage: Stage, *, changes: bool, trains: bool
+        self,
+        module: ModuleLayout,
+        stage: Stage,
+        weights: StageWeights,
+        *,
+        changes: bool,
+        trains: bool,
     ) -> tuple[float, float]:
         """Return the seconds of the host to start the kernels of one forward, and of one backward.
 
         See `HostStarts.passes`.
         """
-        weights = stage_weights(self.spec, stage, module.grid.size(Axis.TP) - 1)
         units = sum(1 for _ in weights.units) if weights.full_sharding else 0
         starts = HostStarts(self.spec, self.constants, module, stage)
         forward, backward = starts.passes(changes=changes, trains=trains, units=units)
