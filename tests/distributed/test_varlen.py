@@ -10,11 +10,14 @@ from tests.support import engine_blocks
 from tests.support.engine_blocks import GROUPED, RAGGED, VIT, Case
 from tests.support.graphs import flow, talker
 from tests.support.lists import (
+    EARLY,
     LISTS,
     MASKS,
     UPPER_LEFT,
     aligned_at_the_upper_left,
     by_lists,
+    by_stand_ins,
+    by_stand_ins_that_start_early,
     calls_of_kernel,
     keys_from_the_first_image_on,
 )
@@ -22,15 +25,17 @@ from tests.support.planted import piped
 from tests.support.planted_hybrid import split_heads
 from tests.support.planted_sliding import sliding
 from tests.support.planted_windows import windowed
-from tests.support.proof import failures, verdicts
+from tests.support.proof import failures, verdicts, verdicts_as_it_is
 from tests.support.specs import box, spec
 
+from mimo_launch.diag.installed import ENGINE
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.attention import Attention
 from mimo_launch.layers.image_contexts import two_list_context
 from mimo_launch.layers.parallel_context import ParallelContext
 from mimo_launch.spec.spec import Spec
+from mimo_launch.verify.shrink import shrink
 
 CPU = torch.device("cpu")
 MOST = 1e-12
@@ -111,6 +116,27 @@ def test_a_mask_that_is_aligned_at_the_wrong_corner_is_seen(
     assert errors["m.0.attention.q.weight"] > 1e-2
 
 
+@pytest.mark.parametrize(
+    ("world_size", "name"),
+    [case for case in CASES if case[0] > 1 and case[1].startswith("decoder")],
+)
+def test_blocks_of_transformer_engine_take_packed_documents_over_cp(
+    world_size: int, name: str, lasting_ranks: Callable[[int], Ranks]
+) -> None:
+    """With stand-ins for its layers: their order, what they gather, and which keys a part needs."""
+    errors = errors_of(lasting_ranks(world_size), name, ENGINE)[ENGINE]
+    assert {name: error for name, error in errors.items() if not error <= MOST} == {}
+
+
+@pytest.mark.parametrize("name", engine_blocks.PACKED_CP2)
+def test_a_wrong_start_of_a_document_is_seen_in_a_block_of_transformer_engine(
+    name: str, lasting_ranks: Callable[[int], Ranks]
+) -> None:
+    errors = errors_of(lasting_ranks(2), name, EARLY)[EARLY]
+    assert errors["output"] > 1e-2
+    assert errors["m.0.attention.q.weight"] > 1e-2
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_images_in_two_lists_go_over_lists(causal: bool) -> None:
     """Their tokens are put in order first; padding of both lists stays out."""
@@ -170,6 +196,29 @@ def packed_and_ragged() -> Spec:
 )
 def test_whole_runs_by_lists_are_proved(made: Spec) -> None:
     assert failures(verdicts(made, prepare=by_lists)) == []
+
+
+def engine_spec() -> Spec:
+    """Language with blocks of Transformer Engine, over tp and cp, in float64."""
+    vision = box(0, cp=2, dp=2)
+    language = box(
+        0, tp=2, cp=2, sequence_parallel=True, model={"kv_heads": 2, "qk_norm": True},
+    )  # fmt: skip
+    made = shrink(
+        spec(
+            {"vision": vision, "language": language},
+            microbatches=2, mbs=2, packing=True, max_images=2, max_documents=2, max_patches=9,
+        )
+    )  # fmt: skip
+    return made.replace(modules={**made.modules, "language": made.language.replace(backend=ENGINE)})
+
+
+def test_whole_runs_with_blocks_of_transformer_engine_are_proved() -> None:
+    assert failures(verdicts_as_it_is(engine_spec(), prepare=by_stand_ins)) == []
+
+
+def test_the_proof_rejects_wrong_starts_of_documents() -> None:
+    assert failures(verdicts_as_it_is(engine_spec(), prepare=by_stand_ins_that_start_early))
 
 
 @pytest.mark.parametrize("plant", [aligned_at_the_upper_left, keys_from_the_first_image_on])

@@ -36,6 +36,9 @@ TWO_GPUS = {
     "vision cp2, language cp2": Layout(
         {"ranks": BOTH, "grid": {"cp": 2}}, {"ranks": BOTH, "grid": {"cp": 2}}
     ),
+    "vision cp2, language cp2, packed documents": engine_steps.TWO_GPUS[
+        "vision cp2, language cp2, packed documents"
+    ],
     "vision dp2, language pp2": Layout(
         {"ranks": BOTH, "grid": {"dp": 2}}, {"ranks": BOTH, "grid": {"pp": 2}}, microbatches=4
     ),

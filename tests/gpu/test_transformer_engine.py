@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.support import engine_blocks, engine_steps
 from tests.support.gpu_ranks import engine_ranks
+from tests.support.lists import EARLY
 
 from mimo_launch.diag.installed import ENGINE
 from mimo_launch.launcher.run_on_ranks import Ranks
@@ -54,6 +55,20 @@ def test_a_block_is_as_exact_as_with_torch(
     over = engine_blocks.above_bar(errors, "torch", ENGINE)
     assert [tensor for tensor in over if not tensor.endswith(KEY_BIAS)] == []
     assert all(errors[ENGINE][tensor] < 1e-2 for tensor in over)
+
+
+@pytest.mark.parametrize("name", engine_blocks.PACKED_CP2)
+def test_a_wrong_start_of_a_document_over_cp_is_seen(
+    name: str, lasting_ranks: Callable[[int], Ranks]
+) -> None:
+    """In every tensor that attention has to do with."""
+    case, ways = engine_blocks.PACKED_CP2[name], ("torch", EARLY)
+    [errors, *_] = lasting_ranks(2).run(
+        engine_blocks.block_errors, case, ways, "cuda", timeout_s=200
+    )
+    over = engine_blocks.above_bar(errors, "torch", EARLY)
+    weights = {f"m.0.attention.{each}.weight" for each in "qkvo"}
+    assert {"output", "input", *weights} <= set(over)
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -1,6 +1,6 @@
 """One transformer block, computed in some way, against the torch block in float64 on one processor.
 
-Ways are backends and, of the backend `torch`, those of `tests.support.lists`.
+Ways are backends and those of `tests.support.lists`.
 
 Legend: N tokens of all ranks in the order of the whole list, n those of this rank, D width.
 """
@@ -15,6 +15,7 @@ from tests.support.shapes import block_shape
 from torch import Tensor, nn
 
 from mimo_launch.comm.process_groups import Group
+from mimo_launch.diag.installed import ENGINE
 from mimo_launch.kinds.block_shapes import BlockShape
 from mimo_launch.kinds.layer import Rotary
 from mimo_launch.layers.image_contexts import AttentionContext, image_context, turned_by_place
@@ -72,7 +73,6 @@ ONE_GPU = {
     "vit, ragged images, turned": Case(VIT, RAGGED, num_tokens=sum(RAGGED) + 6, turned=True),
     "vit, ragged images, recompute": Case(VIT, RAGGED, num_tokens=400, recompute="full"),
 }
-# Not with transformer_engine.
 PACKED_CP2 = {
     "decoder, cp2, packed": Case(GROUPED, documents=DOCUMENTS, cp=2),
     "decoder, cp2, packed, recompute": Case(DECODER, documents=DOCUMENTS, cp=2, recompute="full"),
@@ -92,6 +92,7 @@ TWO_GPUS = {
     "decoder, cp2, recompute": Case(DECODER, cp=2, recompute="full"),
     "vit, cp2": Case(VIT, RAGGED, num_tokens=400, cp=2),
     "vit, cp2, a rank of padding": Case(VIT, (64,), num_tokens=128, cp=2),
+    **PACKED_CP2,
 }
 
 
@@ -183,7 +184,7 @@ def context_of(case: Case, way: str, device: torch.device, dtype: torch.dtype) -
         compute_dtype=dtype,
         device=device,
         compiled=case.compiled,
-        backend="transformer_engine" if way == "transformer_engine" else "torch",
+        backend="transformer_engine" if way.startswith(ENGINE) else "torch",
     )
 
 

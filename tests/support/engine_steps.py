@@ -56,6 +56,9 @@ TWO_GPUS = {
     "vision cp2, language cp2, fully sharded": Layout(
         {"ranks": BOTH, "grid": {"cp": 2}}, {"ranks": BOTH, "grid": {"cp": 2}}, "full"
     ),
+    "vision cp2, language cp2, packed documents": Layout(
+        {"ranks": BOTH, "grid": {"cp": 2}}, {"ranks": BOTH, "grid": {"cp": 2}}, max_documents=3
+    ),
     "vision dp2, language dp2, fully sharded": Layout(
         {"ranks": BOTH, "grid": {"dp": 2}}, {"ranks": BOTH, "grid": {"dp": 2}}, "full"
     ),

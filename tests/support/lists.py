@@ -4,22 +4,28 @@ Where there is no GPU a loop stands in for the kernel over lists, in any type.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from tests.support.engine_stand_ins import stand_in_layers
 from torch import Tensor
 
-from mimo_launch.layers import attention, varlen_attention
+from mimo_launch.comm.process_groups import Group
+from mimo_launch.diag.installed import ENGINE
+from mimo_launch.layers import attention, te_attention, varlen_attention
 from mimo_launch.layers.pointwise import widened
+from mimo_launch.models import te_block
 
 MASKS, LISTS = "masks", "lists"
 # A planted bug: the first query sees the first key alone, whatever keys come before the part.
 UPPER_LEFT = "lists, causal masks aligned at the upper left"
+# A planted bug in blocks of Transformer Engine: a document starts a token early.
+EARLY = f"{ENGINE}, documents that start early"
 
 
 def loop_over_sequences(*, lower_right: bool) -> Callable[..., Any]:
@@ -126,6 +132,18 @@ def by_lists(*, lower_right: bool = True) -> None:
     attention.takes_lists = lambda q: True
 
 
+def by_stand_ins() -> None:
+    """Have blocks of Transformer Engine of this process be stand-ins from now on."""
+    by_lists()
+    te_block.te_layers = stand_in_layers
+
+
+def by_stand_ins_that_start_early() -> None:
+    """A planted bug: a document in these blocks starts a token early."""
+    by_stand_ins()
+    te_attention.inside_documents = documents_that_start_early
+
+
 def aligned_at_the_upper_left() -> None:
     """A planted bug: queries see as few keys as if those before their part were not there."""
     by_lists(lower_right=False)
@@ -155,8 +173,28 @@ def attention_by(way: str, device: torch.device) -> Iterator[None]:
         dist.all_reduce(total)
         if not int(total):
             raise RuntimeError("attention did not go over lists")
+    elif way.startswith(ENGINE):
+        with ExitStack() as stack:
+            if device.type == "cpu":
+                stack.enter_context(patch.object(te_block, "te_layers", stand_in_layers))
+                stack.enter_context(calls_of_kernel(device))
+            if way == EARLY:
+                early = patch.object(te_attention, "inside_documents", documents_that_start_early)
+                stack.enter_context(early)
+            yield
     else:
         yield
+
+
+def documents_that_start_early(
+    q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], cp: Group
+) -> Tensor:
+    """Return attention where the first document that can gives its last token to the next."""
+    early, ends = [*lengths], accumulate(lengths)
+    can = (n for n, end in enumerate(ends) if lengths[n] > 1 and end % k.shape[1])
+    if (first := next(can, None)) is not None:
+        early[first : first + 2] = lengths[first] - 1, lengths[first + 1] + 1
+    return varlen_attention.inside_documents(q, k, v, tuple(early), cp)
 
 
 @contextmanager

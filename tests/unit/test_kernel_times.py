@@ -23,6 +23,7 @@ from mimo_launch.spec.spec import Spec
 
 MODEL = {"kind": "decoder", "layers": 2, "hidden": 64, "heads": 4, "head_dim": 16, "mlp": 128}
 MODEL |= {"vocab": 256}
+BACKENDS = ("torch", "transformer_engine")
 VIT = {"kind": "vit", "layers": 2, "hidden": 64, "heads": 4, "patch": 4}
 
 
@@ -128,12 +129,30 @@ def test_the_chunks_of_a_cp_rank_are_merged_and_their_gradients_summed() -> None
     assert after - before >= Counter(wanted)
 
 
-def test_records_packed_in_a_sequence_attend_as_documents() -> None:
-    mine = kernels_of(made(box(0, model=MODEL)))
-    packed = replace(mine, work=replace(mine.work, spans=Counter({64: 2, 128: 1})))
-    (found,) = attention_of(packed)
+def packed_in_a_sequence(backend: str, cp: int) -> StageKernels:
+    mine = kernels_of(made(box(0, model=MODEL, cp=cp, backend=backend)))
+    return replace(mine, work=replace(mine.work, spans=Counter({64: 2, 128: 1})))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cp", [1, 2])
+def test_records_packed_in_a_sequence_attend_as_documents(backend: str, cp: int) -> None:
+    (found,) = attention_of(packed_in_a_sequence(backend, cp))
     # The length of a sequence in which a token sees as many others.
     assert found == pytest.approx(("documents", (2 * 64**2 + 128**2) / 256, 16))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_documents_over_cp_keep_the_keys_of_their_parts(backend: str) -> None:
+    """A rank keeps keys and values of its own tokens, and of half a document for each chunk."""
+    kept = []
+    for spans in ({256: 1}, {64: 2, 128: 1}):
+        mine = packed_in_a_sequence(backend, 2)
+        place = mine.spec, mine.layout, mine.module, mine.stage
+        kept.append(Activations(*place, replace(mine.work, spans=Counter(spans)), 0).kept())
+    whole, parts = 2, 1 + 2 * (2 * 64**2 + 128**2) / 256**2
+    keys_and_values = 2 * 64 * 2
+    assert kept[0] - kept[1] == 2 * 128 * (whole - parts) * keys_and_values
 
 
 def test_images_of_one_size_attend_without_lists() -> None:

@@ -1,9 +1,8 @@
 """Checks of the library that provides a module's layers, and of products in 8 bits.
 
 Decides: what Transformer Engine cannot do; which sizes 8-bit products take.
-Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256, and
-a ring that cuts each document into its own chunks; 8-bit products of cuBLASLt, which take sizes in
-steps of 16.
+Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256;
+8-bit products of cuBLASLt, which take sizes in steps of 16.
 Leaves: whether it is installed to `packages`, whether it works on a host to the workers, whether
 GPUs multiply in 8 bits to `launcher.gpus`.
 """
@@ -23,13 +22,13 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import ModuleSpec, Spec, SyntheticData
+from mimo_launch.spec.spec import ModuleSpec, Spec
 
 HEAD_STEP, LARGEST_HEAD = 8, 256
 
 
 def backend_can(spec: Spec, name: str) -> Findings:
-    """The backend computes in this type, with these heads, on this grid."""
+    """The backend computes in this type, with these heads and blocks."""
     module = spec.modules[name]
     if module.backend != ENGINE:
         return
@@ -62,16 +61,6 @@ def backend_can(spec: Spec, name: str) -> Findings:
         )
         return
     yield from _in_blocks(name, kind, kind.torch_only)
-    has_documents = isinstance(spec.data, SyntheticData) and spec.data.max_documents > 1
-    if module.grid.cp > 1 and name == LANGUAGE and (has_documents or spec.data.packing):
-        key = "max_documents" if has_documents else "packing"
-        yield _cannot(
-            name,
-            f"attend to packed documents with cp {module.grid.cp}",
-            "its ring cuts every document into chunks, but cp cuts whole sequences here",
-            f"write `cp: 1`, or delete `{key}`",
-            Related(("data", key), "packs documents"),
-        )
 
 
 S = TypeVar("S", bound=LayerShape)

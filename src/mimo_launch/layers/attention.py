@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mimo_launch.comm.autograd_collectives import gather_tokens
+from mimo_launch.comm.process_groups import Group
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.layers.chunk_attention import over_chunks, takes_chunks
 from mimo_launch.layers.clipped import Clipped
@@ -34,6 +35,19 @@ from mimo_launch.layers.score_attention import Drop, Scoring, attend_by_scores, 
 from mimo_launch.layers.sequence_contexts import KeysValues, SequenceContext, in_order
 from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.layers.varlen_attention import inside_documents, inside_images, takes_lists
+
+
+def gathered_keys(k_NgK: Tensor, v_NgK: Tensor, cp: Group) -> tuple[Tensor, Tensor]:
+    """Return keys and values of all cp ranks, one rank after another.
+
+    One collective carries both, so that the order of backwards is the same on every rank.
+    """
+    if cp.size == 1:
+        return k_NgK, v_NgK
+    both = gather_tokens(torch.cat([k_NgK.flatten(1), v_NgK.flatten(1)], dim=1), cp)
+    sizes = [each.shape[1] * each.shape[2] for each in (k_NgK, v_NgK)]
+    k, v = torch.split(both, sizes, dim=1)
+    return k.view(-1, *k_NgK.shape[1:]), v.view(-1, *v_NgK.shape[1:])
 
 
 class Attention(ShapedLayer[AttentionShape]):
@@ -121,20 +135,6 @@ class Attention(ShapedLayer[AttentionShape]):
         rest = cos, sin, factors, weights, eps, offset, self.shape.pairs, self.shape.norm_last
         return self.context.fused(placed_heads, q, k, *rest)
 
-    def _gather_kv(self, k_NgK: Tensor, v_NgK: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of all cp ranks, one rank after another.
-
-        One collective carries both, so that the order of backwards is the same on every rank.
-        """
-        if self.context.cp.size == 1:
-            return k_NgK, v_NgK
-        both = gather_tokens(
-            torch.cat([k_NgK.flatten(1), v_NgK.flatten(1)], dim=1), self.context.cp
-        )
-        sizes = [each.shape[1] * each.shape[2] for each in (k_NgK, v_NgK)]
-        k, v = torch.split(both, sizes, dim=1)
-        return k.view(-1, *k_NgK.shape[1:]), v.view(-1, *v_NgK.shape[1:])
-
     def _seen(
         self, q_NhK: Tensor, k_NgK: Tensor, v_NgK: Tensor, sequences: SequenceContext
     ) -> tuple[Tensor, KeysValues]:
@@ -149,7 +149,7 @@ class Attention(ShapedLayer[AttentionShape]):
             if sequences.held is None:
                 raise ValueError("a layer needs the keys and values of an earlier layer")
             return q, sequences.held
-        gathered = self._gather_kv(k.flatten(0, 1), v_NgK)
+        gathered = gathered_keys(k.flatten(0, 1), v_NgK, self.context.cp)
         return q, KeysValues(*(in_order(x, batch, cp) for x in gathered))
 
     def _causal(
@@ -280,7 +280,7 @@ class Attention(ShapedLayer[AttentionShape]):
     ) -> Tensor:
         """Return attention inside each image, [N, h * K]; padding tokens get zeros."""
         q_NhK, k_NgK = self._placed(q_NhK, k_NgK, images.cos, images.sin)
-        k_MgK, v_MgK = self._gather_kv(k_NgK, v_NgK)
+        k_MgK, v_MgK = gathered_keys(k_NgK, v_NgK, self.context.cp)
         order = images.order
         if order is None:
             return self._listed(q_NhK, k_MgK, v_MgK, images)

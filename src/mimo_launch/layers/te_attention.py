@@ -1,24 +1,32 @@
 """Attention with Transformer Engine: its norm, projections, kernels and ring over cp.
 
-Decides: the package's attention format for each mask, and which tokens go in without padding.
-Relies on: `te_layers` for the layers, `sequence_contexts` for lengths that the host knows.
+Decides: the package's attention format for each mask, which tokens go in without padding, and that
+packed documents over cp take the attention of torch's layers.
+Relies on: `te_layers` for the layers, `sequence_contexts` for lengths that the host knows,
+`varlen_attention` for packed documents over cp.
 Leaves: the residual stream to `models.te_block`.
 
 Legend: n tokens between regions, N tokens of this rank inside, D width, h heads and g key/value
 heads of this rank, K head size.
 """
 
-import torch
 from torch import Tensor, nn
 
-from mimo_launch.comm.autograd_collectives import gather_tokens
 from mimo_launch.kinds.attention_shapes import AttentionShape
 from mimo_launch.kinds.shapes import NormShape
+from mimo_launch.layers.attention import gathered_keys
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.pointwise import placed_heads
-from mimo_launch.layers.sequence_contexts import SequenceContext
+from mimo_launch.layers.sequence_contexts import SequenceContext, in_order
 from mimo_launch.layers.te_layers import TeLayers
-from mimo_launch.layers.varlen_attention import CAUSAL, WHOLE, Packed, packed, packed_images
+from mimo_launch.layers.varlen_attention import (
+    CAUSAL,
+    WHOLE,
+    Packed,
+    inside_documents,
+    packed,
+    packed_images,
+)
 
 
 class TeAttention(nn.Module):
@@ -62,19 +70,20 @@ class TeAttention(nn.Module):
         q, k, v = (x.view(sequences.batch, -1, *x.shape[1:]) for x in (q_NhK, k_NgK, v_NgK))
         if sequences.cos is not None:
             q, k = self.context.fused(placed_heads, q, k, sequences.cos, sequences.sin)
-        v = v.contiguous()
+        cp = self.context.cp
         if sequences.documents is None:
             out: Tensor = self.ring(
-                q, k, v, qkv_format="bshd", attn_mask_type="causal", window_size=CAUSAL
+                q, k, v.contiguous(), qkv_format="bshd", attn_mask_type="causal", window_size=CAUSAL
             )
-        elif self.context.cp.size == 1:
+        elif cp.size == 1:
             documents = packed(sequences.documents.lengths, q.device)
-            q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+            q, k, v = (x.flatten(0, 1) for x in (q, k, v.contiguous()))
             out = self._packed(q, k, v, documents, documents, causal=True)
         else:
-            # Its ring cuts every document into chunks, ours every sequence; `checks` refuses this
-            # case.
-            raise ValueError("transformer_engine has no ring over packed documents")
+            # The package's ring cuts every document into chunks, `cp` whole sequences.
+            gathered = gathered_keys(k.flatten(0, 1), v.flatten(0, 1), cp)
+            k, v = (in_order(x, sequences.batch, cp.size) for x in gathered)
+            out = inside_documents(q, k, v, sequences.documents.lengths, cp)
         return out.reshape(q_NhK.shape[0], -1)
 
     def _per_image(
@@ -92,10 +101,7 @@ class TeAttention(nn.Module):
                 q, k, v, qkv_format="bshd", attn_mask_type="no_mask", window_size=WHOLE
             )
             return out.reshape(num_tokens, -1)
-        if self.context.cp.size > 1:
-            # One collective for both, so that the order of backwards is the same on every rank.
-            both = gather_tokens(torch.cat([k_NgK, v_NgK], dim=1), self.context.cp)
-            k_NgK, v_NgK = both.chunk(2, dim=1)
+        k_NgK, v_NgK = gathered_keys(k_NgK, v_NgK, self.context.cp)
         if not images.own_lengths:
             # No image here: stay on the graph, so that backward still reaches every weight and
             # every rank of the cp group joins the collective.
