@@ -16,6 +16,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.fp8 import ScalingName
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.loop import Hooks, train
@@ -35,7 +36,7 @@ class Layout:
     recompute: str = "none"
     max_documents: int = 1
     microbatches: int = 2
-    fp8: str | None = None
+    fp8: ScalingName | None = None
 
 
 ALONE = {"ranks": "0", "grid": {}}

@@ -9,17 +9,20 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.launcher import gpus
 from mimo_launch.layout.layout import build_layout
 from mimo_launch.layout.row_owners import held_patches, local_rows
+from mimo_launch.spec.fp8 import SCALINGS, ScalingName
 from mimo_launch.spec.spec import Spec
 
 ENGINE = {"backend": "transformer_engine", "fp8": {}}
 WIDE = {"hidden": 64, "heads": 4, "kv_heads": 2, "mlp": 128, "head_dim": 16}
+IN_TILES = {"hidden": 256, "heads": 8, "kv_heads": 4, "mlp": 512, "head_dim": 32}
+BLOCKWISE = {"fp8": {"scaling": "blockwise"}, "model": IN_TILES}
 
 
-def made(language: dict[str, Any], seq: int = 48, mbs: int = 1) -> Spec:
+def made(language: dict[str, Any], seq: int = 48, mbs: int = 1, **sections: Any) -> Spec:
     """Return a spec whose language multiplies in 8 bits."""
     sizes = {"model": WIDE} | ENGINE | language
     modules = {"language": box(0, **sizes)}
-    return spec(modules, seq=seq, mbs=mbs, train={"precision": "bf16"})
+    return spec(modules, seq=seq, mbs=mbs, train={"precision": "bf16"}, **sections)
 
 
 def words(given: Spec) -> list[str]:
@@ -30,6 +33,7 @@ def words(given: Spec) -> list[str]:
 def test_sizes_that_fit_are_accepted() -> None:
     assert words(made({})) == []
     assert words(made({"fp8": {"scaling": "current", "format": "e4m3"}})) == []
+    assert words(made(BLOCKWISE, seq=128)) == []
 
 
 @pytest.mark.parametrize(
@@ -37,6 +41,7 @@ def test_sizes_that_fit_are_accepted() -> None:
     [
         ({"backend": "torch"}, "the backend `torch`"),
         ({"fp8": {"scaling": "current", "amax_history": 16}}, "keeps no history"),
+        ({"fp8": {"scaling": "blockwise", "amax_history": 16}}, "keeps no history"),
         ({"model": WIDE | {"hidden": 72, "head_dim": 16}}, "tokens on a tp rank are 72"),
         ({"model": WIDE | {"mlp": 136}}, "inner MLPs on a tp rank are 136"),
         ({"model": WIDE | {"mlp": 144}, "tp": 2}, "inner MLPs on a tp rank are 72"),
@@ -57,12 +62,52 @@ def test_tokens_of_a_rank_come_in_steps() -> None:
     assert words(made(shared, mbs=2)) == []
 
 
+@pytest.mark.parametrize(
+    ("language", "seq", "why", "help_"),
+    [
+        ({"model": IN_TILES | {"hidden": 320}}, 128, "tokens on a tp rank are 320", "current"),
+        ({"model": IN_TILES | {"mlp": 576}}, 128, "inner MLPs on a tp rank are 576", "current"),
+        ({"model": IN_TILES | {"mlp": 904}}, 128, "inner MLPs on a tp rank are 904", None),
+        ({"tp": 2, "sequence_parallel": True}, 128, "holds 64 tokens", "current"),
+        ({}, 80, "holds 80 tokens", "current"),
+        ({}, 72, "holds 72 tokens", None),
+        ({"tp": 4, "cp": 2}, 256, "heads on a tp rank are 64", "current"),
+    ],
+)
+def test_tiles_of_128_fit_into_every_size_of_a_rank(
+    language: dict[str, Any], seq: int, why: str, help_: str | None
+) -> None:
+    """And where a scale for a whole tensor would do, the finding says so."""
+    found = check(made(BLOCKWISE | language, seq=seq))
+    [only] = [each for each in found if each.code == "fp8-cannot"]
+    assert why in (only.why or "")
+    other = "or delete `fp8`" if help_ is None else f"or write `scaling: {help_}`"
+    assert (only.help or "").endswith(other)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "scaling", "can"),
+    [
+        *(("a100-80gb", scaling, False) for scaling in SCALINGS),
+        *((gpu, scaling, True) for gpu in ("h100-80gb", "b200-180gb") for scaling in SCALINGS),
+    ],
+)
+def test_gpus_that_cannot_are_named(gpu: str, scaling: str, can: bool) -> None:
+    given = BLOCKWISE | {"fp8": {"scaling": scaling}}
+    found = words(made(given, seq=128, nodes={"gpus": 4, "gpu": gpu}))
+    assert found == [] if can else "NVIDIA A100 80GB has 8.0" in found[0]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("total", [1, 3, 16, 37])
 @pytest.mark.parametrize("grid", [{}, {"tp": 2, "sequence_parallel": True}, {"cp": 2}])
-def test_patches_are_padded_to_steps_on_every_shard(grid: dict[str, Any], total: int) -> None:
+def test_patches_are_padded_to_steps_on_every_shard(
+    grid: dict[str, Any], total: int, scaling: ScalingName
+) -> None:
+    step, engine = SCALINGS[scaling].step, ENGINE | {"fp8": {"scaling": scaling}}
     given = spec(
         {
-            "vision": box(0, model={"shuffle": 2}, **ENGINE, **grid),
+            "vision": box(0, model={"shuffle": 2}, **engine, **grid),
             "language": box(0, tp=2 if grid else 1),
         },
         train={"precision": "bf16"},
@@ -70,8 +115,8 @@ def test_patches_are_padded_to_steps_on_every_shard(grid: dict[str, Any], total:
     module = build_layout(given)["vision"]
     shards = module.grid.size("tp") if module.sequence_parallel else 1
     for cp in range(module.grid.size("cp")):
-        assert len(held_patches(module, total, cp)) % (16 * shards) == 0
-    assert local_rows(module, total) * module.grid.size("cp") < total + 4 * shards * 2 + 1
+        assert len(held_patches(module, total, cp)) % (step * shards) == 0
+    assert local_rows(module, total) * module.grid.size("cp") < total + step // 4 * shards * 2 + 1
 
 
 def test_a_host_that_cannot_is_told_before_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +126,12 @@ def test_a_host_that_cannot_is_told_before_workers_start(monkeypatch: pytest.Mon
     monkeypatch.setattr(gpus, "gpus_here", lambda: gpus.Gpus(2, (8, 0)))
     with pytest.raises(gpus.NotEnoughGpus, match=r"has one of 8\.0; write"):
         gpus.refuse_backends(given, "cuda")
+    monkeypatch.setattr(gpus, "gpus_here", lambda: gpus.Gpus(2, (8, 9)))
+    gpus.refuse_backends(given, "cuda")
+    in_tiles = made(BLOCKWISE, seq=128)
+    with pytest.raises(gpus.NotEnoughGpus, match=r"9\.0 or later .*8\.9; .*fp8\.scaling=current"):
+        gpus.refuse_backends(in_tiles, "cuda")
     monkeypatch.setattr(gpus, "gpus_here", lambda: gpus.Gpus(2, (9, 0)))
     gpus.refuse_backends(given, "cuda")
+    gpus.refuse_backends(in_tiles, "cuda")
     gpus.refuse_backends(made({"fp8": None, "backend": "torch"}), "cpu")

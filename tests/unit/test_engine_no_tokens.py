@@ -27,13 +27,16 @@ def test_without_a_token_a_block_gives_none_and_gradients_of_zeros(
     layers = stand_in_layers(ParallelContext())
     block = TeBlock(layers, VIT, name="layers.0", recompute="none")
     if in_fp8:
-        block.fp8 = SimpleNamespace(running=torch.enable_grad)
+        block.fp8 = SimpleNamespace(running=torch.enable_grad, step=128)
     mask = image_context([], range(0), CPU, alone=True)
     if turned:
         mask = turned_by_place(mask, torch.zeros(0, 2), VIT.attention.head_size, torch.float32)
+    lengths: set[int] = set()
+    block.mlp.register_forward_pre_hook(lambda _, given: lengths.add(given[0].shape[0]))
     out = block(torch.empty(0, VIT.width), mask)
     out.sum().backward()
     assert out.shape == (0, VIT.width)
+    assert lengths == {128 if in_fp8 else 1}
     assert not any(parameter.grad.any() for parameter in block.parameters())
 
 

@@ -238,6 +238,14 @@ def test_products_of_blocks_in_8_bits_have_their_own_rate() -> None:
     expected = (head + attention) / 600 + blocks / 1200
     assert of(eight, twice).step_seconds == pytest.approx(expected, rel=1e-3)
     assert of(low, twice).step_seconds == pytest.approx(of(low).step_seconds)
+    tiled = language(4, **engine | {"fp8": {"scaling": "blockwise"}})
+    # With a scale per tile no product is summed in the fast way.
+    slower = replace(FREE, kernels=flat(**{"fp8": 1200.0, "fp8 product, gradients": 600.0}))
+    forward = blocks / 3 * (1 / 600 - 1 / 1200)
+    assert of(tiled, twice).step_seconds == pytest.approx(expected, rel=1e-3)
+    assert of(tiled, slower).step_seconds == pytest.approx(
+        of(eight, slower).step_seconds + forward, rel=1e-3
+    )
     assert of(eight).tflop == of(low).tflop
     casting = replace(FREE, kernels=flat(1e12, 100.0))
     more = [of(made, casting).ranks[0].stages[0].forward_ms for made in (eight, low)]

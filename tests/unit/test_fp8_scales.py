@@ -1,11 +1,14 @@
 """When the scales of FP8 move, with stand-ins for Transformer Engine's layers and for its kernel.
 
+And which recipe of the package a spec asks for.
+
 The kernel's rules are those of `delayed_scaling.cu`: a magnitude of 0 in what it is given is read
 from the history instead, and a scale stays where the largest magnitude is 0 or no number.
 """
 
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,7 @@ from torch import Tensor  # noqa: E402
 from mimo_launch.comm.process_groups import Group  # noqa: E402
 from mimo_launch.layers import te_fp8  # noqa: E402
 from mimo_launch.layers.te_fp8 import Fp8  # noqa: E402
-from mimo_launch.spec.sections import Fp8Spec  # noqa: E402
+from mimo_launch.spec.fp8 import SCALINGS, Fp8Spec, ScalingName  # noqa: E402
 
 LARGEST, LENGTH = 448.0, 4
 
@@ -120,6 +123,62 @@ def test_magnitudes_are_the_largest_of_the_ranks_of_a_stage(
     assert scale.tolist() == [LARGEST / 8, LARGEST / 16, LARGEST / 64]
     backward = dict(fp8.tensors())["layers.0.mlp.backward.scale"]
     assert backward.tolist() == [1.0, LARGEST / 32]
+
+
+@pytest.mark.parametrize("scaling", [name for name in SCALINGS if name != "delayed"])
+def test_other_scalings_keep_nothing_from_step_to_step(scaling: ScalingName) -> None:
+    """Without the package: an update that asked it for anything would raise."""
+    alone = Group((0,), 0, None)
+    stateless = Fp8(Fp8Spec(scaling=scaling), alone, alone, grad_scale=64.0)
+    stateless.add("layers.0.mlp", SimpleNamespace())  # type: ignore[arg-type]
+    stateless.update(torch.tensor(0.0))
+    assert list(stateless.tensors()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "recipe"),
+    [
+        ({}, ("DelayedScaling", {"fp8_format": "hybrid", "amax_history_len": 1024})),
+        ({"scaling": "current"}, ("Float8CurrentScaling", {"fp8_format": "hybrid"})),
+        ({"scaling": "blockwise"}, ("Float8BlockScaling", {"fp8_format": "e4m3"})),
+        (
+            {"scaling": "blockwise", "format": "hybrid"},
+            ("Float8BlockScaling", {"fp8_format": "hybrid"}),
+        ),
+        (
+            {"format": "e4m3", "amax_history": 4},
+            ("DelayedScaling", {"fp8_format": "e4m3", "amax_history_len": 4}),
+        ),
+    ],
+)
+def test_a_scaling_is_a_recipe_of_the_package(
+    settings: dict[str, Any], recipe: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, reason = [], "needs another GPU"
+    recipes: Any = ModuleType("transformer_engine.common.recipe")
+    recipes.Format = {"HYBRID": "hybrid", "E4M3": "e4m3"}
+    for name in ("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling"):
+        setattr(recipes, name, lambda name=name, **options: (name, options))
+    common: Any = ModuleType("transformer_engine.common")
+    common.recipe = recipes
+    quantization: Any = ModuleType("transformer_engine.pytorch.quantization")
+    for module in (recipes, common, quantization):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in ("transformer_engine", "transformer_engine.pytorch"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(te_fp8, "_hold_back_updates", lambda: None)
+    quantization.check_recipe_support = asked.append
+    alone = Group((0,), 0, None)
+    made = Fp8(Fp8Spec(**settings), alone, alone, grad_scale=1.0)
+    made.open(ModuleType("transformer_engine.pytorch"))
+    assert asked == [recipe]
+
+    def refuse(_: object) -> None:
+        raise RuntimeError(reason)
+
+    quantization.check_recipe_support = refuse
+    with pytest.raises(RuntimeError, match=reason):
+        made.open(ModuleType("transformer_engine.pytorch"))
 
 
 @pytest.mark.parametrize(("tp", "replica"), [(0, 0), (0, 1), (1, 0), (1, 1)])

@@ -29,7 +29,6 @@ from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.image_contexts import image_context, two_list_context
 from mimo_launch.layers.parallel_context import SINGLE, ParallelContext, torch_type
 from mimo_launch.layers.parameter_segments import local_tensor
-from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.build import RankModule, build_network, keep_activations
 from mimo_launch.models.language_input import LanguageInput
@@ -285,8 +284,8 @@ def _encoder_block(session: RankSession, module: RankModule) -> Iterator[tuple[s
 
     def of(lengths: list[int]) -> Callable[[], None]:
         tokens = sum(lengths)
-        if context.fp8 is not None:  # Padded as in `layout.row_owners`.
-            tokens = -(-tokens // FP8_STEP) * FP8_STEP
+        step = module.layout.token_step  # Padded as in `layout.row_owners`.
+        tokens = -(-tokens // step) * step
         mask = image_context(lengths, range(tokens), context.device, alone=True)
         if module.layout.is_causal:
             beside = [0] * len(lengths)

@@ -14,6 +14,7 @@ from mimo_launch.checks import (
     batch,
     conformers,
     data,
+    eight_bits,
     evaluations,
     expected_data,
     experts,
@@ -297,7 +298,7 @@ RULES: tuple[Rule, ...] = (
     ModelRule(DecoderBlocks, unused_model_settings.scaling_settings_used),
     ModuleRule(backends.backend_can, needs=_HEADS),
     ModuleRule(
-        backends.fp8_can, needs=(*_HEADS, *_BATCH, "mlp-over-tp", "seq-over-cp", "seq-over-tp")
+        eight_bits.fp8_can, needs=(*_HEADS, *_BATCH, "mlp-over-tp", "seq-over-cp", "seq-over-tp")
     ),
     ModuleRule(init_from.init_from_is_checkpoint),
     ModuleRule(init_from.init_from_is_same_model),
@@ -356,7 +357,7 @@ _LAYOUT_RULES = tuple(rule for rule in RULES if rule.run not in _OF_FILES)
 _PLACES = {
     each.__name__
     for each in (
-        *(backends, batch, conformers, experts, per_layer, ranks, schedules),
+        *(backends, batch, conformers, eight_bits, experts, per_layer, ranks, schedules),
         *(shared_keys, training_settings, widths),
     )
 }

@@ -1,17 +1,16 @@
-"""Checks of the library that provides a module's layers, and of products in 8 bits.
+"""Checks of the library that provides a module's layers.
 
-Decides: what Transformer Engine cannot do; which sizes 8-bit products take.
-Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256;
-8-bit products of cuBLASLt, which take sizes in steps of 16.
-Leaves: whether it is installed to `packages`, whether it works on a host to the workers, whether
-GPUs multiply in 8 bits to `launcher.gpus`.
+Decides: what Transformer Engine cannot do.
+Relies on: its sources (2.20): 16-bit attention kernels, heads in steps of 8 numbers up to 256.
+Leaves: products in 8 bits to `eight_bits`, whether it is installed to `packages`, whether it works
+on a host to the workers.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from mimo_launch.checks.rule import Findings, chosen_keys
-from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
+from mimo_launch.checks.rule import Findings
+from mimo_launch.diag.diagnostic import Diagnostic, Related
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.installed import ENGINE
 from mimo_launch.kinds.attention_shapes import AttentionShape
@@ -20,9 +19,7 @@ from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.kinds.mlp_shapes import MlpShape
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import LayerShape
-from mimo_launch.layout.row_owners import FP8_STEP
-from mimo_launch.spec.base import LANGUAGE
-from mimo_launch.spec.spec import ModuleSpec, Spec
+from mimo_launch.spec.spec import Spec
 
 HEAD_STEP, LARGEST_HEAD = 8, 256
 
@@ -202,90 +199,5 @@ def _cannot(name: str, what: str, why: str, help_: str, related: Related) -> Dia
         path=("modules", name, "backend"),
         why=why,
         help=f"{help_}, or `backend: torch`",
-        related=(related,),
-    )
-
-
-def fp8_can(spec: Spec, name: str) -> Findings:
-    """The backend multiplies in 8 bits, and the sizes of all products allow it."""
-    module = spec.modules[name]
-    if module.fp8 is None:
-        return
-    path = ("modules", name, "fp8")
-    if module.backend != ENGINE:
-        yield _cannot_in_8_bits(
-            name,
-            "the backend `torch` multiplies in 16 bits or more",
-            f"write `backend: {ENGINE}` beside it, or delete `fp8`",
-            Related(("modules", name, "backend"), "torch's layers")
-            if "backend" in module.model_fields_set
-            else Related(path, "needs another backend"),
-        )
-        return
-    if module.fp8.scaling == "current" and "amax_history" in chosen_keys(module.fp8):
-        yield _cannot_in_8_bits(
-            name,
-            "`scaling: current` keeps no history",
-            "delete `amax_history`, or write `scaling: delayed`",
-            Related((*path, "amax_history"), "would have no effect"),
-        )
-    for what, size, where in _product_widths(module, name):
-        if size % FP8_STEP:
-            yield _cannot_in_8_bits(
-                name,
-                f"{what} on a tp rank are {size} wide, and matrix products in 8 bits need widths "
-                f"that are multiples of {FP8_STEP}",
-                "choose sizes that leave each tp rank such a multiple, or delete `fp8`",
-                Related(where, f"{size} on each tp rank"),
-            )
-    if name == LANGUAGE:
-        yield from _tokens_in_steps(spec, module)
-
-
-def _product_widths(module: ModuleSpec, name: str) -> Iterator[tuple[str, int, YamlPath]]:
-    """Yield the sizes of a block's products, each with its name and its key in the spec."""
-    model, tp, kind = module.model, module.grid.tp, kind_of(module.model)
-    if kind.torch_only is None:
-        return
-    path: YamlPath = ("modules", name, "model")
-    widths = kind.layer_widths(0)
-    size, heads = widths.unit, widths.heads // tp
-    kv_heads = widths.key // size
-    yield "tokens", model.hidden, (*path, "hidden")
-    yield "heads", heads * size, (*path, "heads")
-    yield "heads, keys and values", (heads + 2 * max(1, kv_heads // tp)) * size, (*path, "heads")
-    mlp: YamlPath = (*path, "mlp" if "mlp" in model.model_fields_set else "hidden")
-    if (inner := kind.cuts.mlp_width) is not None:
-        yield "inner MLPs", inner // tp, mlp
-
-
-def _tokens_in_steps(spec: Spec, module: ModuleSpec) -> Findings:
-    """Check the number of tokens in a product on a rank of language.
-
-    Encoders pad their lists of patches instead.
-    """
-    grid = module.grid
-    held = spec.batch.global_ // (grid.dp * spec.schedule.microbatches) * spec.batch.seq // grid.cp
-    if module.sequence_parallel:
-        held //= grid.tp
-    if held % FP8_STEP:
-        yield _cannot_in_8_bits(
-            LANGUAGE,
-            f"a rank holds {held} tokens of a microbatch, and matrix products in 8 bits need a "
-            f"multiple of {FP8_STEP}",
-            "choose `batch.seq` such that microbatch size x seq / cp"
-            + (" / tp" if module.sequence_parallel else "")
-            + f" is a multiple of {FP8_STEP}",
-            Related(("batch", "seq"), f"{held} tokens"),
-        )
-
-
-def _cannot_in_8_bits(name: str, why: str, help_: str, related: Related) -> Diagnostic:
-    return Diagnostic(
-        code="fp8-cannot",
-        headline=f"`{name}` cannot multiply in 8 bits",
-        path=("modules", name, "fp8"),
-        why=why,
-        help=help_,
         related=(related,),
     )

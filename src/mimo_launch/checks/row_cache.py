@@ -35,7 +35,7 @@ def rows_can_be_kept(spec: Spec, name: str) -> Findings:
         at, why = "quantize_base", "the name of kept rows does not tell these weights apart"
         help_ = "delete `quantize_base`: a frozen encoder has no gradients, and is small"
     elif module.fp8 is not None:
-        at, why = "fp8", "scales follow from the pictures before it"
+        at, why = "fp8", "the name of kept rows does not tell how products are scaled"
         help_ = "delete `fp8`"
     else:
         return

@@ -39,7 +39,7 @@ def key_of_work(layout: Layout, module: ModuleLayout) -> Hashable:
         module.name,
         # Lists are padded to whole tokens of each tp rank under sequence parallelism, and for FP8.
         (module.grid.size(Axis.DP), module.grid.size(Axis.CP)),
-        (shards_of_cp_rank(module), module.fp8),
+        (shards_of_cp_rank(module), module.token_step),
         (layout.samples, module.group_size, module.in_phases, replicas_that_share(layout, module)),
     )
 

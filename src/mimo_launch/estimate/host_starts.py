@@ -85,7 +85,7 @@ class HostStarts:
             found += rates.adapter_starts * sum(updates)
         if own.backend == "torch":
             return found + rates.norm_starts * sum(self._norms())
-        return found * rates.engine_starts * (rates.fp8_starts if self.module.fp8 else 1.0)
+        return found * rates.engine_starts * (1.0 if own.fp8 is None else rates.fp8_starts)
 
     def _remade(self) -> float:
         """Return what a backward does not repeat, because it runs again in any case."""

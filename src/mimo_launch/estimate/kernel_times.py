@@ -34,6 +34,7 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
+from mimo_launch.spec.fp8 import Fp8Spec
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 _FORWARD, _BACKWARD = 2.5, 4.2
@@ -215,8 +216,8 @@ class StageKernels:
                 shares = weight.whole and weight.role != "adapter"
                 tokens = self._tokens // (self._between_regions if shares else 1)
                 flops = 2.0 * tokens * inputs * outputs
-                is_fp8 = self.module.fp8 and weight.role != "adapter"
-                one = self._product(flops, tokens, inputs, outputs, is_fp8=is_fp8)
+                fp8 = None if weight.role == "adapter" else self._written.fp8
+                one = self._product(flops, tokens, inputs, outputs, fp8=fp8)
             if weight.role == "adapter":
                 # It trains, whether or not the weights beside it do.
                 yield Seconds(one.forward, one.inputs + one.weights) + self._added(weight)
@@ -226,12 +227,13 @@ class StageKernels:
                 yield one + self._casts(inputs, outputs) + self._unpacked(weight)
 
     def _product(
-        self, flops: float, rows: float, inputs: int, outputs: int, *, is_fp8: bool = False
+        self, flops: float, rows: float, inputs: int, outputs: int, *, fp8: Fp8Spec | None = None
     ) -> Seconds:
         """Return the seconds of products of rows and a matrix."""
         names = ("product", "product, gradient of inputs", "product, gradient of weights")
-        if is_fp8:
-            names = ("fp8 product", "fp8 product, gradients", "fp8 product, gradients")
+        if fp8 is not None:
+            precise = "fp8 product, gradients"
+            names = ("fp8 product" if fp8.rule.fast_sums else precise, precise, precise)
         speed = self.constants.speed(self.spec.train.numbers)
         return Seconds(
             *(
@@ -265,7 +267,7 @@ class StageKernels:
 
     def _casts(self, inputs: int, outputs: int) -> Seconds:
         """Return the seconds in which the factors of a product become 8 bits."""
-        if not self.module.fp8:
+        if self._written.fp8 is None:
             return Seconds()
         given, made = (self._tokens * width for width in (inputs, outputs))
         forward = self._pass(_CAST * (given + inputs * outputs), self._number * given)

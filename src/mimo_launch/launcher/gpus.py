@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from mimo_launch.checks.packages import torchs_layers
 from mimo_launch.diag.installed import ENGINE, missing_for_delta_rule, missing_for_mamba
 from mimo_launch.launcher.forking import ChildDied, ChildSilent, ask_child
+from mimo_launch.spec.fp8 import scaling_on
 from mimo_launch.spec.hybrid import DELTANET, MAMBA, HybridModel
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ _SETTINGS = {
     # Warnings go to the standard output of the rank, a separate file.
     "NCCL_DEBUG": "WARN",
 }
-# The first GPUs that multiply in 8 bits.
-FP8_CAPABILITY = (8, 9)
 _OTHER_NAMES = {
     "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
     "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
@@ -142,12 +141,15 @@ def refuse_backends(spec: "Spec", device: Literal["cpu", "cuda"]) -> None:
                 f"`{name}` takes its layers from transformer_engine, which needs GPUs; write "
                 + torchs_layers(spec, name)
             )
-        major, minor = gpus_here().capability
-        if module.fp8 is not None and (major, minor) < FP8_CAPABILITY:
+        here = gpus_here().capability
+        if module.fp8 is not None and here < module.fp8.rule.capability:
+            needs, other = module.fp8.rule, scaling_on(here)
+            instead = "=null" if other is None else f".scaling={other}"
+            first, own = (".".join(map(str, each)) for each in (needs.capability, here))
             raise NotEnoughGpus(
-                f"`{name}` multiplies in 8 bits, which needs GPUs of compute capability 8.9 or "
-                f"later (Ada, Hopper), but this host has one of {major}.{minor}; write "
-                f"--set modules.{name}.fp8=null"
+                f"`{name}` multiplies in 8 bits with `scaling: {module.fp8.scaling}`, which needs "
+                f"GPUs of compute capability {first} or later ({needs.gpus}), but this host has "
+                f"one of {own}; write --set modules.{name}.fp8{instead}"
             )
 
 

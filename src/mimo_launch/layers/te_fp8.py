@@ -1,8 +1,9 @@
-"""FP8 matmuls by Transformer Engine, with scales that are updated once per step and module.
+"""FP8 matmuls by Transformer Engine, with scales that are updated at most once per step and module.
 
 Decides: when the scales of a module are updated, and over which ranks magnitudes are maximised.
 Relies on: transformer-engine 2.20: with delayed scaling, a layer's `amax_history[0]` collects the
-largest magnitudes of its tensors until the next update.
+largest magnitudes of its tensors until the next update; other scalings keep nothing. `spec.fp8` for
+the facts of each.
 Leaves: the list of layers to `models.te_block`, and saving their state to `checkpoint`.
 
 By itself, the package would update the scales of all modules of the process, each with a
@@ -12,8 +13,8 @@ whenever either has run. So an empty `autocast` stays around everything, no othe
 outermost, and `Fp8.update` does the update once per step, at the same place on all ranks of a
 stage.
 
-Sources: FP8 formats (arXiv:2209.05433); Transformer Engine's user guide for delayed and current
-scaling.
+Sources: FP8 formats (arXiv:2209.05433); Transformer Engine's user guide for delayed, current and
+blockwise scaling.
 """
 
 from collections.abc import Iterator
@@ -28,9 +29,14 @@ from torch import Tensor, nn
 from mimo_launch.comm import torch_internals
 from mimo_launch.comm.collectives import all_reduce_max
 from mimo_launch.comm.process_groups import Group
-from mimo_launch.spec.sections import Fp8Spec
+from mimo_launch.spec.fp8 import Fp8Spec
 
-# The package's names for the two directions.
+# The package's names for the scalings, and for the two directions.
+_RECIPES = {
+    "delayed": "DelayedScaling",
+    "current": "Float8CurrentScaling",
+    "blockwise": "Float8BlockScaling",
+}
 _STATES = {"forward": "scaling_fwd", "backward": "scaling_bwd"}
 
 
@@ -54,19 +60,19 @@ class Fp8:
         return Fp8(self.settings, single, single, grad_scale=self._grad_scale)
 
     def open(self, te: ModuleType) -> None:
-        """Start to use the package. Raises: RuntimeError, with a reason, if the GPU lacks FP8."""
-        can, reason = te.is_fp8_available(return_reason=True)
-        if not can:
-            raise RuntimeError(reason)
-        from transformer_engine.common import recipe as recipes
+        """Start to use the package.
 
-        numbers = {"hybrid": recipes.Format.HYBRID, "e4m3": recipes.Format.E4M3}
-        number = numbers[self.settings.format]
-        if self.settings.scaling == "delayed":
-            history = self.settings.amax_history
-            self._recipe = recipes.DelayedScaling(fp8_format=number, amax_history_len=history)
-        else:
-            self._recipe = recipes.Float8CurrentScaling(fp8_format=number)
+        Raises: RuntimeError, with a reason, if the GPU or its CUDA cannot scale so.
+        """
+        from transformer_engine.common import recipe as recipes
+        from transformer_engine.pytorch.quantization import check_recipe_support
+
+        settings, options = self.settings, {}
+        if settings.rule.keeps_history:
+            options["amax_history_len"] = settings.amax_history
+        made = getattr(recipes, _RECIPES[settings.scaling])
+        self._recipe = made(fp8_format=recipes.Format[settings.numbers.upper()], **options)
+        check_recipe_support(self._recipe)
         self._te = te
         _hold_back_updates()
 
@@ -79,7 +85,7 @@ class Fp8:
         with self._autocast():
             for layer in self._layers.values():
                 layer.init_fp8_metadata(num_gemms=2 if hasattr(layer, "fc2_weight") else 1)
-        if self.settings.scaling == "delayed":
+        if self.settings.rule.keeps_history:
             # The package starts at 1. The gradients of a mean over the tokens of a step would
             # become zeros, and each layer would see no maximum until the layers after it have one.
             for state in self._states(_STATES["backward"]):
@@ -100,7 +106,7 @@ class Fp8:
 
         Ranks: collective over the ranks of a stage.
         """
-        if self.settings.scaling != "delayed" or not self._layers:
+        if not self.settings.rule.keeps_history or not self._layers:
             return
         import transformer_engine_torch as kernels
         from transformer_engine.pytorch.quantization import get_fp8_te_dtype
@@ -132,13 +138,18 @@ class Fp8:
 
         A history is [steps, tensors of the layer], scales are [tensors of the layer].
         """
-        if self.settings.scaling != "delayed":
+        if not self.settings.rule.keeps_history:
             return
         for name, layer in self._layers.items():
             for way, key in _STATES.items():
                 state = layer.fp8_meta[key]
                 yield f"{name}.{way}.amax_history", state.amax_history
                 yield f"{name}.{way}.scale", state.scale
+
+    @property
+    def step(self) -> int:
+        """A divisor that every number of tokens in its layers has."""
+        return self.settings.rule.step
 
     @property
     def saves(self) -> bool:

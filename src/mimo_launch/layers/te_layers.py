@@ -162,7 +162,9 @@ def te_layers(context: ParallelContext) -> TeLayers:
         try:
             context.fp8.open(te)
         except RuntimeError as error:
-            raise BackendError(f"`fp8` of `{context.owner}`: {error}") from error
+            raise BackendError(
+                f"`fp8` of `{context.owner}`: {error} Choose another `scaling`, or delete `fp8`"
+            ) from error
     stream: Any = torch.cuda.Stream(context.device) if context.cp.size > 1 else None  # type: ignore[no-untyped-call]
     return TeLayers(te, context, stream)
 

@@ -66,8 +66,8 @@ class ModuleLayout:
     no gradient flows back. In an encoder, `patches_per_row` patches become one row (pixel shuffle),
     each image may also have `learned_tokens`, some layers attend in windows of `window_side` x
     `window_side` rows, and `balance` sets how samples move among replicas (see `layout.shares`).
-    `experts` is the box of ranks of a mixture of experts. `fp8`: blocks multiply in 8 bits, so
-    token counts are padded to multiples. `tied`: the first and last stage hold the same embedding,
+    `experts` is the box of ranks of a mixture of experts. Token counts are padded to multiples of
+    `token_step`, for products in 8 bits. `tied`: the first and last stage hold the same embedding,
     for the output layer or for generators that read text. `reads` names the modules that send rows
     to this one. The rows join its own tokens or replace them; rows of several modules follow each
     other or are added up; with `reads_text_apart`, rows of text and of images or clips go through
@@ -95,7 +95,7 @@ class ModuleLayout:
     window_side: int | None = None
     balance: Balance = "linked"
     experts: ExpertView | None = None
-    fp8: bool = False
+    token_step: int = 1
     reads: tuple[str, ...] = ()
     reads_beside: bool = False
     reads_in_turn: bool = True
@@ -338,7 +338,7 @@ def _module_layout(spec: Spec, name: str) -> ModuleLayout:
         window_side=None if windows is None else windows.side,
         balance=module.balance,
         experts=experts,
-        fp8=module.fp8 is not None,
+        token_step=1 if module.fp8 is None else module.fp8.rule.step,
         reads=sources,
         reads_beside=kind.reading.beside,
         reads_in_turn=kind.reading.in_turn,

@@ -21,9 +21,6 @@ from mimo_launch.kinds.layer import even_cut
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.spec.base import Axis
 
-# FP8 matrix products need token and feature counts that are multiples of this (cuBLASLt: 16 bytes).
-FP8_STEP = 16
-
 
 @frozen
 class Piece:
@@ -50,12 +47,11 @@ def local_rows(module: ModuleLayout, total: int) -> int:
     """Return the number of a replica's `total` rows on each cp rank, padding included.
 
     Padding makes the number equal on every cp rank, and under sequence parallelism on every tp
-    rank. For FP8 it makes the number of patches a multiple of `FP8_STEP`.
+    rank. It makes the number of patches a multiple of the module's `token_step`.
     """
     cp_size = module.grid.size(Axis.CP)
-    unit = cp_size * shards_of_cp_rank(module)
-    if module.fp8:
-        unit *= FP8_STEP // math.gcd(FP8_STEP, module.patches_per_row)
+    rows = module.token_step // math.gcd(module.token_step, module.patches_per_row)
+    unit = cp_size * shards_of_cp_rank(module) * rows
     return -(-total // unit) * unit // cp_size
 
 

@@ -26,7 +26,6 @@ from mimo_launch.layers.pointwise import ACTIVATIONS
 from mimo_launch.layers.recompute import recomputed
 from mimo_launch.layers.te_attention import TeAttention
 from mimo_launch.layers.te_layers import TeLayers, te_layers
-from mimo_launch.layout.row_owners import FP8_STEP
 from mimo_launch.spec.module import Recompute
 
 # Parameters of the layers below and the canonical tensors fused in each, in order. SwiGLU is
@@ -99,7 +98,7 @@ class TeBlock(SegmentedModule):
         if x_nD.shape[0] == 0:
             # The kernels take no empty list: zero tokens without positions go through and are cut
             # off. The weights then get zero gradients, which other ranks wait for in a reduction.
-            tokens = 1 if self.fp8 is None else FP8_STEP
+            tokens = 1 if self.fp8 is None else self.fp8.step
             unturned = replace(attention_context, cos=None, sin=None)
             return self._run(F.pad(x_nD, (0, 0, 0, tokens)), unturned)[:0].clone()
         return self._run(x_nD, attention_context)

@@ -19,7 +19,6 @@ from mimo_launch.search.judge import Planned
 from mimo_launch.search.wastes import LEAST, Waste
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.spec import Spec
-from mimo_launch.spec.values import GPUS
 
 # More than estimates of FP8 steps are wrong.
 _LEAST_GAIN_OF_FP8 = 0.1
@@ -70,11 +69,10 @@ def _holds_language(row: RankEstimate) -> bool:
 
 
 def _settings(spec: Spec) -> Settings:
-    """Return the settings that turn FP8 on or off; none on GPUs without FP8 or without a name."""
+    """Return the settings that turn FP8 on or off; none without a name of the GPUs."""
     here = f"modules.{LANGUAGE}"
     if spec.language.fp8 is not None:
         return {f"{here}.backend": "torch", f"{here}.fp8": None}
-    gpu = None if spec.nodes is None else spec.nodes.gpu
-    if gpu is None or not GPUS[gpu].has_fp8 or not spec.train.numbers.is_mixed:
+    if spec.nodes is None or spec.nodes.gpu is None:
         return {}
     return {f"{here}.backend": "transformer_engine", f"{here}.fp8": {}}

@@ -37,6 +37,7 @@ from mimo_launch.spec.conformer import ConformerModel
 from mimo_launch.spec.custom_loss import CustomLoss
 from mimo_launch.spec.dinov3 import Dinov3Model
 from mimo_launch.spec.encoders import AudioModel, ConnectorModel, EncoderModel, GeneratorKinds
+from mimo_launch.spec.fp8 import Fp8Spec
 from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 from mimo_launch.spec.hybrid import HybridModel
 from mimo_launch.spec.language_models import DecoderModel
@@ -47,7 +48,7 @@ from mimo_launch.spec.of_kind import OfKind
 from mimo_launch.spec.optimizers import ModuleOptimizer
 from mimo_launch.spec.ovis2_vision import Ovis2VisionModel
 from mimo_launch.spec.quantized_base import QuantizedBase
-from mimo_launch.spec.sections import Fp8Spec, RowCacheSpec
+from mimo_launch.spec.sections import RowCacheSpec
 from mimo_launch.spec.values import SHARDINGS, Sharding, ShardingName
 from mimo_launch.spec.vit import VitModel
 

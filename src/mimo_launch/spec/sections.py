@@ -23,26 +23,6 @@ from mimo_launch.spec.base import (
 )
 from mimo_launch.spec.values import GPUS, PRECISIONS, GpuName, NetworkName, Precision, PrecisionName
 
-
-class Fp8Spec(Strict):
-    """Matrix products of a module's blocks in 8 bits."""
-
-    scaling: Literal["delayed", "current"] = Field(
-        "delayed",
-        description="`delayed`: scales follow from the largest magnitudes of earlier steps. "
-        "`current`: from those of the tensor itself, which takes one more pass over it.",
-    )
-    format: Literal["hybrid", "e4m3"] = Field(
-        "hybrid",
-        description="`e4m3`: three bits of mantissa for all tensors. `hybrid`: for gradients two, "
-        "and a wider range (e5m2).",
-    )
-    amax_history: Count = Field(
-        1024,
-        description="With `delayed`: a scale follows from the largest values of this many steps.",
-    )
-
-
 ScheduleKind = Literal["1f1b", "gpipe", "interleaved", "bubble_filling"]
 
 

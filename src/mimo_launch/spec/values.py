@@ -92,8 +92,8 @@ class Gpu:
     """A GPU as its data sheet describes it: TFLOP/s without sparsity, and GB/s.
 
     `memory` is in bytes as CUDA reports it, less than the nominal size; `links` sums all NVLinks
-    of a GPU, both ways; `host_link` is PCIe to the host, one way. `has_fp8`: it multiplies in 8
-    bits. `devices` are torch's full names of the GPUs with this bf16 peak.
+    of a GPU, both ways; `host_link` is PCIe to the host, one way. `capability` is its compute
+    capability. `devices` are torch's full names of the GPUs with this bf16 peak.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Gpu:
     memory_bandwidth: float
     links: float
     host_link: float
-    has_fp8: bool = True
+    capability: tuple[int, int]
     devices: tuple[str, ...] = ()
 
 
@@ -123,6 +123,7 @@ GPUS: dict[str, Gpu] = {
         memory_bandwidth=4800,
         links=900,
         host_link=64,
+        capability=(9, 0),
         devices=("NVIDIA H200",),
     ),
     "h100-80gb": Gpu(
@@ -134,6 +135,7 @@ GPUS: dict[str, Gpu] = {
         memory_bandwidth=3350,
         links=900,
         host_link=64,
+        capability=(9, 0),
         devices=("NVIDIA H100 80GB HBM3",),
     ),
     "a100-80gb": Gpu(
@@ -145,7 +147,7 @@ GPUS: dict[str, Gpu] = {
         memory_bandwidth=2039,
         links=600,
         host_link=32,
-        has_fp8=False,
+        capability=(8, 0),
         devices=("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
     ),
     "a100-40gb": Gpu(
@@ -157,7 +159,7 @@ GPUS: dict[str, Gpu] = {
         memory_bandwidth=1555,
         links=600,
         host_link=32,
-        has_fp8=False,
+        capability=(8, 0),
         devices=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
     ),
     "b200-180gb": Gpu(
@@ -169,6 +171,7 @@ GPUS: dict[str, Gpu] = {
         memory_bandwidth=8000,
         links=1800,
         host_link=64,
+        capability=(10, 0),
     ),
 }
 # Dense bf16 peaks in TFLOP/s, by the full names that torch reports: an H100 NVL or H200 NVL is
