@@ -27,7 +27,8 @@ version: 1
 name: {name}
 modules:
   language:
-    model: {{kind: decoder, layers: 8, hidden: 640, heads: 10, kv_heads: 5, vocab: 384}}
+    model: {{kind: decoder, layers: 8, hidden: 640, heads: 10, kv_heads: 5, mlp: 1792,
+            vocab: 384}}
     ranks: "0"
     grid: {{}}
     backend: {backend}
