@@ -32,9 +32,13 @@ from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import read_step, step_inputs
 
 
+def packs_of(lengths: list[int], seq: int) -> list[tuple[int, ...]]:
+    return list(best_fit(np.array(lengths, dtype=np.int64), seq).tuples())
+
+
 @given(st.lists(st.integers(1, 20), max_size=60))
 def test_best_fit_holds_each_record_once_and_wastes_little(lengths):
-    packs = best_fit(lengths, 20)
+    packs = packs_of(lengths, 20)
     assert sorted(index for pack in packs for index in pack) == list(range(len(lengths)))
     fill = [sum(lengths[index] for index in pack) for pack in packs]
     assert all(0 < tokens <= 20 for tokens in fill)
@@ -42,16 +46,32 @@ def test_best_fit_holds_each_record_once_and_wastes_little(lengths):
     assert all(a + b > 20 for a, b in pairwise(sorted(fill)))
 
 
+@given(st.lists(st.integers(0, 20), max_size=60), st.integers(20, 60))
+def test_packs_are_those_of_a_search_through_all_packs_for_each_record(lengths, seq):
+    """A run that was begun goes on with the packs that it had."""
+    packs: list[list[int]] = []
+    left: list[tuple[int, int]] = []  # The room of each pack, and the turn that left it.
+    for turn, index in enumerate(sorted(range(len(lengths)), key=lambda each: -lengths[each])):
+        able = [n for n, (room, _) in enumerate(left) if room >= max(1, lengths[index])]
+        best = min(able, key=lambda n: (left[n][0], -left[n][1]), default=len(packs))
+        if best == len(packs):
+            packs.append([])
+            left.append((seq, turn))
+        packs[best].append(index)
+        left[best] = (left[best][0] - lengths[index], turn)
+    assert packs_of(lengths, seq) == [tuple(sorted(pack)) for pack in packs]
+
+
 def test_best_fit_takes_the_fullest_pack_that_has_room():
-    assert best_fit([6, 5, 4, 3, 2], 10) == [[0, 2], [1, 3, 4]]
+    assert packs_of([6, 5, 4, 3, 2], 10) == [(0, 2), (1, 3, 4)]
     with pytest.raises(ValueError, match="11 tokens does not fit in 10"):
-        best_fit([3, 11], 10)
+        packs_of([3, 11], 10)
 
 
 def test_many_short_records_fill_sequences():
     random = Random(0)
     lengths = [min(4096, int(random.lognormvariate(6.4, 0.8))) for _ in range(4096)]
-    assert sum(lengths) / (len(best_fit(lengths, 4096)) * 4096) > 0.995
+    assert sum(lengths) / (len(packs_of(lengths, 4096)) * 4096) > 0.995
 
 
 def lengths_of(num: int, seed: int) -> list[int]:
@@ -131,6 +151,8 @@ def test_the_place_behind_the_last_pack_of_a_chunk_counts_the_records_of_the_chu
     order = PackedOrder(GlobalOrder(16, 2, 0), lambda ids: 0 * ids + 3, 12, chunk=8)
     assert (order.after(0), order.after(8), order.after(16)) == (8, 16, 24)
     assert (order.after(1), order.after(9)) == (9, 17)
+    # A place that no run has is that of the next chunk.
+    assert order.take(5) == order.take(8)
 
 
 def test_a_run_packs_each_chunk_of_a_step_once():

@@ -161,7 +161,7 @@ def find_facts(spec: Spec, layout: Layout, dataset: Dataset, most: int) -> Facts
         for module in layout.moving
     }
     chunks = (lengths[first : first + CHUNK] for first in range(0, len(lengths), CHUNK))
-    num_packs = sum(len(best_fit(chunk, seq)) for chunk in chunks)
+    num_packs = sum(len(best_fit(np.array(chunk), seq)) for chunk in chunks)
     return Facts(
         records=num_records,
         surveyed=len(samples),

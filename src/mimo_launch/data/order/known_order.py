@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from mimo_launch.data.order.packing import best_fit
-from mimo_launch.data.order.sample_order import CHUNK, PackedOrder, record_order, records_of
+from mimo_launch.data.order.packing import Packs, best_fit, joined_packs
+from mimo_launch.data.order.sample_order import CHUNK, PackedOrder, record_order
 from mimo_launch.data.record_facts import Int64s
 from mimo_launch.data.run_records import MOST_PACKED, Records
 from mimo_launch.data.step_of_records import step_of
@@ -75,7 +75,7 @@ class KnownOrder:
         """Return the padding of some records in sequences of `seq` tokens, packed or not."""
         some = np.arange(min(self.records.number, self.records.most, CHUNK))
         lengths = self.records.tokens(some)
-        sequences = len(best_fit(lengths.tolist(), seq)) if packing else len(some)
+        sequences = len(best_fit(lengths, seq)) if packing else len(some)
         return float(1 - lengths.sum() / (sequences * seq))
 
     def _by_step(self, of_records: Int64s) -> Int64s:
@@ -109,14 +109,13 @@ def _packed_order(spec: Spec, records: Records) -> KnownOrder:
     in_order = record_order(spec, records.number, records.sources, captions=records.captions)
     order = PackedOrder(in_order, records.tokens, spec.batch.seq)
     most = min(records.most, MOST_PACKED, _MOST_EPOCHS * records.number)
-    ids, ends = list[int](), [0]
-    place = 0
-    for step in range(spec.train.steps):
-        packs = [records_of(sample) for sample in order.take(place)]
-        if step and len(ids) + sum(map(len, packs)) > most:
+    steps, number, place = list[Packs](), 0, 0
+    for _ in range(spec.train.steps):
+        packs = order.packs(place)
+        number += len(packs.items)
+        if steps and number > most:
             break
-        for pack in packs:
-            ids += pack
-            ends.append(len(ids))
+        steps.append(packs)
         place = order.after(place)
-    return KnownOrder(records, spec.batch.global_, np.array(ids, dtype=np.int64), np.array(ends))
+    known = joined_packs(steps)
+    return KnownOrder(records, spec.batch.global_, known.items, known.ends)

@@ -12,13 +12,15 @@ room. Asymptotically it needs at most 11/9 of the minimum number of sequences (J
 SIAM J. Comput. 3), and nearly the minimum where many records are short. No record is cut.
 """
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.step_data import SampleData
 
@@ -26,7 +28,36 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-def best_fit(lengths: Sequence[int], seq: int) -> list[list[int]]:
+@frozen(eq=False)
+class Packs:
+    """Packs of items: pack n has `items[ends[n] : ends[n + 1]]`."""
+
+    items: Int64s
+    ends: Int64s
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def between(self, first: int, end: int) -> "Packs":
+        """Return the packs from one number to another, as far as there are any."""
+        first, end, _ = slice(first, end).indices(len(self))
+        ends = self.ends[first : end + 1]
+        return Packs(self.items[ends[0] : ends[-1]], ends - ends[0])
+
+    def tuples(self) -> tuple[tuple[int, ...], ...]:
+        """Return the items of each pack."""
+        items = self.items.tolist()
+        return tuple([tuple(items[first:end]) for first, end in pairwise(self.ends.tolist())])
+
+
+def joined_packs(parts: Sequence[Packs]) -> Packs:
+    """Return all packs of some, one after another."""
+    sizes = [np.diff(each.ends) for each in parts]
+    items = np.concatenate([each.items for each in parts])
+    return Packs(items, np.concatenate([[0], *sizes]).cumsum())
+
+
+def best_fit(lengths: Int64s, seq: int) -> Packs:
     """Return packs of at most `seq` tokens, as indices of `lengths`; each index is in one pack.
 
     A pure function: ties go to lower indices. The indices of a pack increase.
@@ -34,32 +65,50 @@ def best_fit(lengths: Sequence[int], seq: int) -> list[list[int]]:
     Raises:
         ValueError: A length exceeds `seq`.
     """
-    packs: list[list[int]] = []
-    # Packs by the room that is left in them, and the sorted values of that room.
-    by_room: dict[int, list[int]] = {}
-    rooms: list[int] = []
-    # Equal lengths stay in order, also in reverse.
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        length = lengths[index]
-        if length > seq:
-            raise ValueError(f"a record of {length} tokens does not fit in {seq}")
-        at = bisect_left(rooms, length)
-        if at == len(rooms):
-            pack, room = len(packs), seq
-            packs.append([])
+    most = int(lengths.max(initial=0))
+    if most > seq:
+        raise ValueError(f"a record of {most} tokens does not fit in {seq}")
+    longest_first, pack_of = _in_order(-lengths), np.empty_like(lengths)
+    pack_of[longest_first] = _packs_in_turn(lengths[longest_first].tolist(), seq)
+    ends = np.concatenate([[0], np.cumsum(np.bincount(pack_of))])
+    return Packs(_in_order(pack_of), ends)
+
+
+def _packs_in_turn(lengths: Sequence[int], seq: int) -> list[int]:
+    """Return the pack of each length; they never increase."""
+    packs, number = list[int](), 0
+    # Packs with room for the present length, the fullest last. Those with less room wait, by their
+    # room, until lengths are as short: then they are fuller than all others that have room.
+    able: list[tuple[int, int]] = []
+    waiting: dict[int, list[int]] = {}
+    rooms = [-1]  # The sorted keys of `waiting`, after one that no length reaches.
+    for length in lengths:
+        while rooms[-1] >= length:
+            room = rooms.pop()
+            able += [(room, pack) for pack in waiting.pop(room)]
+        if able:
+            room, pack = able.pop()
         else:
-            room = rooms[at]
-            pack = by_room[room].pop()
-            if not by_room[room]:
-                del by_room[room], rooms[at]
-        packs[pack].append(index)
-        left = room - length
-        if left:
-            if left not in by_room:
-                by_room[left] = []
-                insort(rooms, left)
-            by_room[left].append(pack)
-    return [sorted(pack) for pack in packs]
+            room, pack = seq, number
+            number += 1
+        packs.append(pack)
+        room -= length
+        if room >= length:
+            able.append((room, pack))
+        elif room in waiting:
+            waiting[room].append(pack)
+        elif room:
+            waiting[room] = [pack]
+            insort(rooms, room)
+    return packs
+
+
+def _in_order(values: Int64s) -> Int64s:
+    """Return the places of sorted values; of equal values, the lower place first."""
+    # To sort numbers takes a fifth of the time of a stable `argsort`.
+    number = len(values)
+    found: Int64s = np.sort(values * number + np.arange(number)) % max(1, number)
+    return found
 
 
 def joined_texts(

@@ -17,11 +17,11 @@ from mimo_launch.data.dataset import Dataset, SourceSamples
 from mimo_launch.data.order.captions import Captions
 from mimo_launch.data.order.epochs import LARGE, Epochs
 from mimo_launch.data.order.mixture import MixedOrder, schedule_of
-from mimo_launch.data.order.packing import best_fit
+from mimo_launch.data.order.packing import Packs, best_fit, joined_packs
 from mimo_launch.data.order.permutation import Int64s
 from mimo_launch.data.order.record_order import RecordOrder, Sample, SampleOrder
 from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
-from mimo_launch.data.record_facts import RecordFacts
+from mimo_launch.data.record_facts import RecordFacts, spread_out
 from mimo_launch.data.step_of_records import StepOfRecords, step_of
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.step_data import SampleData
@@ -179,6 +179,10 @@ class PackedOrder:
         Raises:
             ValueError: `first` is negative, or a record is longer than a sequence.
         """
+        return self.packs(first).tuples()
+
+    def packs(self, first: int) -> Packs:
+        """Return the packs of the step that starts at a place. Raises: ValueError as `take`."""
         return self._walk(first)[0]
 
     def after(self, first: int) -> int:
@@ -194,29 +198,31 @@ class PackedOrder:
         here = min(self._size, self._records.num_samples - chunk * self._size)
         return records - rest + -(-rest * len(self._packs(epoch, chunk)) // here)
 
-    def _walk_from(self, place: int) -> tuple[tuple[Sample, ...], int]:
+    def _walk_from(self, place: int) -> tuple[Packs, int]:
         if place < 0:
             raise ValueError(f"there is no sample {place}")
-        found: list[Sample] = []
-        while len(found) < self._records.global_batch:
+        found, left = list[Packs](), self._records.global_batch
+        while left:
             epoch, inside = divmod(place, self._records.num_samples)
             chunk, taken = divmod(inside, self._size)
             packs = self._packs(epoch, chunk)
-            more = packs[taken : taken + self._records.global_batch - len(found)]
-            found += more
-            place += len(more)
-            if taken + len(more) >= len(packs):
+            found.append(packs.between(taken, taken + left))
+            left -= len(found[-1])
+            place += len(found[-1])
+            if taken + len(found[-1]) >= len(packs):
                 end = min((chunk + 1) * self._size, self._records.num_samples)
                 place = epoch * self._records.num_samples + end
-        return tuple(found), place
+        return joined_packs(found), place
 
-    def _make_packs(self, epoch: int, chunk: int) -> list[tuple[int, ...]]:
+    def _make_packs(self, epoch: int, chunk: int) -> Packs:
         begin, first = epoch * self._records.num_samples, chunk * self._size
         end = min(first + self._size, self._records.num_samples)
         found = self._records.between(begin + first, begin + end)
-        packs, ids = best_fit(self._lengths(found).tolist(), self._seq), found.tolist()
+        packs = best_fit(self._lengths(found), self._seq)
         order = self._records.shuffled(epoch, len(packs), 1 + chunk)
-        return [tuple([ids[place] for place in packs[number]]) for number in order.tolist()]
+        _, places = spread_out(packs.ends[order], packs.ends[order + 1])
+        ends = np.concatenate([[0], np.cumsum(np.diff(packs.ends)[order])])
+        return Packs(found[packs.items[places]], ends)
 
 
 def heldout_batches(
