@@ -6,7 +6,7 @@ Leaves: which rows are samples, and where they are cut, to `open_split`, which a
 rows in the same terms.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,49 +27,62 @@ class RowFacts:
 
     def images(self, rows: Int64s, ends: Int64s) -> dict[str, ImageFacts]:
         """Return the images of each module in rows of which so many tokens are used."""
-        columns = self.columns
-        record, at, width = self._used(rows, ends)
-        modules, shapes = columns["span_module"][at], np.empty((len(at), len(SHAPE)), np.int64)
-        joined = np.zeros_like(width)
+        record, width, of_images = self._used(rows, ends)
+        modules, member = of_images("module"), of_images("member")
+        joined, shapes = np.zeros_like(width), np.empty((len(width), len(SHAPE)), np.int64)
         of_modules = [np.flatnonzero(modules == number) for number in range(len(self.names))]
         for of in of_modules:
             # As in `columns.placed_from`.
-            same = columns["span_member"][at[of[1:]]] == columns["span_member"][at[of[:-1]]]
+            same = member[of[1:]] == member[of[:-1]]
             joined[of[1:]] = same & (record[of[1:]] == record[of[:-1]])
         known = {"width": width, "joined": joined}
         for place, name in enumerate(SHAPE):
-            shapes[:, place] = known[name] if name in known else columns[f"span_{name}"][at]
+            shapes[:, place] = known[name] if name in known else of_images(name)
         found = zip(self.names, of_modules, strict=True)
         return {name: ImageFacts(record[of], shapes[of]) for name, of in found if len(of)}
 
     def num_rows(self, rows: Int64s, ends: Int64s) -> dict[str, Int64s]:
         """Return `RecordFacts.rows` of each module with images, without the shapes of images."""
-        record, at, width = self._used(rows, ends)
-        modules, found = self.columns["span_module"][at], dict[str, Int64s]()
-        made = width * self.columns["span_height"][at]
-        for number, name in enumerate(self.names):
-            if (of := modules == number).any():
-                sums = np.bincount(record[of], weights=made[of], minlength=len(rows))
-                found[name] = sums.astype(np.int64)
-        return found
+        record, width, of_images = self._used(rows, ends)
+        modules, number = of_images("module"), len(self.names)
+        made = np.bincount(
+            record * number + modules,
+            weights=width * of_images("height"),
+            minlength=len(rows) * number,
+        ).astype(np.int64)
+        names = enumerate(self.names)
+        return {name: made[each::number] for each, name in names if (modules == each).any()}
 
-    def _used(self, rows: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _used(self, rows: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Callable[[str], Column]]:
         """Return the images in rows of which so many tokens are used.
 
-        Of each the place of its row, its place in the columns of spans, and its width in rows.
+        Of each the place of its row, its width in rows, and any column of spans, by its name.
         """
-        columns = self.columns
-        record, at = spread_out(*self._bounds("span", rows))
+        record, at = self._spans(rows)
+
+        def column(name: str) -> Column:
+            return self.columns[f"span_{name}"][at]
+
         # A clip in several parts is one.
-        is_first = columns["span_before"][at] == 0
-        firsts, width = np.flatnonzero(is_first), columns["span_width"][at].astype(np.int64)
-        if len(firsts) < len(at):
-            width = np.add.reduceat(width, firsts)
-            record, at = record[firsts], at[firsts]
+        is_first = column("before") == 0
+        width, used = column("width").astype(np.int64), np.flatnonzero(is_first)
+        if len(used) < len(is_first):
+            width = np.add.reduceat(width, used)
         # As in `OpenSplit.spans_used`.
-        end = columns["span_position"][at] + np.maximum(1, columns["span_reads"][at])
-        used = end <= ends[record]
-        return record[used], at[used], width[used]
+        end = (column("position") + np.maximum(1, column("reads")))[used]
+        fits = end <= ends[record[used]]
+        used = used[fits]
+        return record[used], width[fits], lambda name: column(name)[used]
+
+    def _spans(self, rows: Int64s) -> tuple[Int64s, Int64s | slice]:
+        """Return the places of spans of rows in their columns, and before them each one's row.
+
+        Those of rows that follow each other are a slice, of which no column is copied.
+        """
+        begins, ends = self._bounds("span", rows)
+        if len(rows) and (begins[1:] == ends[:-1]).all():
+            return np.repeat(np.arange(len(rows)), ends - begins), slice(begins[0], ends[-1])
+        return spread_out(begins, ends)
 
     def labels(self, rows: Int64s, ends: Int64s, after: int = 0) -> Int64s:
         """Return `OpenSplit.num_labels` of rows of which so many tokens are used."""
