@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.docs.files_page import ROOT, SOURCES
 
-from mimo_launch.estimate.accuracy import Judged, traits_of
+from mimo_launch.estimate.accuracy import HOST, Judged, traits_of
 from mimo_launch.estimate.device_constants import Calibration, constants_for
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
@@ -123,7 +123,7 @@ def _row(data: dict[str, Any]) -> Row:
         stage: max(each.allocated_bytes for each in got.ranks if stage in each.role) / 1e9
         for stage in data.get("allocated_gb", {})
     }
-    return Row(data, got.step_seconds, allocated, traits_of(spec))
+    return Row(data, got.step_seconds, allocated, traits_of(spec, got))
 
 
 @cache
@@ -170,7 +170,14 @@ def _lines(*columns: str) -> Iterator[list[str]]:
 def _summary() -> Iterator[list[str]]:
     yield from _lines("", "number", "mean error", "shortest", "longest")
     steps, memory = [row.step for row in judged()], [e for row in judged() for e in row.memory]
-    for name, found in (("step", steps), ("memory of a stage", memory)):
+    waits = [row.step for row in judged() if HOST in row.traits]
+    others = [row.step for row in judged() if HOST not in row.traits]
+    for name, found in (
+        ("step", steps),
+        ("step that waits for its host", waits),
+        ("other step", others),
+        ("memory of a stage", memory),
+    ):
         ends = (f"{each:+.1%}" for each in (min(found), max(found)))
         yield [name, str(len(found)), f"{mean(map(abs, found)):.1%}", *ends]
 

@@ -136,7 +136,8 @@ class TuneCommand:
         if self.explain:
             self._explain(_chosen(rows, self.explain), console)
             return
-        accuracy = accuracy_for(found.found[0][1].spec)
+        fastest, estimator = found.found[0]
+        accuracy = accuracy_for(estimator.spec, fastest.estimates)
         counts = {"planned": found.planned, "compared": found.compared}
         self._answer(
             console, record_of(rows, accuracy, **counts), table_of(rows, accuracy, table_width())

@@ -136,11 +136,11 @@ class Calibration:
         200.0, "us", "host and launch time of one forward or backward of a stage", _OPEN
     )
     layer_overhead: float = _constant(
-        2230.0,
+        2080.0,
         "us",
         "host and launch time of a pass of a plain block, mean of its forward and its backward",
-        "mean of steps of small layers on three hosts with H200, 2.0, 2.3 and 2.4 ms; other hosts "
-        "need up to 3.7 ms",
+        "mean of steps of small layers on five hosts with H200, 2.0, 2.3, 2.4, 1.9 and 1.8 ms; "
+        "other hosts need up to 3.7 ms",
     )
     forward_share: float = _constant(
         0.6,

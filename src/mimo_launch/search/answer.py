@@ -190,7 +190,7 @@ def answer_of(
         compared=compared,
         planned=sum(tried.values()),
         tried=tried,
-        accuracy=accuracy_for(estimator.spec),
+        accuracy=accuracy_for(estimator.spec, estimates),
         scaled_from=estimator.constants.kernels.scaled_from,
     )
 
