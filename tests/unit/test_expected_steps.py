@@ -14,6 +14,7 @@ from mimo_launch.data.expected_steps import ExpectedSteps, expected_steps
 from mimo_launch.data.fact_source import Source
 from mimo_launch.data.heaviest_steps import heaviest_steps
 from mimo_launch.data.order.sample_order import global_order, make_step_data, steps_of
+from mimo_launch.data.record_facts import Int64s
 from mimo_launch.data.run_records import DrawnRecords
 from mimo_launch.layout.layout import Layout, build_layout
 from mimo_launch.layout.step_data import StepData
@@ -118,7 +119,12 @@ def test_a_step_is_the_heaviest_by_large_samples_of_two_groups_alone() -> None:
     made = spec({"vision": box(0, dp=2), "language": box(2)}, microbatches=4, mbs=2)
     rows = np.array([[11, 11, *[0] * 6], [4] * 8, [10, 10, 10, *[0] * 5]])
     steps, layout = [step_of(each) for each in rows.tolist()], build_layout(made)
-    found = heaviest_steps(layout, 0 * rows, {"vision": rows}, steps.__getitem__)
+    samples = [sample for step in steps for sample in step.samples]
+
+    def part_of(numbers: Int64s) -> StepData:
+        return StepData(0, [samples[number] for number in numbers.tolist()])
+
+    found = heaviest_steps(layout, 0 * rows, {"vision": rows}, part_of)
     assert most(layout, [steps[n] for n in found]) == most(layout, steps)
     assert most(layout, steps)["vision in a step"] == 20
     assert found == [0, 2]

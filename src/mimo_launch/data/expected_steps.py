@@ -96,7 +96,7 @@ class ExpectedSteps:
 
         others = [module.name for module in self.layout.modules if not module.is_language]
         rows = {name: order.rows(name) for name in others}
-        found = heaviest_steps(self.layout, order.tokens, rows, order.step)
+        found = heaviest_steps(self.layout, order.tokens, rows, order.part)
         return tuple(map(order.step, found))
 
     def padding_with(self, *, packing: bool) -> float:

@@ -18,12 +18,14 @@ Islands of steps are dealt out as in a run, largest bound first, until no other 
 `_MOST_DEALT` were, or as many as `_STEPS_DEALT` steps have.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.balance import (
     even_shares,
     num_islands,
@@ -41,7 +43,7 @@ def heaviest_steps(
     layout: Layout,
     tokens: Numbers,
     rows: Mapping[str, Numbers],
-    data_of: Callable[[int], StepData],
+    part_of: Callable[[Numbers], StepData],
 ) -> list[int]:
     """Return the numbers of the heaviest steps, in order.
 
@@ -49,7 +51,7 @@ def heaviest_steps(
         layout: The layout on which samples are dealt out.
         tokens: Tokens of each sample, [steps, samples].
         rows: By module, the rows of each sample, [steps, samples].
-        data_of: Returns a step by its number, counted from 0.
+        part_of: Returns some samples alone, in this order, by their numbers in all steps.
     """
     found: set[int] = set()
     of_microbatch = len(tokens), -1, layout.samples.microbatch_size
@@ -57,53 +59,86 @@ def heaviest_steps(
         found.add(int(column.reshape(of_microbatch).sum(axis=2).max(axis=1).argmax()))
     for module in layout.modules:
         if not module.is_language:
-            found.update(_of_module(layout, module, rows[module.name], data_of))
+            found.update(_of_module(layout, module, rows[module.name], part_of))
     return sorted(found)
 
 
 def _of_module(
-    layout: Layout, module: ModuleLayout, rows: Numbers, data_of: Callable[[int], StepData]
+    layout: Layout, module: ModuleLayout, rows: Numbers, part_of: Callable[[Numbers], StepData]
 ) -> set[int]:
     """Return the steps with the largest share of a group, and of all groups."""
     groups = range(layout.num_groups(module))
     even = np.array([even_shares(layout, module, group) for group in groups])
-    # Shares by the even cut, [steps, groups, replicas].
-    shares = rows[:, even].sum(axis=3)
+    # Rows by the even cut, [steps, groups, replicas, samples of a share].
+    evenly = rows[:, even]
+    shares = evenly.sum(axis=3)
     inside = replicas_that_share(layout, module)
     if inside == 1:
         return {int(shares.max(axis=(1, 2)).argmax()), int(shares.sum(axis=1).max(axis=1).argmax())}
-    islands = len(rows), len(groups), num_islands(layout, module), inside
-    of_group = shares.reshape(islands).sum(axis=3)
-    largest = rows[:, even].max(axis=3).reshape(islands).max(axis=3)
+    islands = num_islands(layout, module)
+    of_islands = len(rows), len(groups), islands, -1
+    of_group = shares.reshape(of_islands).sum(axis=3)
+    largest = evenly.reshape(of_islands).max(axis=3)
     of_step = of_group.sum(axis=1) / inside + largest.max(axis=1)
     if module.in_phases:
-        of_group = np.minimum(shares.reshape(islands).max(axis=3), of_group / inside + largest)
-    step_of = cache(data_of)
+        of_group = np.minimum(shares.reshape(of_islands).max(axis=3), of_group / inside + largest)
+    bounds = [each.reshape(-1) for each in (of_group.max(axis=1), of_step)]
+    tried = [_largest_first(each, min(_STEPS_DEALT * islands, _MOST_DEALT)) for each in bounds]
+    # The samples of each island that is tried, [islands, samples].
+    numbers = np.unique(np.concatenate(tried))
+    members = even.reshape(len(groups), islands, -1).swapaxes(0, 1).reshape(islands, -1)
+    steps, places = np.divmod(numbers, islands)
+    part = part_of((steps[:, None] * rows.shape[1] + members[places]).reshape(-1))
 
     @cache
-    def dealt(step: int, island: int) -> Numbers:
+    def dealt(number: int) -> Numbers:
         """Return the rows of each share of an island, [groups, replicas of the island]."""
-        found = shared_out(layout, step_of(step), module, island)
+        island = number % islands
+        first = int(np.searchsorted(numbers, number)) * members.shape[1]
+        own = {sample: first + at for at, sample in enumerate(members[island].tolist())}
+        found = shared_out(layout, _Renumbered(part, own), module, island)
         return np.array([[share.rows for share in group] for group in found])
 
-    return {
-        _largest(of_group.max(axis=1), lambda *island: int(dealt(*island).max())),
-        _largest(of_step, lambda *island: int(dealt(*island).sum(axis=0).max())),
-    }
+    found = (
+        _largest(bounds[0], tried[0], lambda number: int(dealt(number).max())),
+        _largest(bounds[1], tried[1], lambda number: int(dealt(number).sum(axis=0).max())),
+    )
+    return {number // islands for number in found}
 
 
-def _largest(bounds: npt.NDArray[np.float64], exact: Callable[[int, int], int]) -> int:
-    """Return the step with the largest share, of bounds and shares by step and island.
+@frozen
+class _Renumbered:
+    """The costs of samples that have other numbers in `data`."""
+
+    data: StepData
+    numbers: Mapping[int, int]
+
+    def rows(self, module: str, samples: Sequence[int]) -> list[int]:
+        """Return the number of rows that a module makes of each of these samples."""
+        return self.data.rows(module, [self.numbers[sample] for sample in samples])
+
+    def rows_of_media(self, module: str, sample: int) -> list[int]:
+        """Return the rows of each medium of a sample, the most first."""
+        return self.data.rows_of_media(module, self.numbers[sample])
+
+
+def _largest_first(values: npt.NDArray[Any], most: int) -> Numbers:
+    """Return the places of the largest values, at most so many; of equal ones the first first."""
+    least = np.partition(values, -most)[-most] if most < len(values) else values.min()
+    places = np.flatnonzero(values >= least)
+    found: Numbers = places[np.argsort(-values[places], kind="stable")]
+    return found[:most]
+
+
+def _largest(bounds: npt.NDArray[Any], numbers: Numbers, exact: Callable[[int], int]) -> int:
+    """Return the number with the largest share: of those with the largest bounds, in this order.
 
     No share is larger than its bound.
     """
-    islands = bounds.shape[1]
-    first = min(_STEPS_DEALT * islands, _MOST_DEALT)
     best, most = 0, -1
-    for number in np.argsort(-bounds, axis=None, kind="stable")[:first].tolist():
-        step, island = divmod(number, islands)
-        if bounds[step, island] <= most:
+    for number in numbers.tolist():
+        if bounds[number] <= most:
             break
-        if (share := exact(step, island)) > most:
-            best, most = step, share
+        if (share := exact(number)) > most:
+            best, most = number, share
     return best

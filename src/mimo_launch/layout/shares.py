@@ -19,11 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from mimo_launch.layout.balance import GOOD_ENOUGH, balanced, replicas_that_share
 from mimo_launch.layout.layout import Layout, ModuleLayout
-from mimo_launch.layout.step_data import StepData
 from mimo_launch.spec.base import Axis
 
 
@@ -44,8 +43,18 @@ Shares = tuple[Share, ...]
 _WHOLE = -1
 
 
+class Costs(Protocol):
+    """What is known of samples to deal them out; see `StepData`, which has it of all of a step."""
+
+    def rows(self, module: str, samples: Sequence[int]) -> list[int]:
+        """Return the number of rows that a module makes of each of these samples, as indexed."""
+
+    def rows_of_media(self, module: str, sample: int) -> list[int]:
+        """Return the rows of each medium of a sample, the most first, as indexed."""
+
+
 def shared_out(
-    layout: Layout, data: StepData, module: ModuleLayout, island: int
+    layout: Layout, data: Costs, module: ModuleLayout, island: int
 ) -> tuple[Shares, ...]:
     """Return the shares of an island, by group and by replica inside the island."""
     inside = replicas_that_share(layout, module)
@@ -90,7 +99,7 @@ class _Dealer:
     step, so one group can compensate for another.
     """
 
-    data: StepData
+    data: Costs
     module: ModuleLayout
     costs: Mapping[int, int]
     loads: list[int]
