@@ -1,7 +1,7 @@
 """Products in 8 bits on GPUs: gradients from the first step on, scales of modules, resumed runs.
 
 How far a run in 8 bits is from one in 16 bits after 200 steps: `python -m tests.gpu.fp8_losses`.
-The reference for products with a scale per tile: `tests.support.block_scaled`.
+The reference for products with a scale per tile or per tensor: `tests.support.block_scaled`.
 """
 
 from dataclasses import replace
@@ -68,14 +68,21 @@ def test_the_first_step_has_the_gradients_of_float64_in_8_bits(
 
 
 def test_a_product_with_a_scale_per_tile_is_that_of_the_reference() -> None:
-    """Magnitudes differ by powers of ten, which one scale for a whole tensor cannot hold."""
+    """Magnitudes span powers of ten. With one scale E4M3 loses the small ones, E5M2 keeps them.
+
+    `delayed` takes E5M2 for gradients. So the gradient of the input, where only they span powers of
+    ten, has just one bit less; the output and the gradient of the weight lose small inputs.
+    """
     with engine_ranks(1) as ranks:
         [errors] = ranks.run(block_scaled.package_errors, "blockwise", ranks.device, timeout_s=120)
         [whole] = ranks.run(block_scaled.package_errors, "delayed", ranks.device, timeout_s=120)
-    print(errors, whole)
+    in_whole = block_scaled.errors_in_whole()
+    print(errors, whole, in_whole)
     for name, (from_exact, from_tiled) in errors.items():
         assert from_tiled < TILED
-        assert 0.03 < from_exact < 0.045 < whole[name][0] / 2
+        assert 0.03 < from_exact < 0.045
+        assert whole[name][0] == pytest.approx(in_whole[name], rel=0.01)
+        assert from_exact < 0.7 * in_whole[name]
 
 
 def test_gradients_with_a_scale_per_tile_are_closer_than_with_one_per_tensor() -> None:

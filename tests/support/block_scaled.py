@@ -1,8 +1,9 @@
-"""A linear layer in 8 bits with a scale per tile, written out in float64, and the package's own.
+"""A linear layer in 8 bits with a scale per tile or per tensor, in float64, and the package's own.
 
 The rules are those of DeepSeek-V3 (arXiv:2412.19437, section 3.3) as Transformer Engine 2.20 takes
 them: E4M3; scales are powers of 2 under which the largest number of a tile still fits; activations
 and gradients have tiles of 128 numbers along the sum of a product, weights blocks of 128 x 128.
+With one scale per tensor gradients are in E5M2: it has a bit less, and a wider range.
 
 Legend: N tokens, D inputs, F outputs.
 """
@@ -18,6 +19,8 @@ from mimo_launch.spec.fp8 import Fp8Spec, ScalingName
 
 LARGEST, SIDE = 448.0, 128
 ACROSS, DOWN, SQUARE = (1, SIDE), (SIDE, 1), (SIDE, SIDE)
+# Tokens, inputs and outputs.
+SIZES = (512, 384, 640)
 RESULTS = ("output", "gradient of the input", "gradient of the weight")
 
 
@@ -40,6 +43,21 @@ def linear(x_ND: Tensor, weight_FD: Tensor, grad_NF: Tensor) -> tuple[Tensor, Te
         in_tiles(grad_NF, ACROSS) @ weight,
         in_tiles(grad_NF, DOWN).t() @ in_tiles(x_ND, DOWN),
     )
+
+
+def in_whole(x: Tensor, kind: torch.dtype) -> Tensor:
+    """Return a tensor after its rounding with one scale, under which its largest number fits."""
+    scale = torch.finfo(kind).max / x.double().abs().amax()
+    return (x.double() * scale).float().to(kind).double() / scale
+
+
+def linear_in_whole(
+    x_ND: Tensor, weight_FD: Tensor, grad_NF: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the results of `linear` with one scale per tensor, as `delayed` and `current` do."""
+    x, weight = (in_whole(each, torch.float8_e4m3fn) for each in (x_ND, weight_FD))
+    grad = in_whole(grad_NF, torch.float8_e5m2)
+    return x @ weight.t(), grad @ weight, grad.t() @ x
 
 
 def exact(x_ND: Tensor, weight_FD: Tensor, grad_NF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,14 +89,21 @@ def error(found: Tensor, wanted: Tensor) -> float:
     return float(((found.double() - wanted) / sizes).norm() / (wanted / sizes).norm())
 
 
+def errors_in_whole() -> dict[str, float]:
+    """Return how far the results with one scale per tensor are from float64."""
+    made = factors(*SIZES)
+    both = zip(RESULTS, linear_in_whole(*made), exact(*made), strict=True)
+    return {name: error(mine, true) for name, mine, true in both}
+
+
 def package_errors(scaling: ScalingName, device_name: str) -> dict[str, tuple[float, float]]:
     """Return how far the package's results are from float64, and from those by tiles."""
     device = torch.device(device_name, torch.cuda.current_device())
-    made = factors(512, 384, 640)
+    made = factors(*SIZES)
     x_ND, weight_FD, grad_NF = (each.to(device) for each in made)
     te, fp8 = load_transformer_engine(), Fp8(Fp8Spec(scaling=scaling), SINGLE, SINGLE, grad_scale=1)
     fp8.open(te)
-    layer = te.Linear(384, 640, bias=False, params_dtype=torch.bfloat16, device=device)
+    layer = te.Linear(*SIZES[1:], bias=False, params_dtype=torch.bfloat16, device=device)
     fp8.add("layer", layer)
     fp8.allocate()
     with torch.no_grad():

@@ -138,4 +138,5 @@ def _checked(
 
 def _judges(spec: Spec) -> bool:
     """Return whether a run of a sound spec may be wrong by its estimates."""
-    return spec.gpu_memory is not None or spec.language.fp8 is not None
+    has_fp8 = any(module.fp8 is not None for module in spec.modules.values())
+    return spec.gpu_memory is not None or has_fp8
