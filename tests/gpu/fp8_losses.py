@@ -2,7 +2,7 @@
 
 python -m tests.gpu.fp8_losses [--steps 200] [--runs blockwise]
 
-A language model of 40 million weights reads the source of this package, 1 MB of text, from shards.
+A language model of 40 million weights reads the source of this package from shards.
 A second seed in bf16 tells how far two runs are apart anyway; a run in FP8 that ends further from
 the first is an error.
 """

@@ -16,6 +16,7 @@ from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates, MemoryRow
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.deadlock_proof import simulate
+from mimo_launch.spec.fp8 import SCALINGS
 from mimo_launch.spec.load import load_spec
 from mimo_launch.spec.spec import Spec
 
@@ -228,24 +229,25 @@ def test_precision_has_its_own_rate() -> None:
     assert ratio == pytest.approx(1 / FREE.fp32_speed, rel=1e-3)
 
 
+def in_8_bits(scaling: str) -> Spec:
+    return language(4, backend="transformer_engine", fp8={"scaling": scaling})
+
+
 def test_products_of_blocks_in_8_bits_have_their_own_rate() -> None:
-    """Attention and head stay as they are; factors are cast in passes over memory."""
-    low, engine = language(4), {"backend": "transformer_engine", "fp8": {}}
-    eight = language(4, **engine)
+    """Attention and head stay as they are; factors are cast in passes over memory.
+
+    A step takes the rates of its scaling; how well they agree with a GPU: `test_fp8_times`.
+    """
+    low, eight, tiled = language(4), *(in_8_bits(each) for each in ("delayed", "blockwise"))
     twice = replace(FREE, kernels=flat(fp8=1200.0))
     head, attention = (3 * 4 * f / 1e12 for f in (2 * 512 * 1024**2, 8 * 4 * 512**2 * 1024 / 2))
     blocks = of(low).tflop - head - attention
     expected = (head + attention) / 600 + blocks / 1200
     assert of(eight, twice).step_seconds == pytest.approx(expected, rel=1e-3)
     assert of(low, twice).step_seconds == pytest.approx(of(low).step_seconds)
-    tiled = language(4, **engine | {"fp8": {"scaling": "blockwise"}})
-    # With a scale per tile no product is summed in the fast way.
-    slower = replace(FREE, kernels=flat(**{"fp8": 1200.0, "fp8 product, gradients": 600.0}))
-    forward = blocks / 3 * (1 / 600 - 1 / 1200)
+    forward, backward = SCALINGS["blockwise"].rates
+    expected += blocks / 1200 * (1 / 3 / forward + 2 / 3 / backward - 1)
     assert of(tiled, twice).step_seconds == pytest.approx(expected, rel=1e-3)
-    assert of(tiled, slower).step_seconds == pytest.approx(
-        of(eight, slower).step_seconds + forward, rel=1e-3
-    )
     assert of(eight).tflop == of(low).tflop
     casting = replace(FREE, kernels=flat(1e12, 100.0))
     more = [of(made, casting).ranks[0].stages[0].forward_ms for made in (eight, low)]

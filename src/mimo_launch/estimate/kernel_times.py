@@ -19,6 +19,7 @@ from functools import cached_property, lru_cache
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.activations import Activations
 from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.estimate.fp8_times import fp8_seconds
 from mimo_launch.estimate.parameters import layer_parameters
 from mimo_launch.estimate.workload import BackwardPath, backward_path, mask_of_sequences
 from mimo_launch.kinds.adapters import adapter_of
@@ -34,15 +35,12 @@ from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.layout.stages import Stage
 from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
-from mimo_launch.spec.fp8 import Fp8Spec
 from mimo_launch.spec.spec import ExpertGrid, ModuleSpec, Spec
 
 _FORWARD, _BACKWARD = 2.5, 4.2
 # The update of a map writes its output, scales it, and adds it to that of the map; its backward
 # scales the gradient, and adds to that of the input. So often is each read or written.
 _OUTPUT, _GRADIENT, _INPUT = 6, 2, 4
-# A cast to 8 bits reads a tensor, and writes it in two orders.
-_CAST = 2 + 1 + 1
 # Bytes of a score, its weight, the numbers drawn for it and what stays, written and read.
 _SCORES = 64
 _MEGA = 1e6
@@ -215,25 +213,23 @@ class StageKernels:
                 outputs, inputs = weight.shape
                 shares = weight.whole and weight.role != "adapter"
                 tokens = self._tokens // (self._between_regions if shares else 1)
-                flops = 2.0 * tokens * inputs * outputs
-                fp8 = None if weight.role == "adapter" else self._written.fp8
-                one = self._product(flops, tokens, inputs, outputs, fp8=fp8)
+                one = self._linear(tokens, inputs, outputs)
             if weight.role == "adapter":
                 # It trains, whether or not the weights beside it do.
                 yield Seconds(one.forward, one.inputs + one.weights) + self._added(weight)
-            elif weight.experts:
-                yield one + self._unpacked(weight)
             else:
-                yield one + self._casts(inputs, outputs) + self._unpacked(weight)
+                yield one + self._unpacked(weight)
 
-    def _product(
-        self, flops: float, rows: float, inputs: int, outputs: int, *, fp8: Fp8Spec | None = None
-    ) -> Seconds:
+    def _linear(self, tokens: int, inputs: int, outputs: int) -> Seconds:
+        """Return the seconds of the products of a linear layer of a block. FP8 has no adapters."""
+        fp8 = self._written.fp8
+        if fp8 is None:
+            return self._product(2.0 * tokens * inputs * outputs, tokens, inputs, outputs)
+        return Seconds(*fp8_seconds(self.constants, fp8.rule, tokens, inputs, outputs))
+
+    def _product(self, flops: float, rows: float, inputs: int, outputs: int) -> Seconds:
         """Return the seconds of products of rows and a matrix."""
         names = ("product", "product, gradient of inputs", "product, gradient of weights")
-        if fp8 is not None:
-            precise = "fp8 product, gradients"
-            names = ("fp8 product" if fp8.rule.fast_sums else precise, precise, precise)
         speed = self.constants.speed(self.spec.train.numbers)
         return Seconds(
             *(
@@ -264,14 +260,6 @@ class StageKernels:
         between = 0 if weight.packed.kind == "nf4" else 4 * 4 * weight.numel
         once = self._pass(3 * weight.bytes(self._number) + between + made, made)
         return Seconds(once, once)
-
-    def _casts(self, inputs: int, outputs: int) -> Seconds:
-        """Return the seconds in which the factors of a product become 8 bits."""
-        if self._written.fp8 is None:
-            return Seconds()
-        given, made = (self._tokens * width for width in (inputs, outputs))
-        forward = self._pass(_CAST * (given + inputs * outputs), self._number * given)
-        return Seconds(forward, self._pass(_CAST * made, self._number * made))
 
     def _experts(self, weight: Parameter) -> Seconds:
         """Return the seconds of the experts of a rank, with balanced loads."""
