@@ -199,13 +199,12 @@ def _steps_of(spec: Spec, records: "Records") -> ExpectedSteps:
     sampled = {round(last * each / (MOST_SAMPLED - 1)) for each in range(MOST_SAMPLED)}
     known = order.num_steps * order.batch * spec.batch.seq
     positions = spec.train.steps * order.batch * spec.batch.seq
-    tokens = records.tokens(order.ids[: records.most]).mean() * len(order.ids)
     return ExpectedSteps(
         spec=spec,
         layout=build_layout(spec),
         order=order,
         sampled=tuple(map(order.step, sorted(sampled))),
-        tokens=round(tokens * positions / known),
+        tokens=round(order.num_tokens * positions / known),
         positions=positions,
     )
 

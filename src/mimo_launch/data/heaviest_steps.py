@@ -20,6 +20,7 @@ Islands of steps are dealt out as in a run, largest bound first, until no other 
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -85,17 +86,17 @@ def _of_module(
     bounds = [each.reshape(-1) for each in (of_group.max(axis=1), of_step)]
     tried = [_largest_first(each, min(_STEPS_DEALT * islands, _MOST_DEALT)) for each in bounds]
     # The samples of each island that is tried, [islands, samples].
-    numbers = np.unique(np.concatenate(tried))
+    numbers = sorted({number for each in tried for number in each})
     members = even.reshape(len(groups), islands, -1).swapaxes(0, 1).reshape(islands, -1)
     steps, places = np.divmod(numbers, islands)
     part = part_of((steps[:, None] * rows.shape[1] + members[places]).reshape(-1))
+    firsts = dict(zip(numbers, count(step=members.shape[1]), strict=False))
 
     @cache
     def dealt(number: int) -> Numbers:
         """Return the rows of each share of an island, [groups, replicas of the island]."""
         island = number % islands
-        first = int(np.searchsorted(numbers, number)) * members.shape[1]
-        own = {sample: first + at for at, sample in enumerate(members[island].tolist())}
+        own = dict(zip(members[island].tolist(), count(firsts[number]), strict=False))
         found = shared_out(layout, _Renumbered(part, own), module, island)
         return np.array([[share.rows for share in group] for group in found])
 
@@ -122,21 +123,21 @@ class _Renumbered:
         return self.data.rows_of_media(module, self.numbers[sample])
 
 
-def _largest_first(values: npt.NDArray[Any], most: int) -> Numbers:
+def _largest_first(values: npt.NDArray[Any], most: int) -> list[int]:
     """Return the places of the largest values, at most so many; of equal ones the first first."""
     least = np.partition(values, -most)[-most] if most < len(values) else values.min()
     places = np.flatnonzero(values >= least)
-    found: Numbers = places[np.argsort(-values[places], kind="stable")]
+    found: list[int] = places[np.argsort(-values[places], kind="stable")].tolist()
     return found[:most]
 
 
-def _largest(bounds: npt.NDArray[Any], numbers: Numbers, exact: Callable[[int], int]) -> int:
+def _largest(bounds: npt.NDArray[Any], numbers: Sequence[int], exact: Callable[[int], int]) -> int:
     """Return the number with the largest share: of those with the largest bounds, in this order.
 
     No share is larger than its bound.
     """
     best, most = 0, -1
-    for number in numbers.tolist():
+    for number in numbers:
         if bounds[number] <= most:
             break
         if (share := exact(number)) > most:

@@ -106,10 +106,13 @@ def order_of(words: Words) -> npt.NDArray[np.int64]:
         # bits; they decide nothing unless two words are equal in all other bits.
         bits = np.uint64(len(words).bit_length())
         low = (np.uint64(1) << bits) - np.uint64(1)
-        placed = np.sort(words & ~low | np.arange(len(words), dtype=np.uint64))
+        placed = words & ~low
+        placed |= np.arange(len(words), dtype=np.uint64)
+        placed.sort()
         high = placed >> bits
         if not (high[1:] == high[:-1]).any():
-            return (placed & low).astype(np.int64)
+            placed &= low
+            return placed.view(np.int64)
     return np.argsort(words, kind="stable").astype(np.int64)
 
 

@@ -59,6 +59,13 @@ class KnownOrder:
         """Tokens of each sample, [steps, samples]."""
         return self._by_step(self.records.tokens(self.ids))
 
+    @property
+    def num_tokens(self) -> float:
+        """Tokens of all known steps; by the mean of the records that a plan looks at, if fewer."""
+        if (most := self.records.most) < len(self.ids):
+            return float(self.records.tokens(self.ids[:most]).mean()) * len(self.ids)
+        return int(self.tokens.sum())
+
     def rows(self, module: str) -> Int64s:
         """Return the rows that a module makes of each sample, [steps, samples]."""
         found = self._rows.get(module)
