@@ -1,5 +1,6 @@
 """Pages that run as written: real folders, real files, real commands, in one shell."""
 
+import json
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.docs.test_docs import AS_WRITTEN, ROOT, Block, blocks
+from tests.support.published import MODELS
 
 MARK = "=== command "
 # The tests have installed it already.
@@ -92,7 +94,7 @@ def run(script: str, folder: Path) -> list[str]:
         check=False,
     )
     assert ended.returncode == 0, ended.stdout
-    return re.split(rf"^{MARK}\d+\n", ended.stdout, flags=re.MULTILINE)[1:]
+    return re.split(rf"^{MARK}\d*\n", ended.stdout, flags=re.MULTILINE)[1:]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,33 @@ def test_it_runs_as_written(name: str, left_out: tuple[str, ...], tmp_path: Path
     (checkout / "topologies").symlink_to(ROOT / "topologies")
     for command, printed in zip(found, run(script, checkout), strict=True):
         lost = missing(command.shown, printed)
+        assert not lost, f"$ {command.typed}\nnot printed:\n{lost}\nprinted:\n{printed}"
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(3, marks=pytest.mark.example, id="three commands"),
+        pytest.param(4, marks=pytest.mark.sweep, id="all"),
+    ],
+)
+def test_layouts_are_to_the_last_digit_those_of_the_page(number: int, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "Qwen3-VL-8B"
+    folder.mkdir(parents=True)
+    config, _ = MODELS[folder.name]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = [
+        command
+        for block in blocks(ROOT / "docs" / "tune.md")
+        if block.text.startswith("$ mimo-launch tune ")
+        for command in commands(block)
+        if command.shown
+    ][:number]
+    script = "\n".join(f"echo '{MARK}'; {command.typed}" for command in found)
+    assert len(found) == number
+    for command, printed in zip(found, run(f"set -e\n{script}\n", tmp_path), strict=True):
+        lines = iter(printed.splitlines())
+        lost = [line for line in command.shown if line != "..." and line not in lines]
         assert not lost, f"$ {command.typed}\nnot printed:\n{lost}\nprinted:\n{printed}"
 
 
