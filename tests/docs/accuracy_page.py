@@ -41,6 +41,10 @@ between products from profiles of single layers; the rates of `deltanet` and `de
 from a profile of an earlier version of `qwen3_5_4b`. `norm_starts` and `gather_starts` were chosen
 within the range of several measurements (0.06 to 0.2, 0.55 to 0.9), with these errors in view.
 
+A step waits for its host where kernels are so short that the host cannot start them in time. Hosts
+with the same GPU need between 1.8 and 3.7 ms for a block, and the same host varies by a fifth from
+minute to minute; estimates count 2.08 ms. `bench --calibrate` measures it on the hosts that train.
+
 {1}
 
 ## By model
