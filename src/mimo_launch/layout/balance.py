@@ -44,13 +44,14 @@ def balanced(costs: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
     No cost is negative. A pure function: ties go to lower indices and earlier workers.
     """
     shares: list[list[int]] = [[] for _ in loads]
-    heap = [(load, worker) for worker, load in enumerate(loads)]
+    heap, sums = [(load, worker) for worker, load in enumerate(loads)], list(loads)
     heapify(heap)
-    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+    # Equal costs stay in order, also in reverse.
+    for index in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
         load, worker = heap[0]
         shares[worker].append(index)
-        heapreplace(heap, (load + costs[index], worker))
-    sums = [load for _, load in sorted((worker, load) for load, worker in heap)]
+        sums[worker] = load + costs[index]
+        heapreplace(heap, (sums[worker], worker))
     while _mend(costs, shares, sums):
         pass
     return shares

@@ -18,6 +18,7 @@ stays whole because it is decoded as a whole.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import add
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -73,21 +74,28 @@ def shared_out(
     found = dict[int, Shares]()
     for group in dealer.largest_first(evens):
         (found[group],) = dealer.best([evens[group]])
-        dealer.loads = added(dealer.loads, found[group])
+        dealer.loads = [*map(add, dealer.loads, _rows_of(found[group]))]
     return tuple(found[group] for group in groups)
 
 
-def added(loads: Sequence[int], shares: Shares) -> list[int]:
-    """Return loads with those of shares."""
-    return [load + share.rows for load, share in zip(loads, shares, strict=True)]
+class _Deal(NamedTuple):
+    """How a group is dealt out: the rows of each replica, and the numbers of its items.
+
+    An item is a sample, and the number of one of its media or `_WHOLE`. The even cut has none.
+    """
+
+    rows: Sequence[int]
+    items: Sequence[tuple[int, int]] = ()
+    taken: Sequence[Sequence[int]] = ()
 
 
-def _most(groups: Sequence[Shares]) -> int:
+def _rows_of(shares: Shares) -> list[int]:
+    return [share.rows for share in shares]
+
+
+def _most(groups: Sequence[_Deal]) -> int:
     """Return the most rows of a replica in some groups."""
-    loads = [0] * len(groups[0])
-    for shares in groups:
-        loads = added(loads, shares)
-    return max(loads)
+    return max(map(sum, zip(*(deal.rows for deal in groups), strict=True)))
 
 
 @dataclass
@@ -114,18 +122,19 @@ class _Dealer:
 
         `evens` are those by the even cut.
         """
-        found = self._deal(evens, frozenset())
+        turns = self.largest_first(evens)
+        found = self._deal(evens, turns, frozenset())
         most, mean = _most(found), sum(share.rows for even in evens for share in even)
         enough = GOOD_ENOUGH * mean / len(self.loads)
         several = self._of_several(evens) if most > enough else []
         # All that are too large by themselves; then twice as many, and so on.
         number = max(1, sum(self.costs[sample] > enough for sample in several))
         while most > enough and number < 2 * len(several):
-            again = self._deal(evens, frozenset(several[:number]))
+            again = self._deal(evens, turns, frozenset(several[:number]))
             if (less := _most(again)) < most:
                 found, most = again, less
             number *= 2
-        return found
+        return [*map(self._made, evens, found)]
 
     def largest_first(self, evens: Sequence[Shares]) -> list[int]:
         """Return groups with a large sample first: the others compensate for it."""
@@ -148,28 +157,30 @@ class _Dealer:
         several = [each for each in members if len(self._rows(each)) > 1]
         return sorted(several, key=lambda sample: (-self.costs[sample], sample))
 
-    def _deal(self, evens: Sequence[Shares], split: frozenset[int]) -> list[Shares]:
-        """Return the shares of some groups if the media of the samples in `split` are apart."""
-        loads, found = self.loads, dict[int, Shares]()
-        for group in self.largest_first(evens):
+    def _deal(
+        self, evens: Sequence[Shares], turns: Sequence[int], split: frozenset[int]
+    ) -> list[_Deal]:
+        """Deal out some groups in turn, with the media of the samples in `split` apart."""
+        loads, found = self.loads, dict[int, _Deal]()
+        for group in turns:
             found[group] = self._deal_group(evens[group], loads, split)
-            loads = added(loads, found[group])
+            loads = [*map(add, loads, found[group].rows)]
         return [found[group] for group in range(len(evens))]
 
-    def _deal_group(self, even: Shares, loads: Sequence[int], split: frozenset[int]) -> Shares:
-        """Return the shares of one group.
+    def _deal_group(self, even: Shares, loads: Sequence[int], split: frozenset[int]) -> _Deal:
+        """Deal out one group.
 
-        The even cut is kept if it is as good. Samples without rows stay where it puts them.
+        The even cut is kept if it is as good.
         """
-        alone, costs = self.module.in_phases, self.costs
+        alone, costs, kept = self.module.in_phases, self.costs, _rows_of(even)
         before = [0] * len(even) if alone else loads
-        evenly = added(before, even)
+        evenly = [*map(add, before, kept)]
         line = [sample for share in even for sample in share.samples]
         here = split.intersection(line)
         # Already perfect, for example if all samples are alike; or replicas would only exchange
         # their samples.
         if len(set(evenly)) == 1 or (alone and len(line) == len(even) and not here):
-            return even
+            return _Deal(kept)
         items, own = list[tuple[int, int]](), list[int]()
         for sample in line:
             if sample in here:
@@ -178,26 +189,36 @@ class _Dealer:
             elif costs[sample]:
                 own.append(costs[sample])
                 items.append((sample, _WHOLE))
-        shares = balanced(own, before)
+        taken = balanced(own, before)
+        sums = [sum([own[each] for each in share]) for share in taken]
         if alone:
-            most_first = sorted(shares, key=lambda share: -sum([own[each] for each in share]))
-            least_first = sorted(range(len(even)), key=lambda replica: loads[replica])
-            for replica, share in zip(least_first, most_first, strict=True):
-                shares[replica] = share
+            most_first = sorted(range(len(even)), key=sums.__getitem__, reverse=True)
+            least_first = sorted(range(len(even)), key=loads.__getitem__)
+            turned = dict(zip(least_first, most_first, strict=True))
+            taken = [taken[turned[each]] for each in range(len(even))]
+            sums = [sums[turned[each]] for each in range(len(even))]
+        made = [*map(add, before, sums)]
+        is_better = sorted(made, reverse=True) < sorted(evenly, reverse=True)
+        return _Deal(sums, items, taken) if is_better else _Deal(kept)
+
+    def _made(self, even: Shares, deal: _Deal) -> Shares:
+        """Return the shares of a group. Samples without rows stay where the even cut puts them."""
+        if not deal.taken:
+            return even
+        line = [sample for share in even for sample in share.samples]
         made = []
-        for was, share in zip(even, shares, strict=True):
+        for was, share, rows in zip(even, deal.taken, deal.rows, strict=True):
             # The media that the replica takes of each sample.
-            taken = {sample: list[int]() for sample in was.samples if not costs[sample]}
+            media = {sample: list[int]() for sample in was.samples if not self.costs[sample]}
             for each in sorted(share):
-                sample, number = items[each]
-                taken.setdefault(sample, []).append(number)
-            samples = tuple([sample for sample in line if sample in taken])
+                sample, number = deal.items[each]
+                media.setdefault(sample, []).append(number)
+            samples = tuple([sample for sample in line if sample in media])
             parts = {
-                sample: tuple(taken[sample])
+                sample: tuple(media[sample])
                 for sample in samples
-                if sample in here and len(taken[sample]) < len(self._rows(sample))
+                if media[sample] not in ([], [_WHOLE])
+                and len(media[sample]) < len(self._rows(sample))
             }
-            made.append(Share(samples, sum([own[each] for each in share]), parts))
-        result = tuple(made)
-        is_better = sorted(added(before, result), reverse=True) < sorted(evenly, reverse=True)
-        return result if is_better else even
+            made.append(Share(samples, rows, parts))
+        return tuple(made)
