@@ -86,6 +86,23 @@ def test_tiles_of_128_fit_into_every_size_of_a_rank(
 
 
 @pytest.mark.parametrize(
+    ("sizes", "seq", "whys", "help_"),
+    [
+        ({"hidden": 320, "mlp": 904}, 128, ("are 320", "are 904"), "or delete `fp8`"),
+        ({"hidden": 320}, 72, ("are 320", "holds 72"), "or delete `fp8`"),
+        ({"hidden": 320, "mlp": 576}, 80, ("are 320", "are 576", "holds 80"), "scaling: current`"),
+    ],
+)
+def test_a_scaling_is_offered_only_if_it_takes_every_size(
+    sizes: dict[str, int], seq: int, whys: tuple[str, ...], help_: str
+) -> None:
+    found = check(made(BLOCKWISE | {"model": IN_TILES | sizes}, seq=seq))
+    about = [each for each in found if each.code == "fp8-cannot"]
+    assert all(why in (each.why or "") for each, why in zip(about, whys, strict=True))
+    assert all((each.help or "").endswith(help_) for each in about)
+
+
+@pytest.mark.parametrize(
     ("gpu", "scaling", "can"),
     [
         *(("a100-80gb", scaling, False) for scaling in SCALINGS),

@@ -7,6 +7,7 @@ Leaves: what Transformer Engine cannot do in any numbers to `backends`, the GPUs
 """
 
 from collections.abc import Iterator
+from math import gcd
 
 from mimo_launch.checks.rule import Findings, chosen_keys
 from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
@@ -43,17 +44,28 @@ def fp8_can(spec: Spec, name: str) -> Findings:
             Related((*path, "amax_history"), "would have no effect"),
         )
     yield from _on_these_gpus(spec, name, fp8)
-    for what, size, where in _product_widths(module, name):
+    widths = [*_product_widths(module, name)]
+    tokens = _tokens_of_rank(spec, module) if name == LANGUAGE else 0
+    instead = _instead(gcd(tokens, *(size for _, size, _ in widths)))
+    for what, size, where in widths:
         if size % step:
             yield _cannot_in_8_bits(
                 name,
                 f"{what} on a tp rank are {size} wide, and matrix products with `scaling: "
                 f"{fp8.scaling}` need widths that are multiples of {step}",
-                f"choose sizes that leave each tp rank such a multiple, {_instead(size)}",
+                f"choose sizes that leave each tp rank such a multiple, {instead}",
                 Related(where, f"{size} on each tp rank"),
             )
-    if name == LANGUAGE:
-        yield from _tokens_in_steps(spec, module, fp8)
+    if tokens % step:
+        yield _cannot_in_8_bits(
+            name,
+            f"a rank holds {tokens} tokens of a microbatch, and matrix products with `scaling: "
+            f"{fp8.scaling}` need a multiple of {step}",
+            "choose `batch.seq` such that microbatch size x seq / cp"
+            + (" / tp" if module.sequence_parallel else "")
+            + f" is a multiple of {step}, {instead}",
+            Related(("batch", "seq"), f"{tokens} tokens"),
+        )
 
 
 def _on_these_gpus(spec: Spec, name: str, fp8: Fp8Spec) -> Findings:
@@ -72,9 +84,9 @@ def _on_these_gpus(spec: Spec, name: str, fp8: Fp8Spec) -> Findings:
         )
 
 
-def _instead(size: int) -> str:
-    """Return what else to write where products cannot have this size."""
-    other = scaling_for(size)
+def _instead(divisor: int) -> str:
+    """Return what else to write where products have sizes with this greatest common divisor."""
+    other = scaling_for(divisor)
     return "or delete `fp8`" if other is None else f"or write `scaling: {other}`"
 
 
@@ -95,25 +107,14 @@ def _product_widths(module: ModuleSpec, name: str) -> Iterator[tuple[str, int, Y
         yield "inner MLPs", inner // tp, mlp
 
 
-def _tokens_in_steps(spec: Spec, module: ModuleSpec, fp8: Fp8Spec) -> Findings:
-    """Check the number of tokens in a product on a rank of language.
+def _tokens_of_rank(spec: Spec, module: ModuleSpec) -> int:
+    """Return the number of tokens in a product on a rank of language.
 
-    Encoders pad their lists of patches instead.
+    Encoders pad their lists of patches to a number that fits.
     """
     grid = module.grid
     held = spec.batch.global_ // (grid.dp * spec.schedule.microbatches) * spec.batch.seq // grid.cp
-    if module.sequence_parallel:
-        held //= grid.tp
-    if held % fp8.rule.step:
-        yield _cannot_in_8_bits(
-            LANGUAGE,
-            f"a rank holds {held} tokens of a microbatch, and matrix products with `scaling: "
-            f"{fp8.scaling}` need a multiple of {fp8.rule.step}",
-            "choose `batch.seq` such that microbatch size x seq / cp"
-            + (" / tp" if module.sequence_parallel else "")
-            + f" is a multiple of {fp8.rule.step}, {_instead(held)}",
-            Related(("batch", "seq"), f"{held} tokens"),
-        )
+    return held // grid.tp if module.sequence_parallel else held
 
 
 def _cannot_in_8_bits(name: str, why: str, help_: str, related: Related) -> Diagnostic:

@@ -5,7 +5,7 @@ Relies on: Transformer Engine 2.20 and its user guide (low precision training). 
 recipe of DeepSeek-V3 (arXiv:2412.19437, section 3.3): tiles of 1 x 128 for activations and
 gradients, blocks of 128 x 128 for weights. Rates and times: `python -m tests.gpu.fp8_times` on one
 H200 (docs/performance.md).
-Leaves: the package's names of them to `layers.te_fp8`; which sizes fit to `checks.backends`.
+Leaves: the package's names of them to `layers.te_fp8`; which sizes fit to `checks.eight_bits`.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ SCALINGS: dict[ScalingName, Scaling] = {
 
 
 def scaling_for(size: int) -> ScalingName | None:
-    """Return the finest scaling whose products can have this size, or None."""
+    """Return the finest scaling whose products can have this size, and multiples, or None."""
     return _finest(lambda each: size % each.step == 0)
 
 
