@@ -113,6 +113,14 @@ def test_a_step_that_waits_for_its_host_is_like_others_that_wait() -> None:
     assert "like this one were" in running.text
 
 
+def test_the_error_of_a_single_step_is_no_average() -> None:
+    row = next(row for row in judged_steps() if row.device == "NVIDIA H200" and row.gpus == 4)
+    found = accuracy_of([replace(row, traits=frozenset(), step=-0.034)], alike=True)
+    assert found.text == "1 measured step like this one was 3% off (on 4 NVIDIA H200)"
+    found = accuracy_of([replace(row, traits=frozenset({HOST}), step=0.034)], alike=True)
+    assert found.text.startswith("1 measured step like this one, waiting for hosts, was 3% off (on")
+
+
 def test_without_like_cases_all_that_wait_or_do_not_are_named() -> None:
     odd = spec({"language": box(0, tp=2, cp=2, pp=2)}, microbatches=4)
     estimates = Estimator.of(Plan.of(odd)).estimates()

@@ -63,9 +63,12 @@ class Accuracy:
         what += ", waiting for hosts," if self.waits else ""
         first, last = self.gpus
         number = f"{first}" if first == last else f"{first} to {last}"
+        where = f"(on {number} {' and '.join(self.devices)})"
+        if self.steps == 1:
+            return f"1 measured step {what} was {self.mean:.0%} off {where}"
         return (
             f"{self.steps} measured steps {what} were {self.mean:.0%} off on average, "
-            f"{self.worst:.0%} at most (on {number} {' and '.join(self.devices)})"
+            f"{self.worst:.0%} at most {where}"
         )
 
 
