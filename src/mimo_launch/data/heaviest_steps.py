@@ -19,7 +19,7 @@ Islands of steps are dealt out as in a run, largest bound first, until no other 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from itertools import count
 from typing import Any
 
@@ -56,7 +56,7 @@ def heaviest_steps(
     """
     found: set[int] = set()
     of_microbatch = len(tokens), -1, layout.samples.microbatch_size
-    for column in (tokens, sum(rows.values(), np.zeros_like(tokens))):
+    for column in (tokens, reduce(np.add, rows.values()) if rows else np.zeros_like(tokens)):
         found.add(int(column.reshape(of_microbatch).sum(axis=2).max(axis=1).argmax()))
     for module in layout.modules:
         if not module.is_language:
@@ -71,7 +71,7 @@ def _of_module(
     groups = range(layout.num_groups(module))
     even = np.array([even_shares(layout, module, group) for group in groups])
     # Rows by the even cut, [steps, groups, replicas, samples of a share].
-    evenly = rows[:, even]
+    evenly = np.take(rows, even, axis=1)
     shares = evenly.sum(axis=3)
     inside = replicas_that_share(layout, module)
     if inside == 1:

@@ -85,7 +85,9 @@ class KnownOrder:
                 if module not in found:
                     found[module] = np.zeros_like(ids)
                 found[module][here] = rows
-        return {module: rows[self.ids] if in_turn else rows for module, rows in found.items()}
+        if not in_turn:
+            return found
+        return {module: np.take(rows, self.ids) for module, rows in found.items()}
 
     def padding_with(self, *, packing: bool, seq: int) -> float:
         """Return the padding of some records in sequences of `seq` tokens, packed or not."""

@@ -82,24 +82,29 @@ def _packs_in_turn(lengths: Sequence[int], seq: int) -> list[int]:
     able: list[tuple[int, int]] = []
     waiting: dict[int, list[int]] = {}
     rooms = [-1]  # The sorted keys of `waiting`, after one that no length reaches.
+    room, pack = -1, 0  # The fullest pack with room for the length before, if any.
     for length in lengths:
-        while rooms[-1] >= length:
-            room = rooms.pop()
-            able += [(room, pack) for pack in waiting.pop(room)]
-        if able:
+        if rooms[-1] >= length:
+            if room >= 0:
+                able.append((room, pack))
+            while rooms[-1] >= length:
+                room = rooms.pop()
+                able += [(room, pack) for pack in waiting.pop(room)]
             room, pack = able.pop()
-        else:
+        elif room < 0 and able:
+            room, pack = able.pop()
+        elif room < 0:
             room, pack = seq, number
             number += 1
         packs.append(pack)
         room -= length
-        if room >= length:
-            able.append((room, pack))
-        elif room in waiting:
-            waiting[room].append(pack)
-        elif room:
-            waiting[room] = [pack]
-            insort(rooms, room)
+        if room < length:
+            if room in waiting:
+                waiting[room].append(pack)
+            elif room:
+                waiting[room] = [pack]
+                insort(rooms, room)
+            room = -1
     return packs
 
 
