@@ -162,7 +162,8 @@ def rows_received(views: StepViews, bridge: Bridge, replica: int, transfer: int)
     target, rows = views.layout[bridge.target], 0
     for forward in bridge.targets(transfer):
         if target.is_language:
-            rows += sum(each.rows(bridge.source) for each in samples_of(views, replica, forward))
+            samples = views.language(replica, forward).samples
+            rows += sum(views.data.rows(bridge.source, samples))
         else:
             view = views.encoder(target.name, replica, forward)
             rows += view.rows_read[target.reads.index(bridge.source)]

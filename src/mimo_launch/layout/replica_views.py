@@ -73,9 +73,14 @@ class EncoderView:
         return tuple(chain.from_iterable(each))
 
     @cached_property
+    def _rows(self) -> list[int]:
+        """Rows of each image."""
+        return [image.rows for image in self.images]
+
+    @cached_property
     def num_rows(self) -> int:
         """Number of rows that the replica makes."""
-        return sum(image.rows for image in self.images)
+        return sum(self._rows)
 
     @cached_property
     def num_units(self) -> int:
@@ -90,7 +95,7 @@ class EncoderView:
         if (tiles := self.module.tiles) is not None:
             number = sum(tiles.num_tiles(image.shown) for image in self.images)
             return [tiles.patches * self.module.patches_per_row] * number
-        return [image.rows * self.module.patches_per_row for image in self.images]
+        return [rows * self.module.patches_per_row for rows in self._rows]
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
