@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,10 @@ from mimo_launch.drawing.answer_text import facts_of, losses_of
 from mimo_launch.drawing.rows import Report
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
-from mimo_launch.search import advice, answer
+from mimo_launch.search import advice, answer, packing_change
 from mimo_launch.search.answer import LostTime, what_fits
 from mimo_launch.search.packing_change import packed, padding_waste
-from mimo_launch.spec.spec import Grid, Spec, UserData
+from mimo_launch.spec.spec import Spec, UserData
 
 VIT = {"kind": "vit", "patch": 4, "shuffle": 2, "channels": 3}
 Samples = Iterator[tuple[str, dict[str, Any]]]
@@ -261,23 +262,32 @@ def test_packing_is_offered_to_a_job_that_does_not_fit(
     assert all(first.gain >= each.gain and each.fuller == 1 for each in others)
 
 
-def test_packing_that_a_rule_refuses_is_not_offered(tmp_path: Path) -> None:
-    """Transformer Engine does not compute packs under cp."""
+def test_packing_is_not_offered_with_settings_that_a_rule_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of settings that need less memory, some leave too few tokens on a rank for FP8 by blocks."""
     made = data_set("photographs and chats", tmp_path)
-    language = made.language.model_copy(
-        update={
-            "backend": "transformer_engine",
-            "grid": Grid(cp=2),
-            "model": made.language.model.model_copy(update={"hidden": 64, "head_dim": 16}),
-        }
-    )
-    made = made.replace(
-        data=made.data.replace(packing=False),
-        modules={**made.modules, "language": language},
-        train=made.train.replace(precision="bf16"),
-    )
-    assert is_legal(made, files=False)
-    assert packed(Estimator.of(Plan.of(made)), 2**60) is None
+    sizes = {"hidden": 256, "heads": 8, "kv_heads": 8, "head_dim": 32, "mlp": 256, "vocab": 400}
+    in_tiles = {"backend": "transformer_engine", "fp8": {"scaling": "blockwise"}}
+    language = box(4, tp=2, dp=2, model=sizes, **in_tiles)
+    alone = spec(
+        {"vision": box(0, dp=4, model=VIT), "language": language},
+        seq=128, microbatches=2, mbs=2,
+        data=made.data.replace(packing=False), train={"precision": "bf16"},
+    )  # fmt: skip
+    every = [change.spec for change in packing_change._changes(alone)]
+    assert {is_legal(each, files=False) for each in every} == {True, False}
+    planned = []
+
+    def plan_of(packs: Spec) -> Plan:
+        planned.append(packs)
+        return Plan.of(packs)
+
+    estimator = Estimator.of(Plan.of(alone))
+    monkeypatch.setattr(packing_change, "Plan", SimpleNamespace(of=plan_of))
+    assert packed(estimator, 1) is None
+    assert planned
+    assert all(is_legal(each, files=False) for each in planned)
 
 
 def test_the_first_screen_names_the_largest_step_once_an_index_knows_all(tmp_path: Path) -> None:
