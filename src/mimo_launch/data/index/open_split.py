@@ -218,11 +218,16 @@ class OpenSplit:
         """The number of captions of each record that are used; None if no record has a list."""
         return None if self.captions is None else self.captions.counts
 
+    @property
+    def _cuts(self) -> bool:
+        """Whether samples are cut, so that some of their images may not be used."""
+        return self.num_too_long > 0 and self._data.too_long != "drop"
+
     @cached_property
     def lengths(self) -> npt.NDArray[np.unsignedinteger]:
         """Number of tokens of every row of the index, rows of media included, after any cut."""
         lengths = self.index.columns["tokens"]
-        if self.num_too_long and self._data.too_long != "drop":
+        if self._cuts:
             lengths = np.minimum(lengths, self._seq, dtype=lengths.dtype)
             for row in self._facts.perhaps_split(self._seq, self._fields.gaps).tolist():
                 lengths[row] = self.end(row)
@@ -265,7 +270,7 @@ class OpenSplit:
         return RecordFacts(
             tokens,
             labels,
-            self._facts.images(rows, tokens),
+            self._facts.images(rows, tokens if self._cuts else None),
             ahead,
             (lambda: columns["counted"][rows]) if self._counts else None,
             source,
@@ -275,7 +280,8 @@ class OpenSplit:
     def num_rows(self, samples: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
         """Return the rows of many samples by module, as `facts` has them. Raises: IndexError."""
         rows = self.rows_at(samples)
-        return self._facts.num_rows(rows, self.lengths[rows].astype(np.int64))
+        ends = self.lengths[rows].astype(np.int64) if self._cuts else None
+        return self._facts.num_rows(rows, ends)
 
     def contents(self) -> Contents:
         """Return the samples of each shard that has any, in order."""

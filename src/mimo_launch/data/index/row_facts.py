@@ -25,8 +25,8 @@ class RowFacts:
     columns: Mapping[str, Column]
     names: Sequence[str]
 
-    def images(self, rows: Int64s, ends: Int64s) -> dict[str, ImageFacts]:
-        """Return the images of each module in rows of which so many tokens are used."""
+    def images(self, rows: Int64s, ends: Int64s | None) -> dict[str, ImageFacts]:
+        """Return the images of each module in rows of which so many tokens are used, None: all."""
         record, width, of_images = self._used(rows, ends)
         modules, member = of_images("module"), of_images("member")
         joined, shapes = np.zeros_like(width), np.empty((len(width), len(SHAPE)), np.int64)
@@ -41,7 +41,7 @@ class RowFacts:
         found = zip(self.names, of_modules, strict=True)
         return {name: ImageFacts(record[of], shapes[of]) for name, of in found if len(of)}
 
-    def num_rows(self, rows: Int64s, ends: Int64s) -> dict[str, Int64s]:
+    def num_rows(self, rows: Int64s, ends: Int64s | None) -> dict[str, Int64s]:
         """Return `RecordFacts.rows` of each module with images, without the shapes of images."""
         record, width, of_images = self._used(rows, ends)
         modules, number = of_images("module"), len(self.names)
@@ -53,7 +53,9 @@ class RowFacts:
         names = enumerate(self.names)
         return {name: made[each::number] for each, name in names if (modules == each).any()}
 
-    def _used(self, rows: Int64s, ends: Int64s) -> tuple[Int64s, Int64s, Callable[[str], Column]]:
+    def _used(
+        self, rows: Int64s, ends: Int64s | None
+    ) -> tuple[Int64s, Int64s, Callable[[str], Column]]:
         """Return the images in rows of which so many tokens are used.
 
         Of each the place of its row, its width in rows, and any column of spans, by its name.
@@ -68,11 +70,12 @@ class RowFacts:
         width, used = column("width").astype(np.int64), np.flatnonzero(is_first)
         if len(used) < len(is_first):
             width = np.add.reduceat(width, used)
-        # As in `OpenSplit.spans_used`.
-        end = (column("position") + np.maximum(1, column("reads")))[used]
-        fits = end <= ends[record[used]]
-        used = used[fits]
-        return record[used], width[fits], lambda name: column(name)[used]
+        if ends is not None:
+            # As in `OpenSplit.spans_used`.
+            end = (column("position") + np.maximum(1, column("reads")))[used]
+            fits = end <= ends[record[used]]
+            used, width = used[fits], width[fits]
+        return record[used], width, lambda name: column(name)[used]
 
     def _spans(self, rows: Int64s) -> tuple[Int64s, Int64s | slice]:
         """Return the places of spans of rows in their columns, and before them each one's row.

@@ -29,12 +29,14 @@ class Epochs:
 
     def between(self, first: int, end: int) -> Int64s:
         """Return the items from one place to another."""
-        found = [np.empty(0, dtype=np.int64)]
+        found = list[Int64s]()
         while first < end:
             epoch, offset = divmod(first, self.number)
             found.append(self._epoch(epoch)[offset : offset + end - first])
             first += len(found[-1])
-        return np.concatenate(found)
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate([np.empty(0, dtype=np.int64), *found])
 
     def _make_epoch(self, epoch: int) -> Int64s | Permutation:
         random = generator(self.key, epoch, self._stream)
