@@ -158,7 +158,7 @@ class StepOfRecords(StepData):
     facts: RecordFacts
     ends: Int64s
     _rows: dict[str, Int64s] = field(default_factory=dict, init=False)
-    _media: dict[str, tuple[Int64s, Int64s]] = field(default_factory=dict, init=False)
+    _media: dict[str, tuple[list[int], list[int]]] = field(default_factory=dict, init=False)
 
     def rows(self, module: str, samples: Sequence[int]) -> list[int]:
         """Return the number of rows that a module makes of each of these samples, as indexed."""
@@ -177,17 +177,16 @@ class StepOfRecords(StepData):
         if module not in self._media:
             self._media[module] = self._rows_of_media(module)
         begins, rows = self._media[module]
-        found: list[int] = rows[slice(*begins[sample : sample + 2])].tolist()
-        return sorted(found, reverse=True)
+        return sorted(rows[begins[sample] : begins[sample + 1]], reverse=True)
 
-    def _rows_of_media(self, module: str) -> tuple[Int64s, Int64s]:
+    def _rows_of_media(self, module: str) -> tuple[list[int], list[int]]:
         """Return where the media of each sample begin, and the rows of all media."""
         images = self.indexed_facts.images.get(module)
         if images is None or not len(images.record):
-            return np.zeros_like(self.ends), np.zeros(0, dtype=np.int64)
+            return [0] * len(self.ends), []
         firsts = np.flatnonzero(~images.joined)
         rows = np.add.reduceat(images.rows, firsts)
-        return np.searchsorted(images.record[firsts], self.ends), rows
+        return np.searchsorted(images.record[firsts], self.ends).tolist(), rows.tolist()
 
     def numbers(self, sample: int) -> range:
         """Return the numbers of the records of a sample."""
