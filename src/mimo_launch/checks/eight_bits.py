@@ -2,7 +2,7 @@
 
 Decides: which sizes are those of a product; what to write instead.
 Relies on: `spec.fp8` for what each scaling needs.
-Leaves: what Transformer Engine cannot do in any numbers to `backends`, the GPUs of this host to
+Leaves: what Transformer Engine cannot do in any precision to `backends`, the GPUs of this host to
 `launcher.gpus`, whether 8 bits pay to `slow_fp8`.
 """
 
