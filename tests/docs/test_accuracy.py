@@ -128,7 +128,7 @@ def test_without_like_cases_all_that_wait_or_do_not_are_named() -> None:
     found = accuracy_for(odd, estimates)
     waiting = [row for row in judged_steps() if HOST in row.traits]
     assert found == accuracy_of(waiting, alike=False)
-    assert "measured steps of other models, waiting for hosts, were" in found.text
+    assert "measured steps of other models or layouts, waiting for hosts, were" in found.text
     assert "(on 1 to 4 NVIDIA H200)" in found.text
 
 

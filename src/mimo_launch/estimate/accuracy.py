@@ -59,7 +59,7 @@ class Accuracy:
     @property
     def text(self) -> str:
         """The errors in a line."""
-        what = "like this one" if self.alike else "of other models"
+        what = "like this one" if self.alike else "of other models or layouts"
         what += ", waiting for hosts," if self.waits else ""
         first, last = self.gpus
         number = f"{first}" if first == last else f"{first} to {last}"
