@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -73,16 +74,20 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 
 
+# The words for a key lead to the same texts again and again.
+read = cache(load_text)
+
+
 def spec_of(text: str) -> Spec:
     """Return what a text says, whether or not its settings go together."""
-    loaded = load_text(text)
+    loaded = read(text)
     assert loaded.spec is not None, [item.headline for item in loaded.diagnostics]
     return loaded.spec
 
 
 def mended(text: str, depth: int = 3) -> list[Spec]:
     """Return what the offers of the first finding lead to, one after the other."""
-    loaded = load_text(text)
+    loaded = read(text)
     if loaded.spec is not None:
         return [loaded.spec]
     offered = pasted(text, loaded.diagnostics[0]) if depth else []
@@ -132,7 +137,7 @@ def test_a_word_leads_to_its_key_with_its_value(key: str, word: str, section: st
     for place in places:
         text = changed((*place, word), value, without=path)
         specs = mended(text)
-        told = [(item.headline, item.help) for item in load_text(text).diagnostics]
+        told = [(item.headline, item.help) for item in read(text).diagnostics]
         assert right in specs, told
         assert all(spec == right for spec in specs), told
 
@@ -143,15 +148,15 @@ def test_a_word_with_another_value_leads_to_ours(word: str) -> None:
     path = place_of(synonyms()[word].key)
     place = path[:2] if path[0] == "modules" else ()
     for theirs, ours in values.items():
-        read = json.loads(theirs) if theirs in ("true", "false") or theirs.isdigit() else theirs
-        text = changed((*place, word), read, without=path)
+        given = json.loads(theirs) if theirs in ("true", "false") or theirs.isdigit() else theirs
+        text = changed((*place, word), given, without=path)
         meant = json.loads(changed(path, ours, without=path))
         if ours in ("", "true", "false", "[activations]"):
             parent = value_at(path[:-1], meant)
             del parent[path[-1]]
             if ours:
                 parent[path[-1]] = yaml.safe_load(ours)
-        told = [(item.headline, item.help) for item in load_text(text).diagnostics]
+        told = [(item.headline, item.help) for item in read(text).diagnostics]
         assert mended(text) == [spec_of(json.dumps(meant))], told
 
 
@@ -179,11 +184,11 @@ def test_a_value_in_another_unit_is_converted(names: str) -> None:
     for word in names.split():
         for place in (path[:-1], path[:2] if path[0] == "modules" else ()):
             text = changed((*place, word), theirs, without=path)
-            (found, *_) = load_text(text).diagnostics
+            (found, *_) = read(text).diagnostics
             assert f"`{path[-1]}: {flow(ours)}`" in found.help, found.help
             # Without the numbers that it needs, it says how to compute it, and offers nothing.
             if not word.endswith(("beta1", "beta2")):
-                (found, *_) = load_text(changed((*place, word), "some", without=path)).diagnostics
+                (found, *_) = read(changed((*place, word), "some", without=path)).diagnostics
                 assert found.help.endswith(known.formula), found.help
                 assert not offers(found.help)
 
@@ -194,7 +199,7 @@ def test_what_is_not_here_is_said_and_deleted_only_where_it_was_off(words: str) 
     first, *others = words.split()
     for word, value in [*((first, each) for each in (0.1, True, "some", {"r": 8})),
                         *((word, 0.1) for word in others)]:  # fmt: skip
-        (found, *_) = load_text(changed((*place, word), value)).diagnostics
+        (found, *_) = read(changed((*place, word), value)).diagnostics
         assert found.help.startswith("there is no "), found.help
         assert "delete it" not in found.help
     assert not mended(changed((*place, first), 0.1))
@@ -209,7 +214,7 @@ def test_a_note_never_says_to_delete_what_was_meant(word: str) -> None:
     assert "delete" not in synonyms()[word].note
     # What is on, also by the word `full`, is never to be deleted.
     for value in (True, "full", "all"):
-        (found, *_) = load_text(changed((word,), value)).diagnostics
+        (found, *_) = read(changed((word,), value)).diagnostics
         assert "delete it" not in found.help, found.help
 
 
