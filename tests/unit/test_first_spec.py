@@ -72,7 +72,7 @@ def test_a_faster_layout_that_fits_only_in_the_typical_step_is_not_taken(
     """The search looks at one step; here no layout but that of the rule fits in all of them."""
     data = unplaced("40GB", 64, vision=SMALL_VIT, language=LLAMA)
     rule = spec_from_data(placed(data, choose(data, 16)))
-    monkeypatch.setattr("mimo_launch.search.first_spec.fits", lambda spec, _: spec == rule)
+    monkeypatch.setattr("mimo_launch.search.first_spec.fits", lambda job: job.spec == rule)
     found = first_spec(data, 16)
     assert (found.changes, spec_from_data(found.data)) == ("", rule)
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from mimo_launch.checks import all_checks
 from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity
 from mimo_launch.diag.quantities import bytes_text, named_ranks, ranks_text
-from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rank_classes import RankClass
 from mimo_launch.estimate.rows import Estimates, MemoryRow
@@ -42,11 +41,10 @@ def memory_findings(estimator: Estimator) -> Iterator[Diagnostic]:
         yield _finding(estimator, found, limit)
 
 
-def fits(spec: Spec, constants: Calibration) -> bool:
+def fits(estimator: Estimator) -> bool:
     """Return whether `memory_findings` would yield nothing, without spending time on help."""
-    if (limit := spec.gpu_memory) is None:
+    if (limit := estimator.spec.gpu_memory) is None:
         return True
-    estimator = Estimator.of(Plan.of(spec), constants)
     is_small = estimator.least_bytes <= (1 - TOLERANCE) * limit
     return is_small and not any(_near(estimator, limit))
 

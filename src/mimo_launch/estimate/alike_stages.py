@@ -47,7 +47,7 @@ def key_of_work(layout: Layout, module: ModuleLayout) -> Hashable:
 def key_of_weights(spec: Spec, module: ModuleLayout) -> Hashable:
     """Return what the memory of the weights of all stages of a module depends on."""
     own = spec.modules[module.name]
-    return own.replace(ranks="0", recompute="none"), spec.train.precision
+    return module.name, own.replace(ranks="0", recompute="none"), spec.train.precision
 
 
 def key_of_stage(spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage) -> Hashable:

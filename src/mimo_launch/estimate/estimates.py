@@ -19,6 +19,7 @@ from mimo_launch.estimate.device_constants import Calibration, constants_for
 from mimo_launch.estimate.forward_times import ForwardTimes
 from mimo_launch.estimate.host_costs import HostCosts, host_costs, num_boxes
 from mimo_launch.estimate.mean_of_steps import mean_of
+from mimo_launch.estimate.memory import StageMemory
 from mimo_launch.estimate.memory_of_run import MemoryOfRun, MemoryPeak
 from mimo_launch.estimate.rank_classes import RankClass, rank_classes
 from mimo_launch.estimate.rows import Estimates, MemoryRow
@@ -44,7 +45,8 @@ class Estimator:
 
     `expected` are the steps of the run. If `only` is there, its steps stand for them: those that
     are simulated, and those of which the memory is estimated. All layouts share `known`, the times
-    of stages, `kept`, their costs, and `works`, the work of modules in the steps of `only`.
+    of stages, `kept`, their costs, `weights`, the memory of their weights, and `works`, the work of
+    modules in the steps of `only`.
     """
 
     plan: Plan
@@ -55,6 +57,7 @@ class Estimator:
     only: tuple[tuple[StepData, ...], tuple[StepData, ...]] | None = None
     known: dict[Hashable, ForwardTimes] = field(default_factory=dict)
     kept: dict[Hashable, StageCost] = field(default_factory=dict)
+    weights: dict[Hashable, StageMemory] = field(default_factory=dict)
     works: dict[Hashable, ModuleWork] = field(default_factory=dict)
 
     @classmethod
@@ -124,7 +127,8 @@ class Estimator:
         heaviest = self.only[1] if self.only else self.expected.heaviest
         same: dict[Hashable, Workload] = {}
         steps = tuple(StepWork(self.layout, each, same, FOR_MEMORY) for each in heaviest)
-        return MemoryOfRun(self.spec, self.layout, self.programs, self.constants, steps)
+        parts = self.spec, self.layout, self.programs, self.constants
+        return MemoryOfRun(*parts, steps, self.weights)
 
     @cached_property
     def _work_of(self) -> Callable[[StepData], StepWork]:

@@ -6,10 +6,11 @@ Relies on: `step_work` for the work of each replica, `memory` for a stage, `memo
 Leaves: the heaviest steps to `data.expected_steps`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import field
 
 from mimo_launch.diag.frozen import frozen
+from mimo_launch.estimate.alike_stages import key_of_stage, key_of_weights
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.memory import StageMemory, row_bytes, weight_memory, with_activations
 from mimo_launch.estimate.memory_peak import peak_memory
@@ -34,17 +35,18 @@ class MemoryPeak:
 
 @frozen(eq=False, slots=False)
 class MemoryOfRun:
-    """The memory of ranks in these steps, which share their works."""
+    """The memory of ranks in these steps, which share their works.
+
+    All layouts of the same models share `weights`, the memory of stages without activations.
+    """
 
     spec: Spec
     layout: Layout
     programs: Programs
     constants: Calibration
     steps: tuple[StepWork, ...]
+    weights: dict[Hashable, StageMemory]
     _stages: dict[tuple[str, int, int, int], StageMemory] = field(default_factory=dict, init=False)
-    _weights: dict[tuple[str, int, int, bool], StageMemory] = field(
-        default_factory=dict, init=False
-    )
 
     def peak(self, alike: RankClass, *, communicators: int) -> MemoryPeak:
         """Return the largest memory of a class, whose ranks open so many communicators."""
@@ -79,10 +81,12 @@ class MemoryOfRun:
         key = name, stage, tp, id(work)
         if key not in self._stages:
             held, several = module.stages[stage], work.forwards > 1
-            alone = self._weights.get((name, stage, tp, several))
-            if alone is None:
+            alike = key_of_stage(self.spec, self.layout, module, held)
+            of_weights = key_of_weights(self.spec, module), several, alike, tp
+            if of_weights not in self.weights:
                 alone = weight_memory(self.spec, module, held, tp, several=several)
-                self._weights[name, stage, tp, several] = alone
+                self.weights[of_weights] = alone
+            alone = self.weights[of_weights]
             made = with_activations(alone, self.spec, self.layout, module, held, work, tp)
             self._stages[key] = made
         return self._stages[key]

@@ -136,8 +136,7 @@ def _beside(
 def least_bytes(estimator: Estimator, kept: dict[Hashable, StageMemory]) -> int:
     """Return what the fullest rank of a legal spec holds at least.
 
-    `kept` is the memory of stages in the same step, and of their weights alone, by what they depend
-    on in any layout.
+    `kept` is the memory of stages in the same step, by what it depends on in any layout.
     """
     spec, layout = estimator.spec, estimator.layout
     held = {}
@@ -150,10 +149,10 @@ def least_bytes(estimator: Estimator, kept: dict[Hashable, StageMemory]) -> int:
             if key not in kept:
                 several = work.forwards > 1
                 of_weights = of_weights or key_of_weights(spec, module)
-                alone = of_weights, several, of_stage
-                if alone not in kept:
-                    kept[alone] = weight_memory(spec, module, stage, 0, several=several)
-                kept[key] = with_activations(kept[alone], spec, layout, module, stage, work, 0)
+                alone, weights = (of_weights, several, of_stage, 0), estimator.weights
+                if alone not in weights:
+                    weights[alone] = weight_memory(spec, module, stage, 0, several=several)
+                kept[key] = with_activations(weights[alone], spec, layout, module, stage, work, 0)
             held[module.name, stage.index] = kept[key]
     return _first_backward(estimator, held)
 

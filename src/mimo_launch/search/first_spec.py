@@ -19,7 +19,6 @@ from typing import Any
 from mimo_launch.checks.all_checks import check, is_legal
 from mimo_launch.checks.memory import fits, memory_findings
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.estimate.device_constants import constants_for
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.layout import world_size
@@ -74,17 +73,20 @@ def choose(data: Mapping[str, Any], num_ranks: int) -> Point:
     bare = {**data, "modules": modules}
     illegal: Spec | None = None
     too_large: Point | None = None
+    job: Estimator | None = None
     simplest = spec_from_data(placed(bare, on_all_ranks(modules, Grid(dp=num_ranks))))
     for point in _points(simplest):
         spec = spec_from_data(placed(bare, point))
         if not is_legal(spec):
             illegal = illegal or spec
-        elif fits(spec, constants_for(spec.nodes)):
+            continue
+        # Layouts share what is known of their stages.
+        job = job.on(Plan.of(spec)) if job else Estimator.of(Plan.of(spec))
+        if fits(job):
             return point
-        else:
-            too_large, large = point, spec
-    if too_large is not None:
-        last = next(memory_findings(Estimator.of(Plan.of(large))))
+        too_large = point
+    if job is not None:
+        last = next(memory_findings(job))
     elif illegal is not None:
         last = next(each for each in check(illegal) if each.is_error and not each.is_absence)
     else:
@@ -182,7 +184,7 @@ def _better(data: Mapping[str, Any], layout: Point, *, rule_fits: bool) -> First
     ]
     # The largest steps of another layout may be others.
     simplest = map(search.simplest, found)
-    best = next((each for each in simplest if fits(each.change.spec, base.constants)), None)
+    best = next((each for each in simplest if fits(base.on(Plan.of(each.change.spec)))), None)
     if best is None:
         return None
     return FirstSpec(
