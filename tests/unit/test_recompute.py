@@ -60,6 +60,32 @@ def test_a_failure_inside_does_not_change_how_later_layers_are_recomputed() -> N
     assert calls == 2
 
 
+@pytest.mark.parametrize("needs_gradient", [True, False])
+def test_a_layer_that_stands_apart_makes_its_graph_in_the_backward_alone(
+    needs_gradient: bool,
+) -> None:
+    """Without a gradient of its input it makes one before, or its weights would get none."""
+    weight = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
+    graphs: list[bool] = []
+
+    def layer(x: Tensor, factor: float) -> Tensor:
+        graphs.append(torch.is_grad_enabled())
+        return (x @ weight).sin() * factor
+
+    given = torch.randn(3, 5, dtype=torch.float64, requires_grad=needs_gradient)
+    wanted_from = [weight, given] if needs_gradient else [weight]
+    wanted = torch.autograd.grad(layer(given, 2.0).cos().sum(), wanted_from)
+    graphs.clear()
+    recomputed(layer, given, 2.0, apart=True).cos().sum().backward()
+    assert graphs == [not needs_gradient, True]
+    assert all(
+        torch.equal(each.grad, gradient)
+        for each, gradient in zip(wanted_from, wanted, strict=True)
+        if each.grad is not None
+    )
+    assert all(each.grad is not None for each in wanted_from)
+
+
 @pytest.mark.parametrize("recompute", ["none", ["attention"], "full"])
 def test_a_delta_rule_runs_once_more_in_the_backward_however_its_layer_is_recomputed(
     recompute: object, monkeypatch: pytest.MonkeyPatch

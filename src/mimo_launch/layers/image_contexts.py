@@ -75,6 +75,11 @@ class ImageContext:
     distances: Tensor | None = None
 
     @property
+    def has_gradients(self) -> bool:
+        """Whether tensors in it have gradients, which a table waits for."""
+        return self.distances is not None
+
+    @property
     def is_causal(self) -> bool:
         """Whether a token sees only earlier tokens of its image."""
         return self.numbers is not None

@@ -39,18 +39,17 @@ def _compiled(function: Any, owner: str, widths: tuple[int, ...]) -> Any:
     Once torch.compile has seen two values of a size, it compiles for any value, which makes kernels
     several times slower if the size is not the first, the number of tokens. It recognises code by
     its file, line and name. So each module and each set of widths gets code with its own name.
-    Outside of language each forward has other numbers of tokens, which the first call says, so that
-    there is no code for one number first.
+    Outside of language each forward has other numbers of tokens, which the first call with and
+    without gradients says, so that there is no code for one number first.
     """
     name = "_".join([owner, function.__name__, *map(str, widths)])
     code = function.__code__.replace(co_name=name)
     made = torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__))
-    is_new = owner != LANGUAGE
+    unseen = set() if owner == LANGUAGE else {True, False}
 
     def call(first: Tensor, *more: Any) -> Any:
-        nonlocal is_new
-        if is_new:
-            is_new = False
+        if torch.is_grad_enabled() in unseen:
+            unseen.remove(torch.is_grad_enabled())
             for each in (first, *more):
                 if isinstance(each, Tensor) and each.dim() > 1 and len(each) == len(first):
                     torch._dynamo.maybe_mark_dynamic(each, 0)

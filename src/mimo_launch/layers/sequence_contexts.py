@@ -75,6 +75,11 @@ class SequenceContext:
     vectors: Tensor | None = None
 
     @property
+    def has_gradients(self) -> bool:
+        """Whether tensors in it have gradients, which other layers or an embedding wait for."""
+        return self.held is not None or self.vectors is not None
+
+    @property
     def needs_mask(self) -> bool:
         """Whether a token does not attend to all earlier tokens of its sequence."""
         return self.documents is not None or self.reach is not None

@@ -52,8 +52,18 @@ class Layer(ShapedLayer[S]):
         """Return the layer's output for every token; also keys and values that it gives."""
         if self.recompute != "full":
             return self._compute(x_nD, attention_context)
-        out: Tensor | tuple[Tensor, KeysValues] = recomputed(self._compute, x_nD, attention_context)
+        out: Tensor | tuple[Tensor, KeysValues] = recomputed(
+            self._compute,
+            x_nD,
+            attention_context,
+            apart=self.stands_apart and not attention_context.has_gradients,
+        )
         return out
+
+    @property
+    def stands_apart(self) -> bool:
+        """Whether no other layer gets a gradient from inside of it, and it has no FSDP unit."""
+        return False
 
     def _part(self, part: str, compute: Callable[..., T], *args: Any) -> T:
         """Return the result of a part."""
@@ -92,6 +102,11 @@ class Block(Layer[BlockShape]):
         super().__init__(context, shape)
         self.drop_attention = dropout(context.dropout, context.fused)
         self.drop_mlp = dropout(context.dropout, context.fused)
+
+    @property
+    def stands_apart(self) -> bool:
+        """Whether no other layer gets a gradient from inside of it, and it has no FSDP unit."""
+        return isinstance(self.mlp, Mlp) and self.shape.attention.sharing != "gives"
 
     def _compute(
         self, x_nD: Tensor, attention_context: AttentionContext
@@ -196,6 +211,11 @@ class HybridLayer(Layer[MixedShape]):
         super().__init__(context, shape)
         self.drop = dropout(context.dropout, context.fused)
 
+    @property
+    def stands_apart(self) -> bool:
+        """Whether no other layer gets a gradient from inside of it, and it has no FSDP unit."""
+        return not isinstance(self.get_submodule(self.shape.name), MoeMlp)
+
     def _compute(self, x_nD: Tensor, attention_context: AttentionContext) -> Tensor:
         return x_nD + self._part(self.shape.part, self._mixed, x_nD, attention_context)
 
@@ -230,7 +250,8 @@ class MtpDepth(ShapedLayer[DepthShape]):
         """Return each token's state, from its state at the depth before and the token ahead."""
         if self.recompute != "full":
             return self._compute(x_nD, token_nD, sequences)
-        out: Tensor = recomputed(self._compute, x_nD, token_nD, sequences)
+        apart = self.block.stands_apart and not sequences.has_gradients
+        out: Tensor = recomputed(self._compute, x_nD, token_nD, sequences, apart=apart)
         return out
 
     def _compute(self, x_nD: Tensor, token_nD: Tensor, sequences: SequenceContext) -> Tensor:
