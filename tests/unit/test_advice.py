@@ -23,6 +23,7 @@ from tests.support.poor_specs import (
 from tests.support.specs import box, layout_specs, spec
 
 from mimo_launch.checks.all_checks import check, idle_settings, is_legal
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
 from mimo_launch.layout.layout import world_size
@@ -272,13 +273,15 @@ def test_only_the_best_change_is_offered_although_it_makes_no_loss_smaller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = POOR[OF_8]
-    base = Estimator.of(Plan.of(made))
+    # A host so slow that vision waits less once kernels are longer.
+    constants = replace(Calibration(), layer_overhead=2600.0)
+    base = Estimator.of(Plan.of(made), constants)
     changes = Changes.of(base, base.estimates(), 80 * 10**9)
     lost = wastes(made, changes.estimates, base.constants, base.layout.world_size)
     change = changed(made, "precision", {"train.precision": "fp32"})
     assert change is not None
     # In fp32 kernels take long enough to start others meanwhile, and vision waits less.
-    helps = Planned(change, Estimator.of(Plan.of(change.spec)).estimates())
+    helps = Planned(change, Estimator.of(Plan.of(change.spec), constants).estimates())
     same = Planned(Change("same", {}, made), changes.estimates)
     monkeypatch.setattr(Changes, "simplest", lambda self, planned: planned)
 
