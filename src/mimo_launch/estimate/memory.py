@@ -8,11 +8,12 @@ Leaves: their sum during a step to `memory_peak`. A few kilobytes per rank that 
 checkpoint add are not counted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.activations import Activations
+from mimo_launch.estimate.alike_stages import key_of_stage, key_of_weights
 from mimo_launch.estimate.parameters import adds_in_products, stage_weights
 from mimo_launch.estimate.weight_cut import WeightCut
 from mimo_launch.kinds.layer import Workload
@@ -62,14 +63,26 @@ class StageMemory:
 
 
 def stage_memory(
-    spec: Spec, layout: Layout, module: ModuleLayout, stage: Stage, work: Workload, tp: int
+    spec: Spec,
+    layout: Layout,
+    module: ModuleLayout,
+    stage: Stage,
+    work: Workload,
+    tp: int,
+    weights: dict[Hashable, StageMemory] | None = None,
 ) -> StageMemory:
-    """Return the memory of a stage on the ranks at tp index `tp`."""
-    alone = weight_memory(spec, module, stage, tp, several=work.forwards > 1)
-    return with_activations(alone, spec, layout, module, stage, work, tp)
+    """Return the memory of a stage on the ranks at tp index `tp`.
+
+    `weights` keeps the memory without activations, by what it depends on in any layout.
+    """
+    known, several = {} if weights is None else weights, work.forwards > 1
+    key = key_of_weights(spec, module), several, key_of_stage(spec, layout, module, stage), tp
+    if key not in known:
+        known[key] = weight_memory(spec, module, stage, tp, several=several)
+    return _with_activations(known[key], spec, layout, module, stage, work, tp)
 
 
-def with_activations(
+def _with_activations(
     alone: StageMemory,
     spec: Spec,
     layout: Layout,

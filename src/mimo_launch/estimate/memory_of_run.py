@@ -10,9 +10,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import field
 
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.estimate.alike_stages import key_of_stage, key_of_weights
 from mimo_launch.estimate.device_constants import Calibration
-from mimo_launch.estimate.memory import StageMemory, row_bytes, weight_memory, with_activations
+from mimo_launch.estimate.memory import StageMemory, row_bytes, stage_memory
 from mimo_launch.estimate.memory_peak import peak_memory
 from mimo_launch.estimate.rank_classes import RankClass
 from mimo_launch.estimate.rows import MemoryRow
@@ -80,15 +79,8 @@ class MemoryOfRun:
         tp = module.grid.index(Axis.TP, rank)
         key = name, stage, tp, id(work)
         if key not in self._stages:
-            held, several = module.stages[stage], work.forwards > 1
-            alike = key_of_stage(self.spec, self.layout, module, held)
-            of_weights = key_of_weights(self.spec, module), several, alike, tp
-            if of_weights not in self.weights:
-                alone = weight_memory(self.spec, module, held, tp, several=several)
-                self.weights[of_weights] = alone
-            alone = self.weights[of_weights]
-            made = with_activations(alone, self.spec, self.layout, module, held, work, tp)
-            self._stages[key] = made
+            place = self.spec, self.layout, module, module.stages[stage]
+            self._stages[key] = stage_memory(*place, work, tp, self.weights)
         return self._stages[key]
 
     def _row_bytes(self, step: StepWork, bridge: str, rank: int) -> list[tuple[int, int]]:

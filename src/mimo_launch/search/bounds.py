@@ -14,10 +14,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage, key_of_weights
+from mimo_launch.estimate.alike_stages import key_of_module, key_of_stage
 from mimo_launch.estimate.cost_model import StageCost
 from mimo_launch.estimate.estimates import Estimator
-from mimo_launch.estimate.memory import StageMemory, weight_memory, with_activations
+from mimo_launch.estimate.memory import StageMemory, stage_memory
 from mimo_launch.estimate.memory_peak import GB
 from mimo_launch.layout.layout import Layout, ModuleLayout
 from mimo_launch.schedule.actions import Kind
@@ -142,17 +142,11 @@ def least_bytes(estimator: Estimator, kept: dict[Hashable, StageMemory]) -> int:
     held = {}
     for module in layout.modules:
         work = min(estimator.model.work[module.name], key=lambda each: each.held)
-        of_module, of_weights = (key_of_module(spec, module), work.key), None
+        of_module = key_of_module(spec, module), work.key
         for stage in module.stages:
-            of_stage = key_of_stage(spec, layout, module, stage)
-            key = of_module, of_stage
+            key = of_module, key_of_stage(spec, layout, module, stage)
             if key not in kept:
-                several = work.forwards > 1
-                of_weights = of_weights or key_of_weights(spec, module)
-                alone, weights = (of_weights, several, of_stage, 0), estimator.weights
-                if alone not in weights:
-                    weights[alone] = weight_memory(spec, module, stage, 0, several=several)
-                kept[key] = with_activations(weights[alone], spec, layout, module, stage, work, 0)
+                kept[key] = stage_memory(spec, layout, module, stage, work, 0, estimator.weights)
             held[module.name, stage.index] = kept[key]
     return _first_backward(estimator, held)
 
