@@ -41,8 +41,8 @@ def recomputed(
     backward; it does so only if `nested`.
 
     `apart`: the result is one tensor, gradients reach other layers by the tensors among `args`
-    alone, and it draws no numbers. Then the forward makes no graph; the backward makes one and runs
-    it by itself. Both together take a host a quarter less time.
+    alone, and torch's generators draw nothing for it. Then the forward makes no graph; the backward
+    makes one and runs it by itself. Both together take a host a quarter less time.
 
     Call it inside the layer's forward, so that FSDP's hooks are outside and run once.
     """

@@ -13,7 +13,7 @@ import numpy as np
 
 from mimo_launch.data.order.packing import Packs, best_fit, joined_packs
 from mimo_launch.data.order.sample_order import CHUNK, PackedOrder, record_order
-from mimo_launch.data.record_facts import Int64s, spread_out
+from mimo_launch.data.record_facts import Int64s
 from mimo_launch.data.run_records import MOST_PACKED, Records
 from mimo_launch.data.step_of_records import step_of
 from mimo_launch.diag.frozen import frozen
@@ -49,10 +49,8 @@ class KnownOrder:
 
     def part(self, samples: Int64s) -> StepData:
         """Return some samples, by their numbers, as a step that has no others."""
-        begins, ends = self.ends[samples], self.ends[samples + 1]
-        _, places = spread_out(begins, ends)
-        of_part = np.concatenate([[0], np.cumsum(ends - begins)])
-        return step_of(self.records, 0, self.ids[places], of_part)
+        part = Packs(self.ids, self.ends).at(samples)
+        return step_of(self.records, 0, part.items, part.ends)
 
     @cached_property
     def tokens(self) -> Int64s:

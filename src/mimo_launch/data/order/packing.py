@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mimo_launch.data.record_facts import spread_out
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, PAD
 from mimo_launch.layout.step_data import SampleData
@@ -43,6 +44,12 @@ class Packs:
         first, end, _ = slice(first, end).indices(len(self))
         ends = self.ends[first : end + 1]
         return Packs(self.items[ends[0] : ends[-1]], ends - ends[0])
+
+    def at(self, numbers: Int64s) -> "Packs":
+        """Return the packs with these numbers, in this order."""
+        begins, ends = self.ends[numbers], self.ends[numbers + 1]
+        _, places = spread_out(begins, ends)
+        return Packs(self.items[places], np.concatenate([[0], ends - begins]).cumsum())
 
     def tuples(self) -> tuple[tuple[int, ...], ...]:
         """Return the items of each pack."""

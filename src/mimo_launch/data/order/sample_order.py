@@ -21,7 +21,7 @@ from mimo_launch.data.order.packing import Packs, best_fit, joined_packs
 from mimo_launch.data.order.permutation import Int64s
 from mimo_launch.data.order.record_order import RecordOrder, Sample, SampleOrder
 from mimo_launch.data.random_draws import Purpose, Split, generator, order_of, split_key
-from mimo_launch.data.record_facts import RecordFacts, spread_out
+from mimo_launch.data.record_facts import RecordFacts
 from mimo_launch.data.step_of_records import StepOfRecords, step_of
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.step_data import SampleData
@@ -220,9 +220,7 @@ class PackedOrder:
         found = self._records.between(begin + first, begin + end)
         packs = best_fit(self._lengths(found), self._seq)
         order = self._records.shuffled(epoch, len(packs), 1 + chunk)
-        _, places = spread_out(packs.ends[order], packs.ends[order + 1])
-        ends = np.concatenate([[0], np.cumsum(np.diff(packs.ends)[order])])
-        return Packs(found[packs.items[places]], ends)
+        return Packs(found[packs.items], packs.ends).at(order)
 
 
 def heldout_batches(
