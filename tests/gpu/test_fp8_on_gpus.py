@@ -14,7 +14,7 @@ from tests.support.engine_steps import BOTH, ENGINE, Layout
 from tests.support.gpu_ranks import engine_ranks
 
 from mimo_launch.checkpoint.boxes import FP8
-from mimo_launch.spec.fp8 import SCALINGS, ScalingName
+from mimo_launch.spec.fp8 import SCALINGS, FormatName, ScalingName
 
 pytestmark = pytest.mark.gpu
 
@@ -58,7 +58,19 @@ def test_the_first_step_has_the_gradients_of_float64_in_8_bits(
     gpus: int, name: str, scaling: ScalingName
 ) -> None:
     """Off by as much as 8 bits are: less would not be 8 bits, more would be a wrong scale."""
-    layout = replace((ONE_GPU | TWO_GPUS)[name], fp8=scaling)
+    check_first_step(gpus, replace((ONE_GPU | TWO_GPUS)[name], fp8=scaling))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "numbers"), [("delayed", "e4m3"), ("current", "e4m3"), ("blockwise", "hybrid")]
+)
+def test_each_scaling_takes_the_format_that_is_not_its_default(
+    scaling: ScalingName, numbers: FormatName
+) -> None:
+    check_first_step(1, replace(ONE_GPU["alone"], fp8=scaling, fp8_format=numbers))
+
+
+def check_first_step(gpus: int, layout: Layout) -> None:
     with engine_ranks(gpus) as ranks:
         errors = engine_steps.step_errors(ranks, layout)
     print(errors)

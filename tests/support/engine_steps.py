@@ -16,7 +16,7 @@ from mimo_launch.data.build import build_dataset
 from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.layers.parameter_segments import local_segments
 from mimo_launch.plan.plan import Plan
-from mimo_launch.spec.fp8 import ScalingName
+from mimo_launch.spec.fp8 import FormatName, ScalingName
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.loader import step_inputs
 from mimo_launch.train.loop import Hooks, train
@@ -37,6 +37,7 @@ class Layout:
     max_documents: int = 1
     microbatches: int = 2
     fp8: ScalingName | None = None
+    fp8_format: FormatName | None = None
 
 
 ALONE = {"ranks": "0", "grid": {}}
@@ -77,7 +78,7 @@ def make_spec(layout: Layout, backend: str, precision: str, **sections: Any) -> 
         "compile": False,
     }
     if layout.fp8 is not None and backend == ENGINE:
-        common["fp8"] = {"scaling": layout.fp8}
+        common["fp8"] = {"scaling": layout.fp8, "format": layout.fp8_format}
     vit = {"kind": "vit", "layers": 2, "hidden": 128, "heads": 4, "patch": 2, "channels": 3}
     decoder = {
         "kind": "decoder", "layers": 2, "hidden": 256, "heads": 8, "kv_heads": 4, "mlp": 512,

@@ -1,6 +1,9 @@
 """Keys and types: every fault at once, in our words, and what can still be read."""
 
 import json
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +227,25 @@ def test_dump_round_trips(path: Path) -> None:
     again = spec_from_data(json.loads(json.dumps(data)))
     assert again == spec
     assert dump_spec(again) == data
+
+
+def test_a_process_that_read_no_spec_dumps_the_specs_it_receives(tmp_path: Path) -> None:
+    """Ranks get specs from their launcher, and have read no section of these kinds themselves."""
+    paths = sorted((ROOT / "topologies").glob("*.yaml"))
+    specs = [load_text(path.read_text(encoding="utf-8")).spec for path in paths]
+    sent = tmp_path / "specs"
+    sent.write_bytes(pickle.dumps(specs))
+    program = """
+import json, pickle, sys
+from mimo_launch.spec.load import dump_spec
+with open(sys.argv[1], "rb") as sent:
+    print(json.dumps([dump_spec(each) for each in pickle.load(sent)]))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program, sent], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == [dump_spec(each) for each in specs if each is not None]
 
 
 def test_spec_from_bad_data_raises() -> None:

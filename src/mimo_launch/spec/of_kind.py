@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic import (
+    BeforeValidator,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    WrapSerializer,
+)
 from pydantic.json_schema import JsonSchemaValue
 
 from mimo_launch.diag.frozen import frozen
@@ -37,7 +44,14 @@ class OfKind:
                 raise ValueError(f"no kind {kind}")
             return cls.model_validate(value)
 
-        return handler.generate_schema(Annotated[Any, BeforeValidator(validated)])
+        # Before 2.14, pydantic writes no value whose class is not ready, as of an unpickled one.
+        def serialized(value: Any, serialize: SerializerFunctionWrapHandler) -> Any:
+            if isinstance(value, Strict):
+                type(value).model_rebuild()
+            return serialize(value)
+
+        of_kind = Annotated[Any, BeforeValidator(validated), WrapSerializer(serialized)]
+        return handler.generate_schema(of_kind)
 
     def __get_pydantic_json_schema__(
         self, _: Any, handler: GetJsonSchemaHandler
