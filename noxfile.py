@@ -78,6 +78,33 @@ def example(session: nox.Session) -> None:
     )
 
 
+# Extras that install in seconds from wheels.
+OF_FILES = ("audio", "data", "report", "tables", "tensorboard", "video")
+# Of these the `transformers` of tests needs newer ones; torch has an upper bound, too.
+NOT_OLDEST = {"torch", "safetensors", "tokenizers"}
+# The oldest Typer uses names that later ones warn of.
+CLICK_OF_ITS_TIME = "click==8.2.1"
+
+
+@nox.session(default=False)
+def oldest(session: nox.Session) -> None:
+    """Run tests of specs, files and commands with the oldest packages that users may have."""
+    session.install(*WITH_EXTRAS, *group("test"))
+    project = PROJECT["project"]
+    extras = [project["optional-dependencies"][name] for name in OF_FILES]
+    lines = [line for each in (project["dependencies"], *extras) for line in each]
+    wanted = [line for line in lines if line.partition(">=")[0] not in NOT_OLDEST]
+    session.install(*(line.replace(">=", "==") for line in wanted), CLICK_OF_ITS_TIME)
+    session.run(
+        "pytest",
+        "tests/unit",
+        "tests/cli",
+        *IN_TWO_PROCESSES,
+        *session.posargs,
+        env=KEEPS_BYTECODE,
+    )
+
+
 @nox.session(default=False)
 def sweep(session: nox.Session) -> None:
     """Prove 400 random layouts, prints the seed and tables of coverage; all in fp32 and bf16."""

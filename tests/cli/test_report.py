@@ -284,7 +284,7 @@ def test_without_pillow_only_png_is_refused(
     run = runs("one")
     code, out, err = run_cli(f"report {run} -o {run}/a.png")
     assert (code, out) == (2, "")
-    assert "pip install 'pillow>=10.1'" in err
+    assert "pip install 'pillow>=11.3'" in err
     assert run_cli(f"report {run} -o {run}/a.svg")[0] == 0
 
 

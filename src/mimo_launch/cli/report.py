@@ -37,7 +37,7 @@ cannot be written.
 """
 
 SUFFIXES = (".html", ".png", ".svg")
-REQUIREMENT = "pillow>=10.1"  # As in the extra `report` of pyproject.toml.
+REQUIREMENT = "pillow>=11.3"  # As in the extra `report` of pyproject.toml.
 
 
 def report(

@@ -18,8 +18,8 @@ MLFLOW = "mlflow-skinny>=2.16"
 SHARD_PACKAGES = {
     "braceexpand": "braceexpand>=0.1.7",
     "tokenizers": "tokenizers>=0.21",
-    "PIL": "pillow>=10",
-    "jinja2": "jinja2>=3.1",
+    "PIL": "pillow>=11.3",
+    "jinja2": "jinja2>=3.1.6",
 }
 AUDIO_PACKAGES = {"soundfile": "soundfile>=0.12", "soxr": "soxr>=0.4"}
 AV = "av>=14"

@@ -44,7 +44,7 @@ _PACKAGES = {
     TENSORBOARD: "`log.tensorboard`",
     WANDB: "`log.wandb`",
     MLFLOW: "`log.mlflow`",
-    "pillow>=10.1": "PNG files of `mimo-launch report`",
+    "pillow>=11.3": "PNG files of `mimo-launch report`",
     **dict.fromkeys(SHARD_PACKAGES.values(), "data of shards"),
 }
 _GPU_PACKAGES = {

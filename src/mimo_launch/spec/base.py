@@ -82,6 +82,17 @@ class Strict(BaseModel):
             return super().__getattr__(name)
 
 
+def made_serializable(value: Any) -> Any:
+    """Return a value; if it is a section, pydantic can serialize its class by now.
+
+    Classes are made ready for their first section that is read. Before 2.14, pydantic raises
+    TypeError for a section that was never read, as a default or one of another process.
+    """
+    if isinstance(value, Strict):
+        type(value).model_rebuild()
+    return value
+
+
 @frozen(kw_only=True)
 class Effective:
     """When a key of a model has an effect: with the key `needs`, without the key `unless`.

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.spec.base import Strict
+from mimo_launch.spec.base import Strict, made_serializable
 
 
 @frozen
@@ -44,11 +44,8 @@ class OfKind:
                 raise ValueError(f"no kind {kind}")
             return cls.model_validate(value)
 
-        # Before 2.14, pydantic writes no value whose class is not ready, as of an unpickled one.
         def serialized(value: Any, serialize: SerializerFunctionWrapHandler) -> Any:
-            if isinstance(value, Strict):
-                type(value).model_rebuild()
-            return serialize(value)
+            return serialize(made_serializable(value))
 
         of_kind = Annotated[Any, BeforeValidator(validated), WrapSerializer(serialized)]
         return handler.generate_schema(of_kind)

@@ -12,17 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 
-from mimo_launch.spec.base import Strict
+from mimo_launch.spec.base import Strict, made_serializable
 from mimo_launch.spec.fields import field_schema, listed_section, section_per_name
 from mimo_launch.spec.of_kind import kind_of, models_in, words_in
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import expected, flow, listing
 
 
+class _Schema(GenerateJsonSchema):
+    def encode_default(self, dft: Any) -> Any:
+        return super().encode_default(made_serializable(dft))
+
+
 def spec_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a spec, with a description of each key."""
-    schema = _clean(Spec.model_json_schema(by_alias=True))
+    schema = _clean(Spec.model_json_schema(by_alias=True, schema_generator=_Schema))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
