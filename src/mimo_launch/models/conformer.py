@@ -22,6 +22,7 @@ from mimo_launch.layers.conformer import CausalConvolution, GatedConvolution, Re
 from mimo_launch.layers.image_contexts import AttentionContext, ImageContext
 from mimo_launch.layers.linear import WholeLinear, WholeTable
 from mimo_launch.layers.norms import Norm
+from mimo_launch.layers.pointwise import widened
 from mimo_launch.layers.shaped_layer import ShapedLayer
 from mimo_launch.models.audio_encoder import AudioStage, ClipsInput
 from mimo_launch.models.mlp import Mlp
@@ -91,8 +92,9 @@ class StoredBands(ShapedLayer[BandsShape]):
     over_deviation: Tensor
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Return the normed bands."""
-        return (frames - self.mean) * self.over_deviation
+        """Return the normed bands, computed in at least fp32."""
+        normed = (widened(frames) - self.mean) * self.over_deviation
+        return normed.to(frames.dtype)
 
 
 class ConformerStage(AudioStage):
