@@ -90,11 +90,13 @@ def test_a_rank_reads_what_its_stages_need() -> None:
     ]  # fmt: skip
 
 
-def training(made: Spec, faults: Faults) -> tuple[list[Any], str, RunState]:
+def training(
+    made: Spec, faults: Faults, state: RunState | None = None
+) -> tuple[list[Any], str, RunState]:
     """Train on damaged data; return the events, and how the run failed on this rank."""
     loop.build_dataset = lambda made: damaged(made, faults)
     events: list[Any] = []
-    state = RunState()
+    state = state or RunState()
     with RankSession(Plan.of(made)) as session:
         try:
             train(session, events.append, state=state)
@@ -202,7 +204,7 @@ def test_bad_held_out_samples_are_left_out_and_count_once() -> None:
     wide = evaluated({"vision": box(0, dp=2), "language": box(2, pp=2)})
     wanted = [event for event in alone[0][0] if isinstance(event, EvalFinished)]
     for events, error, state in run_ranks(training, wide, faults, world_size=4):
-        assert (error, state.bad_samples) == ("", 2)
+        assert (error, state.bad_samples) == ("", 0)
         found = [event for event in events if isinstance(event, EvalFinished)]
         assert [event.samples for event in found] == [5, 5]
         for mine, theirs in zip(found, wanted, strict=True):
@@ -212,3 +214,20 @@ def test_bad_held_out_samples_are_left_out_and_count_once() -> None:
         assert {(event.split, event.step, event.total) for event in told} == {
             ("heldout", 1, 1), ("heldout", 1, 2), ("heldout", 2, 2),
         }  # fmt: skip
+
+
+def test_bad_held_out_samples_count_once_however_often_a_run_is_resumed() -> None:
+    made = evaluated({"vision": box(0), "language": box(0)})
+    data = made.data.model_copy(update={"max_bad_samples": 2})
+    train_ = made.train.model_copy(update={"steps": 1})
+    made = made.model_copy(update={"data": data, "train": train_})
+    faults: Faults = {
+        ("text", "train", ids_of(made, 0)[0]): BadSample("cut off"),
+        ("text", "heldout", 5): BadSample("cut off"),
+    }
+    state = RunState()
+    for steps in (1, 2, 3):
+        longer = made.model_copy(update={"train": made.train.model_copy(update={"steps": steps})})
+        [(events, error, state)] = run_ranks(training, longer, faults, state, world_size=1)
+        told = [event.total for event in events if isinstance(event, BadSamples)]
+        assert (error, told[-1], state.step) == ("", 2, steps)

@@ -182,14 +182,20 @@ def test_ranks_are_started_anew_after_an_error() -> None:
     assert [total for _, total in after] == [1, 1]
 
 
-def test_ranks_leave_with_their_parent() -> None:
+def work_for_ever() -> None:
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_ranks_leave_with_their_parent(busy: bool) -> None:
     program = (
-        "import os, torch\n"
-        "from tests.distributed.test_run_ranks import process_of_rank\n"
+        "import os, threading, torch\n"
+        "from tests.distributed.test_run_ranks import process_of_rank, work_for_ever\n"
         "from mimo_launch.launcher.run_on_ranks import Ranks\n"
-        "print(*(pid for pid, _ in Ranks(2).run(process_of_rank, 0)), flush=True)\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
+        "ranks = Ranks(2)\n"
+        "print(*(pid for pid, _ in ranks.run(process_of_rank, 0)), flush=True)\n"
+        "threading.Timer(1, os.kill, (os.getpid(), 9)).start()\n"
+    ) + ("ranks.run(work_for_ever)\n" if busy else "")
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in done.stdout.split()]

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -23,7 +22,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -32,6 +31,7 @@ from torch import Tensor
 from mimo_launch.comm.world import device_for, join_world
 from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.gpus import refuse_initialised_cuda
+from mimo_launch.launcher.signals import die_with
 from mimo_launch.launcher.worker_processes import signal_name
 
 RankDevice = Literal["cpu", "cuda"]
@@ -128,7 +128,7 @@ class Ranks:
             mine, theirs = context.Pipe()
             process = context.Process(
                 target=_rank_main,
-                args=(rank, self.world_size, self.device, theirs, [*self._pipes, mine], job),
+                args=(rank, self.world_size, self.device, theirs, os.getpid(), job),
                 daemon=True,
             )
             process.start()
@@ -222,14 +222,13 @@ def _rank_main(
     world_size: int,
     device: RankDevice,
     pipe: Connection,
-    inherited: list[Connection],
+    parent: int,
     job: RankCall,
-) -> None:
-    """Run jobs as one rank until the parent closes the pipe; exit without interpreter shutdown."""
+) -> NoReturn:
+    """Run jobs as one rank until `parent` kills it or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(parent)
     os.dup2(2, 1)  # Only the command's answer goes to stdout.
-    for end in inherited:  # Otherwise the pipes would stay open when the parent dies.
-        end.close()
     # In a forked child, the first parallel call of torch replaces the thread pool. Do it here: if
     # the backward's threads, one per GPU, do it concurrently, they abort with "Invalid thread
     # pool".
@@ -248,15 +247,8 @@ def _rank_main(
             with ThreadPoolExecutor(1) as thread:
                 result = thread.submit(_run_job, rank, world_size, device, job).result()
             faulthandler.cancel_dump_traceback_later()
-            try:
-                pipe.send_bytes(packed(result))
-                job = pickle.loads(pipe.recv_bytes())
-            except (EOFError, ConnectionResetError, BrokenPipeError):
-                break
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # gloo's threads sometimes abort at interpreter exit, which would make a success a failure.
-    os._exit(0)
+            pipe.send_bytes(packed(result))
+            job = pickle.loads(pipe.recv_bytes())
 
 
 def _run_job(rank: int, world_size: int, device: RankDevice, job: RankCall) -> tuple[bool, Any]:

@@ -99,7 +99,12 @@ def leave_signals_to(launcher: int) -> None:
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    die_with(launcher)
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent, the process `parent`, ends."""
     # torch asks for SIGINT instead, which is ignored here; a blocked worker would not see it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != launcher:
-        os._exit(1)  # The launcher died before the call of prctl.
+    if os.getppid() != parent:
+        os._exit(1)  # The parent died before the call of prctl.

@@ -154,7 +154,7 @@ class Best:
 
 @dataclass(slots=True)
 class RunState:
-    """Counts since the start of the run: steps, samples, skipped steps, unreadable samples.
+    """Counts since the start of the run: steps, samples, skipped steps, bad samples of training.
 
     `samples` is the position in the order of samples (for packs see `data.order.sample_order`), and
     `order` the version of that order, which a run keeps from its start. `best` is the best

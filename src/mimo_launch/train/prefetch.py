@@ -74,7 +74,7 @@ class TooManyBadSamples(EndOfRun):
 
 
 class StepReader:
-    """Reads this rank's part of steps, and counts unreadable samples in `state`."""
+    """Reads this rank's part of steps, and counts unreadable samples of training in `state`."""
 
     def __init__(
         self,
@@ -256,11 +256,12 @@ class StepReader:
 
     def _report(self, split: Split, step: int, reasons: dict[int, str], count: int) -> None:
         if split == "heldout":
-            # Every evaluation reads the same samples; they count only once.
-            count = len(reasons.keys() - self._known)
+            # Every evaluation reads the same samples, also after a resume; they count only once.
             self._known |= reasons.keys()
-        self._state.bad_samples += count
-        total, allowed = self._state.bad_samples, self._session.spec.data.max_bad_samples
+        else:
+            self._state.bad_samples += count
+        total = self._state.bad_samples + len(self._known)
+        allowed = self._session.spec.data.max_bad_samples
         self._emit(BadSamples(step=step + 1, reasons=reasons, total=total, split=split))
         if total > allowed:
             last = list(reasons.items())[-_MOST_LISTED:]
