@@ -107,6 +107,8 @@ def test_a_class_is_a_source_among_others(folder: Path) -> None:
         ("return [number]", r"`Own.__getitem__` \(FILE, line 3\) returned list; a sample is a"),
         ("return {'messages': 5}", "`messages` of its JSON is a number, not a list of messages"),
         ("return {'images': 5}", "its image is int, not a path or bytes"),
+        ("return {'x': {(1, 2): 3}}", "it cannot be written as JSON: keys must be str"),
+        ("import numpy; return {'image': {'x': numpy.ones(2)}}", "ValueError: The truth value"),
     ],
 )
 def test_a_sample_that_fails_is_bad_and_its_line_is_named(

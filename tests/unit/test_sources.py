@@ -4,6 +4,7 @@
 """
 
 import base64
+import io
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from PIL import Image
 from tests.support.shards import clip_bytes, image_bytes, tokenizer_folder, write_shard
 from tests.support.specs import box, spec
 from tests.unit.test_shard_samples import VIT, opened, with_vocab
@@ -534,6 +536,27 @@ def test_bytes_in_base64_are_read_with_and_without_their_type(
     assert [each.shape[-2:] for each in found.images("train", 0, "vision")] == [(8, 12)]
 
 
+def test_lines_of_base64_may_be_broken(pictures: Path) -> None:
+    """As `base64.encodebytes` writes them, of an image longer than what an index reads of it."""
+    image = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 255, (60, 48, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(image, "PNG")
+    for given in (text := base64.encodebytes(image.getvalue()).decode(), {"data": text}):
+        found = opened_lines(pictures, {"image": given, "caption": "A."}, template="caption")
+        assert not bad_of(found)
+        (pixels,) = found.images("train", 0, "vision")
+        assert pixels.shape[0] == 3
+
+
+def test_images_are_in_the_order_of_the_text_whatever_the_order_of_keys() -> None:
+    def turn(role: str, name: str) -> list[dict[str, Any]]:
+        return [{"role": role, "content": [{"type": "image", "image": name}]}]
+
+    for asked, said in (("prompt", "completion"), ("query", "response"), ("instruction", "output")):
+        record = {said: turn("assistant", "b.png"), asked: turn("user", "a.png")}
+        assert [each.said for each in shaped(record).media.values()] == ["a.png", "b.png"]
+
+
 @pytest.mark.parametrize("nothing", [None, "", [], {"bytes": None, "path": None}])
 def test_an_image_of_nothing_is_no_image(nothing: Any, pictures: Path) -> None:
     """As `datasets` save it, beside the name of a file that is not there."""
@@ -802,6 +825,32 @@ def test_damage_of_a_table_is_a_bad_sample_with_its_rows(tmp_path: Path) -> None
     assert "the rest of the file cannot be read" in bad_of(found)[""]
 
 
+def test_a_value_that_python_cannot_hold_costs_only_its_row(tmp_path: Path) -> None:
+    given, path = rows(chats(5)), tmp_path / "x.parquet"
+    table = pyarrow.Table.from_pylist(given)
+    days = pyarrow.array([1, 10**8, 2, 3, 4], pyarrow.date32())
+    bytes_ = pyarrow.array([b"a", b"b", b"c", b"\xff\xfe", b"d"])
+    notes = pyarrow.Array.from_buffers(pyarrow.string(), 5, bytes_.buffers())
+    pyarrow.parquet.write_table(table.append_column("day", days).append_column("note", notes), path)
+    found = opened(files_spec(tmp_path, str(path)))
+    whys = bad_of(found)
+    assert list(whys) == ["row 1", "row 3"]
+    assert "its `day` cannot be read: " in whys["row 1"]
+    assert "its `note` cannot be read: 'utf-8' codec" in whys["row 3"]
+    assert [found.name("train", n) for n in range(3)] == [f"x.parquet row {n}" for n in (0, 2, 4)]
+    assert len(found.text("train", 2)[0]) == 512
+
+
+def test_a_deep_record_costs_only_itself(pictures: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(700):
+        deep = [deep]
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    records = [{"messages": [said[0], {**said[1], "x": deep}]}, {"messages": said}]
+    found = opened_lines(pictures, *records)
+    assert (list(bad_of(found)), found.num_samples("train")) == (["line 1"], 1)
+
+
 def test_a_plan_without_an_index_looks_at_every_source_and_mixes_them(tmp_path: Path) -> None:
     """Long texts are one in ten of the samples, whatever the sizes of the files."""
     for name, number, words in (("short", 600, 1), ("long", 40, 60)):
@@ -980,6 +1029,7 @@ def test_faults_in_a_list_of_sources_are_found_where_they_are() -> None:
         ("notes.txt", "source-not-read", "holds no tar archive, JSON or table"),
         ("x.jsonl.gz", "source-not-read", "is compressed"),
         ("empty", "source-not-read", "files that end in .tar, .jsonl"),
+        ({"path": ["x.jsonl", "empty"]}, "source-not-read", "files that end in .tar, .jsonl"),
         ("splits", "source-not-read", "splits/test, "),
         ("hub", "source-not-read", "hub/test-*, "),
         ("{x.jsonl,splits}", "source-not-read", "splits/test, "),

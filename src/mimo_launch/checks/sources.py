@@ -6,6 +6,7 @@ Leaves: records to the index that `train` builds.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from mimo_launch.checks.packages import named_is_there, not_installed
@@ -125,7 +126,7 @@ def _files(path: YamlPath, source: Source) -> Findings:
             )
             return
     try:
-        files = source_files(source)
+        files = {each: source_files(source.replace(path=each)) for each in source.paths}
     except NoFormat as error:
         yield _not_read(
             (*path, "path"),
@@ -134,15 +135,15 @@ def _files(path: YamlPath, source: Source) -> Findings:
             "save the data set again, or name its files",
         )
         return
-    if not files:
+    if empty := [pattern for pattern, found in files.items() if not found]:
         ends = ", ".join(IN_FOLDERS)
         yield _not_read(
             (*path, "path"),
-            f"`{source.path}` holds no file of records",
+            f"`{empty[0]}` holds no file of records",
             f"in a folder, files that end in {ends} are read",
             "write the files: `path: FOLDER/NAME.json`, or a pattern",
         )
-    yield from _formats(path, files[:MOST_OPENED])
+    yield from _formats(path, [*chain(*files.values())][:MOST_OPENED])
 
 
 def _formats(path: YamlPath, files: Sequence[NamedShard]) -> Findings:

@@ -35,7 +35,7 @@ from mimo_launch.layout.step_data import ImageSpan
 Column = npt.NDArray[Any]
 
 META, BAD, BLOCKS = "index.json", "bad.jsonl", "blocks.npy"
-VERSION = 17
+VERSION = 18
 
 # Per text of a sample; `content` is a checksum of its members, `counted` the sum of a column for a
 # loss, `caption` the place of the text in a list of captions, 0 for the first or the only one.

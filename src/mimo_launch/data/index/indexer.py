@@ -279,7 +279,7 @@ def read_part(
                 entries = indexer.look(list(member.places), read, shard.template)
             except BadSample as error:
                 bad.append(Bad(name, member.key, str(error)))
-            except (OSError, EOFError, ValueError) as error:
+            except (OSError, EOFError, ValueError, RecursionError) as error:
                 bad.append(Bad(name, member.key, f"{type(error).__name__}: {error}"))
             else:
                 for entry in entries:

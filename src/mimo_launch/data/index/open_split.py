@@ -475,5 +475,5 @@ class OpenSplit:
             return read()
         except BadSample as error:
             raise BadSample(f"{self.name(row)}: {error}") from error
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, RecursionError) as error:
             raise BadSample(f"{self.name(row)}: {type(error).__name__}: {error}") from error

@@ -1,6 +1,6 @@
 """Records of a question and an answer, as messages: ms-swift, Alpaca and TRL write them so.
 
-Decides: the keys of each form, and how they become turns; that no answer in a `prompt` is learnt;
+Decides: how the keys of each form become turns; that no answer in a `prompt` is learnt;
 that a part of a question in another form makes the record bad, because nothing else would tell.
 Leaves: the meaning of turns to `messages`.
 """
@@ -11,13 +11,8 @@ from typing import Any
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.messages import type_of
 from mimo_launch.data.samples.record_keys import CALLS, ROLES
+from mimo_launch.data.sources.record_shapes import FORMS
 
-# The keys of the question, one line each, and the key of the answer.
-_FORMS = (
-    (("query",), "response"),
-    (("instruction", "input"), "output"),
-    (("prompt",), "completion"),
-)
 _EARLIER = "history"
 # TRL's KTO has answers of both kinds.
 _IS_GOOD = "label"
@@ -30,7 +25,7 @@ def turns_of(record: Mapping[str, Any]) -> tuple[list[Any], tuple[str, ...]] | N
 
     Raises: BadSample.
     """
-    for asked, said in _FORMS:
+    for asked, said in FORMS:
         if asked[0] not in record or said not in record:
             continue
         if said == "completion" and record.get(_IS_GOOD) is False:

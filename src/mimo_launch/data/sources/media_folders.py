@@ -115,6 +115,8 @@ class ShapedRecords:
                 places[suffix] = MemberPlace(0, self._folders.size(medium))
         except BadRecord as error:
             return Member(key, fault=str(error))
+        except (TypeError, ValueError, RecursionError) as error:
+            return Member(key, fault=f"{type(error).__name__}: {error}")
         self._recent.keep((self._of, place), record, record.size)
         return Member(key, places)
 

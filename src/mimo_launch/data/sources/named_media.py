@@ -77,8 +77,10 @@ class Medium:
         """Return its bytes, or the first `limit`, if the record holds them. Raises: BadRecord."""
         if self.encoded is None:
             return self.data if limit is None or self.data is None else self.data[:limit]
-        # Four characters are three bytes.
-        text = self.encoded if limit is None else self.encoded[: -(-limit // 3) * 4]
+        text = self.encoded
+        if limit is not None:
+            # Four characters are three bytes, beside those that break lines.
+            text = "".join(text[: 4 * limit].split())[: -(-limit // 3) * 4]
         try:
             return base64.b64decode(text)[:limit]
         except (binascii.Error, ValueError) as error:

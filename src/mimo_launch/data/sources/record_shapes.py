@@ -29,6 +29,14 @@ from mimo_launch.diag.frozen import frozen
 PAIRS = "texts"
 # Keys of messages, which tables may hold as JSON text.
 _IN_JSON = ("messages", "conversations", "prompt", "completion")
+# Records of a question and its answer: the keys of the question, one line each, and that of the
+# answer.
+FORMS = (
+    (("query",), "response"),
+    (("instruction", "input"), "output"),
+    (("prompt",), "completion"),
+)
+_ANSWERS = frozenset(answer for _, answer in FORMS)
 # The key of columns for a user's loss.
 _COLUMNS = "columns"
 
@@ -55,7 +63,8 @@ def shaped(record: Any) -> ShapedRecord:
     rest = dict(record)
     waiting = media_of_keys(rest)
     found = {kind: list[Medium]() for kind in KEYS}
-    for key, value in rest.items():
+    # In the order of the text, whatever the order of the keys.
+    for key, value in sorted(rest.items(), key=lambda each: each[0] in _ANSWERS):
         turns = _as_list(_parsed(value) if key in _IN_JSON else value)
         if isinstance(turns, list) and any(map(_has_parts, turns)):
             turns = [_shaped_turn(each, waiting, found) for each in turns]
@@ -75,7 +84,10 @@ def shaped(record: Any) -> ShapedRecord:
         for number, each in enumerate(media)
     }
     named |= _columns(rest)
-    text = json.dumps(rest, ensure_ascii=False, default=_shown)
+    try:
+        text = json.dumps(rest, ensure_ascii=False, default=_shown)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRecord(f"it cannot be written as JSON: {error}") from error
     return ShapedRecord(text.encode("utf-8", "surrogatepass"), named)
 
 

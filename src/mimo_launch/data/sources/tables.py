@@ -14,7 +14,7 @@ import threading
 import weakref
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate, pairwise
@@ -96,10 +96,9 @@ class TableFile(SourceFile):
                 yield Member(f"rows {first} to {last - 1}", fault=f"they cannot be read: {error}")
                 continue
             for start in range(first, last, _ROWS):
-                rows = table.slice(start - begin, min(_ROWS, last - start)).to_pylist()
-                for number, row in enumerate(rows, start=start):
-                    place = MemberPlace(number, 0)
-                    yield self._records.member(f"row {number}", place, partial(shaped, row))
+                rows = _shaped(table.slice(start - begin, min(_ROWS, last - start)))
+                for number, read in enumerate(rows, start=start):
+                    yield self._records.member(f"row {number}", MemberPlace(number, 0), read)
 
     def share(self, places: Places) -> float:
         """Return the share of the rows up to a record."""
@@ -113,8 +112,26 @@ class TableFile(SourceFile):
         if not 0 <= number < self._begins[-1]:
             raise BadRecord("it is not in the file any more")
         group = bisect_right(self._begins, number) - 1
-        rows = self._group(group).slice(number - self._begins[group], 1)
-        return shaped(rows.to_pylist()[0])
+        return _shaped_row(self._group(group).slice(number - self._begins[group], 1))
+
+
+def _shaped(rows: Any) -> list[Callable[[], ShapedRecord]]:
+    """Return functions that return each row of a table as a record, and may raise BadRecord."""
+    try:
+        return [partial(shaped, row) for row in rows.to_pylist()]
+    except Exception:  # As in `_shaped_row`, which says of which row.
+        return [partial(_shaped_row, rows.slice(place, 1)) for place in range(len(rows))]
+
+
+def _shaped_row(row: Any) -> ShapedRecord:
+    """Return the only row of a table as a record. Raises: BadRecord."""
+    found = {}
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        try:
+            found[name] = column.to_pylist()[0]
+        except Exception as error:  # Of text that is not UTF-8, or a date that Python cannot hold.
+            raise BadRecord(f"its `{name}` cannot be read: {error}") from error
+    return shaped(found)
 
 
 class ParquetTable(TableFile):
