@@ -161,5 +161,5 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def peers(session: nox.Session) -> None:
-    """Train a Qwen3-VL here and with transformers under FSDP2 on one GPU: losses and times."""
+    """Train a Qwen3-VL here and with other libraries on one GPU: losses and times."""
     session.run(sys.executable, "-m", "tests.gpu.peers", *session.posargs)

@@ -1,9 +1,10 @@
-"""Training beside `transformers` under FSDP2: the same losses, step by step (`nox -s peers`)."""
+"""Training beside other libraries: the same losses, step by step (`nox -s peers`)."""
 
 from pathlib import Path
 
 import pytest
-from tests.gpu import peers
+import torch
+from tests.gpu import peer_libraries, peers
 
 SPEC = """
 version: 1
@@ -33,9 +34,20 @@ def test_losses_are_those_of_transformers(
     spec = tmp_path / "small.yaml"
     spec.write_text(SPEC, encoding="utf-8")
     peers.main([str(spec), "--device", "cpu"])
-    _, _, losses = capsys.readouterr().out.partition("loss of transformers |\n")
-    rows = [[float(cell) for cell in line.split("|")[2:4]] for line in losses.splitlines()[1:]]
+    times, _, rest = capsys.readouterr().out.partition("\n\n")
+    losses, _, without = rest.partition("\n\n")
+    assert "| transformers " in times
+    assert without == "without automodel: it loads on GPUs only\n"
+    rows = [[float(cell) for cell in line.split("|")[2:-1]] for line in losses.splitlines()[2:]]
     assert len(rows) == 4
     for here, theirs in rows:
         assert here == pytest.approx(theirs, abs=2e-5)
     assert len({here for here, _ in rows}) == 4
+
+
+def test_a_library_that_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_libraries, "find_spec", lambda module: None)
+    lack = peer_libraries.Automodel.lacks(torch.device("cuda"))
+    assert lack == "pip install nemo-automodel 'transformer-engine[pytorch]'"
+    monkeypatch.setattr(peer_libraries, "find_spec", lambda module: module)
+    assert peer_libraries.Automodel.lacks(torch.device("cuda")) is None

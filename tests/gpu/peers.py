@@ -1,13 +1,12 @@
-"""Trains a Qwen3-VL with this package and with `transformers` under FSDP2, and prints both.
+"""Trains a Qwen3-VL with this package and with other libraries, and prints all side by side.
 
 python -m tests.gpu.peers [--steps 8] [--set modules.language.recompute=none ...] [SPEC]
 
-Both start from the same weights, in bf16 on disk, and learn the same samples in the same order with
-the same optimizer; so their losses are the same up to rounding. On one rank. The spec has a vision
-and a language model of the sizes of a Qwen3-VL, and synthetic samples: bench/qwen3_vl_4b.yaml by
-default. `transformers` has all samples on its device before the first step, and recomputes every
-layer if language does. Its blocks are units of FSDP2, with fp32 weights and moments, bf16 products
-and fused AdamW; attention is torch's.
+The libraries are those of `tests.gpu.peer_libraries` that are installed. All start from the same
+weights, in bf16 on disk, and learn the same samples in the same order with the same optimizer; so
+their losses are the same up to rounding. On one rank. The spec has a vision and a language model of
+the sizes of a Qwen3-VL, and synthetic samples: bench/qwen3_vl_4b.yaml by default. A library has
+all samples of a step on its device before the step, and recomputes every layer if language does.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from tests.gpu.peer_libraries import PEERS, Peer
 from tests.support.hugging_face import save
 from tests.support.random_models import theirs
 from torch import Tensor
@@ -114,19 +113,19 @@ def ours(spec_file: Path, settings: Sequence[str], folder: Path, runs: Path, dev
     )
 
 
-def with_transformers(
-    spec_file: Path, settings: Sequence[str], folder: Path, device: str
+def with_library(
+    name: str, spec_file: Path, settings: Sequence[str], folder: Path, device: str
 ) -> Course:
-    """Train with `transformers`, in a process of its own."""
+    """Train with another library, in a process of its own."""
     command = [sys.executable, "-m", "tests.gpu.peers", str(spec_file), "--folder", str(folder)]
-    command += ["--device", device]
+    command += ["--device", device, "--library", name]
     command += [word for each in settings for word in ("--set", each)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     return Course(*json.loads(line.removeprefix(MARK)))
 
 
-def samples_of(spec: Spec, model: Any, step: int, device: torch.device) -> Iterator[dict[str, Any]]:
+def samples_of(spec: Spec, step: int, device: torch.device) -> Iterator[dict[str, Tensor]]:
     """Yield the microbatches of a step: inputs of the model, and labels."""
     data = build_dataset(spec)
     order = GlobalOrder(data.num_samples("train"), spec.batch.global_, spec.train.seed)
@@ -140,7 +139,7 @@ def samples_of(spec: Spec, model: Any, step: int, device: torch.device) -> Itera
         grids = [[1, x.shape[1] // vision.patch, x.shape[2] // vision.patch] for x in images]
         made = {
             "input_ids": tokens,
-            "mm_token_type_ids": (tokens == model.config.image_token_id).int(),
+            "mm_token_type_ids": (tokens == placeholder_id(spec, "vision")).int(),
             "pixel_values": torch.cat([patches_of(image, vision) for image in images]),
             "image_grid_thw": torch.tensor(grids),
             "labels": torch.stack([torch.from_numpy(labels) for _, labels in texts]),
@@ -158,62 +157,33 @@ def patches_of(image: np.ndarray, vision: Any) -> Tensor:
     )
 
 
-def trained(spec: Spec, folder: Path, device: torch.device) -> Course:
-    """Train with `transformers` in this process."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    model = theirs().Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-    model.to(device).train()
-    if spec.language.recomputes:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    # Not for the processor, which computes in fp32 in `mimo-launch`, too.
-    narrow = torch.bfloat16 if spec.train.precision == "bf16" else None
-    policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32)
-    inner = model.model
-    for block in (*inner.visual.blocks, *inner.language_model.layers, model):
-        fully_shard(block, mp_policy=policy)
-    decays = [(p, p.dim() > 1 and "norm" not in n) for n, p in model.named_parameters()]
-    asked = spec.optimizer
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p, d in decays if d], "weight_decay": asked.weight_decay},
-            {"params": [p for p, d in decays if not d], "weight_decay": 0.0},
-        ],
-        lr=asked.lr,
-        betas=tuple(asked.betas),
-        eps=asked.eps,
-        fused=device.type == "cuda",
-    )
+def trained(spec: Spec, peer: Peer, device: torch.device) -> Course:
+    """Train with a library in this process."""
     losses, seconds = [], []
     for step in range(spec.train.steps):
-        batches = list(samples_of(spec, model, step, device))
+        batches = list(samples_of(spec, step, device))
         wait(device)
         begin = time.perf_counter()
-        losses.append(one_step(model, optimizer, batches, asked.clip))
+        losses.append(one_step(peer, batches, spec.optimizer.clip))
         wait(device)
         seconds.append(time.perf_counter() - begin)
     memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
     return Course(losses, seconds, memory)
 
 
-def one_step(
-    model: Any, optimizer: torch.optim.Optimizer, batches: list[dict[str, Any]], clip: float | None
-) -> float:
+def one_step(peer: Peer, batches: list[dict[str, Tensor]], clip: float | None) -> float:
     """Take a step, and return the mean loss over its labels."""
     whole: Tensor | float = 0.0
-    labels = sum((each["labels"] >= 0).sum() for each in batches)
+    labels = int(sum((each["labels"] >= 0).sum() for each in batches))
     for number, batch in enumerate(batches, start=1):
-        model.set_requires_gradient_sync(number == len(batches))
-        given = {name: each for name, each in batch.items() if name != "labels"}
-        logits = model(**given, use_cache=False).logits.float()
-        wanted = batch["labels"].flatten()
-        loss = F.cross_entropy(logits.flatten(0, 1), wanted, reduction="sum") / labels
+        inputs = {name: each for name, each in batch.items() if name != "labels"}
+        loss = peer.loss(inputs, batch["labels"], labels, number == len(batches))
         loss.backward()
         whole += loss.detach()
     if clip is not None:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+        peer.clip(clip)
+    peer.optimizer.step()
+    peer.optimizer.zero_grad(set_to_none=True)
     return float(whole)
 
 
@@ -224,7 +194,7 @@ def wait(device: torch.device) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run both, and print a table."""
+    """Run all, and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -233,23 +203,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--library", choices=tuple(PEERS), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     settings = [*given.set, *([f"train.steps={given.steps}"] if given.steps else [])]
     spec = load_spec(given.spec, settings).spec
     if spec is None:
         parser.error(f"`mimo-launch validate {given.spec}` says what is wrong")
-    if given.folder is not None:
+    device = torch.device(given.device)
+    if given.library is not None:
         join(given.device)
-        course = trained(spec, given.folder, torch.device(given.device))
+        course = trained(spec, PEERS[given.library](spec, given.folder, device), device)
         print(MARK + json.dumps([course.losses, course.seconds, course.memory]), flush=True)
         return
+    without = {name: lack for name, peer in PEERS.items() if (lack := peer.lacks(device))}
+    failed = {}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "model"
         folder_of(spec, folder, given.device)
-        mine = ours(given.spec, settings, folder, Path(made), given.device)
-        other = with_transformers(given.spec, settings, folder, given.device)
-    for line in table(spec, mine, other):
+        courses = {"mimo-launch": ours(given.spec, settings, folder, Path(made), given.device)}
+        for name, peer in PEERS.items():
+            if name in without:
+                continue
+            try:
+                course = with_library(name, given.spec, settings, folder, given.device)
+            except subprocess.CalledProcessError as error:
+                failed[name] = f"it ended with exit code {error.returncode}"
+            else:
+                courses[peer.title()] = course
+    for line in table(spec, courses):
         print(line)
+    for name, why in (without | failed).items():
+        print(f"\nwithout {name}: {why}")
+    if failed:
+        sys.exit(1)
 
 
 def join(device: str) -> None:
@@ -260,18 +246,19 @@ def join(device: str) -> None:
     )
 
 
-def table(spec: Spec, mine: Course, other: Course) -> Iterator[str]:
+def table(spec: Spec, courses: dict[str, Course]) -> Iterator[str]:
     """Yield the lines of the comparison."""
     tokens = spec.batch.global_ * spec.batch.seq
     yield "| | step: median (min-max) | tokens/s | allocated |"
     yield "| --- | --- | --- | --- |"
-    yield f"| mimo-launch | {mine.row(tokens)} |"
-    yield f"| transformers {theirs().__version__}, FSDP2 | {other.row(tokens)} |"
+    for name, course in courses.items():
+        yield f"| {name} | {course.row(tokens)} |"
     yield ""
-    yield "| step | loss here | loss of transformers |"
-    yield "| --- | --- | --- |"
-    for number, pair in enumerate(zip(mine.losses, other.losses, strict=True), start=1):
-        yield f"| {number} | {' | '.join(f'{each:.5f}' for each in pair)} |"
+    yield f"| loss of step | {' | '.join(courses)} |"
+    yield f"| --- |{' --- |' * len(courses)}"
+    losses = zip(*(course.losses for course in courses.values()), strict=True)
+    for number, each in enumerate(losses, start=1):
+        yield f"| {number} | {' | '.join(f'{loss:.5f}' for loss in each)} |"
 
 
 if __name__ == "__main__":
