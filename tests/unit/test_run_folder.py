@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from shutil import disk_usage
+from shutil import copytree, disk_usage
 from typing import NoReturn
 
 import pytest
@@ -217,6 +217,17 @@ def test_what_is_left_of_saves_goes_if_it_is_older_and_damaged_ones_stay(tmp_pat
     assert sorted(path.name for path in all_checkpoints(tmp_path)) == sorted(
         [folder_name(3), *others[1:]]
     )
+
+
+@pytest.mark.parametrize("end", ["-good", ".copy", DAMAGED + ".1"])
+def test_a_copy_under_another_name_is_no_checkpoint_of_the_run(tmp_path: Path, end: str) -> None:
+    first = add_checkpoint(tmp_path, 2)
+    copy = copytree(first, first.with_name(first.name + end))
+    assert all_checkpoints(tmp_path) == [first]
+    newest = add_checkpoint(tmp_path, 3)
+    delete_old(tmp_path, 1, 5)
+    assert all_checkpoints(tmp_path) == [newest]
+    assert is_complete(copy)
 
 
 @pytest.mark.parametrize("saves", [True, False])

@@ -28,7 +28,7 @@ from mimo_launch.spec.load import MARKER
 CHECKPOINTS = "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 FORMAT = 1
-_NAME = re.compile(r"step-(\d+)")
+_NAME = re.compile(rf"step-(\d+)({re.escape(PARTIAL)}|{re.escape(DAMAGED)})?")
 _CHECKSUM = "crc32"
 _BLOCK = 1 << 22
 
@@ -107,8 +107,11 @@ def folder_name(step: int) -> str:
 
 
 def all_checkpoints(run: Path) -> list[Path]:
-    """Return the folders under `run/checkpoints`, complete or not, the newest first."""
-    found = [(_NAME.match(path.name), path) for path in (run / CHECKPOINTS).glob("step-*")]
+    """Return the folders under `run/checkpoints`, complete or not, the newest first.
+
+    Those with other names are the user's, such as a copy.
+    """
+    found = [(_NAME.fullmatch(path.name), path) for path in (run / CHECKPOINTS).glob("step-*")]
     steps = [(int(match[1]), path) for match, path in found if match and path.is_dir()]
     return [path for _, path in sorted(steps, reverse=True)]
 
