@@ -125,6 +125,9 @@ def test_other_kinds_have_their_own_parts(
         (CONFIG | {"rope_parameters": "longrope"}, "`rope_parameters: longrope`"),
         (CONFIG | {"partial_rotary_factor": 0.5}, "`partial_rotary_factor: 0.5`"),
         (CONFIG | {"quantization_config": {"bits": 4}}, "`quantization_config: "),
+        (CONFIG | {"is_causal": False}, "`is_causal: false`"),
+        (CONFIG | {"is_causal": None}, "`is_causal: null`"),
+        (CONFIG | {"per_layer_config": {"0": {"rms_norm_eps": 1.0}}}, "`per_layer_config: "),
     ],
 )
 def test_what_a_decoder_does_not_compute_is_refused(

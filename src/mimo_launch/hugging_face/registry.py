@@ -14,8 +14,11 @@ from typing import Any, get_args
 from mimo_launch.hugging_face import families, quantized
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, short
+from mimo_launch.hugging_face.heads_by_layer import BY_LAYER
 from mimo_launch.hugging_face.part import NoSuchPart, Part, Whole, alone
+from mimo_launch.hugging_face.refusals import only
 from mimo_launch.spec.encoders import GeneratorKinds
+from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.module import MODELS
 
 
@@ -59,6 +62,8 @@ def _ordered(each: dict[str, Any]) -> dict[str, Any]:
 
 
 FAMILIES, WHOLES = _found()
+# Attention to later tokens, as in gte-Qwen2; settings of single layers.
+_BOTH_WAYS, _BY_LAYER = only("is_causal", True), only(BY_LAYER, None)
 # Encoders, language models, generators.
 KINDS = tuple(sorted(MODELS, key=lambda kind: MODELS[kind] in get_args(GeneratorKinds)))
 
@@ -66,8 +71,17 @@ KINDS = tuple(sorted(MODELS, key=lambda kind: MODELS[kind] in get_args(Generator
 def part_of(config: Config, kind: str) -> Part:
     """Return the part of a folder for a kind of module. Raises: NoSuchPart; ConfigError."""
     part = _part_of(config, kind)
-    unread = (*quantized.refused(config), *quantized.refused(part.config))
+    unread = (*quantized.refused(config), *quantized.refused(part.config), *_unread(part))
     return replace(part, refused=(*part.refused, *dict.fromkeys(unread)))
+
+
+def _unread(part: Part) -> Iterator[str]:
+    """Yield, as `key: value`, what any configuration of transformers may say and we do not read."""
+    known = {rule.key for rule in part.family.refused.rules}
+    is_text = issubclass(MODELS[part.family.kind], CausalModel)
+    for rule in (_BOTH_WAYS, _BY_LAYER) if is_text else (_BY_LAYER,):
+        if rule.key not in known:
+            yield from rule.found(part.config)
 
 
 def _part_of(config: Config, kind: str) -> Part:
