@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
 from mimo_launch.checks.load_and_check import check_text
+from mimo_launch.export.original_folders import WeightSource, whole_config
 from mimo_launch.hugging_face.architectures import Modules, alone, together
 from mimo_launch.hugging_face.folder import ConfigError
 from mimo_launch.hugging_face.part import Part
@@ -124,8 +125,16 @@ def test_what_is_read_is_written(name: str) -> None:
     )  # fmt: skip
     assert found is not None
     assert found.config["model_type"] == config["model_type"]
+    sources = {
+        name: WeightSource(Path(), config, part_of(config, model.kind), {})
+        for name, model in models.items()
+    }
+    # What else the folder says is kept, but must not change the model.
+    written = whole_config(found, sources, "float32", 64)
     for part in parts_of(config):
         assert part_of(found.config, part.family.kind).keys() == part.keys()
+        assert part_of(written, part.family.kind).keys() == part.keys()
+        assert part_of(written, part.family.kind).not_computed() == ()
     kind = CLASSES.get(config["model_type"], config["model_type"])
     classes = [
         getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").get(kind)
@@ -135,6 +144,18 @@ def test_what_is_read_is_written(name: str) -> None:
         )
     ]  # fmt: skip
     assert found.name in classes
+
+
+def test_old_names_of_settings_do_not_undo_what_changed() -> None:
+    """Published folders of LFM2 tie both ends by `tie_embedding`, which comes first."""
+    config = CONFIGS["LFM2-1.2B"]
+    part = part_of(config, "hybrid")
+    model = model_of(part).model_copy(update={"tied": False})
+    found = alone_of(model, like="lfm2")
+    source = WeightSource(Path(), config, part, {})
+    written = whole_config(found, {"m": source}, "float32", 64)
+    assert part_of(written, "hybrid").keys() == {**part.keys(), "tied": False}
+    assert written["conv_dim"] == config["conv_dim"]
 
 
 CASES = [

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ _OF_SPEECH = ("spk_dict.pt",)
 _LLAVA = "LlavaProcessor"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WeightSource:
     """The part of a Hugging Face folder that a module started from.
 
@@ -124,11 +124,14 @@ class WeightSource:
 
     def dtype(self, inner: str | None) -> torch.dtype:
         """Return the dtype of a tensor in the source; the most frequent dtype for any other."""
-        known = {each: header.dtype for each, (_, header) in self.tensors.items()}
-        known = {each: dtype for each, dtype in known.items() if dtype in TORCH}
-        if inner is not None and inner in known:
-            return TORCH[known[inner]]
-        return TORCH[Counter(known.values()).most_common(1)[0][0]]
+        there = None if inner is None else self.tensors.get(inner)
+        found = None if there is None else TORCH.get(there[1].dtype)
+        return self._usual_dtype if found is None else found
+
+    @cached_property
+    def _usual_dtype(self) -> torch.dtype:
+        known = (header.dtype for _, header in self.tensors.values() if header.dtype in TORCH)
+        return TORCH[Counter(known).most_common(1)[0][0]]
 
     def unused(self, model: Model) -> Iterator[tuple[str, str, TensorHeader]]:
         """Yield the tensors that our model does not use: name in the family, in the files, header.
@@ -186,7 +189,37 @@ def whole_config(
         of_parts = {key for part in parts for key in part} - {"model_type"}
         rest = {key: value for key, value in source.config.items() if key not in of_parts}
         config = merged(config, rest)
-    return {"architectures": [found.name], **config, "dtype": dtype}
+    return {"architectures": [found.name], **_without_other_words(config, found), "dtype": dtype}
+
+
+def _without_other_words(config: Config, found: Architecture) -> Config:
+    """Return a configuration without settings of sources that would change one of its parts.
+
+    These are other words for settings that we write, such as `block_ff_dim` of a published LFM2.
+    """
+    if _says_the_same(config, found):
+        return config
+    for path in dict.fromkeys(((), *found.where.values())):
+        ours, there = reduce(getitem, path, found.config), reduce(getitem, path, config)
+        kept = {
+            key: value
+            for key, value in there.items()
+            if key in ours or _says_the_same(_with(found.config, path, {**ours, key: value}), found)
+        }
+        config = _with(config, path, kept)
+    return config
+
+
+def _says_the_same(config: Config, found: Architecture) -> bool:
+    """Return whether the parts of a configuration are those of an architecture."""
+    try:
+        pairs = [(part_of(config, part.family.kind), part) for part in found.parts.values()]
+        return all(
+            one.keys() == other.keys() and one.not_computed() == other.not_computed()
+            for one, other in pairs
+        )
+    except ConfigError:
+        return False
 
 
 def _with(config: Config, path: tuple[str, ...], inner: Config) -> Config:
