@@ -29,7 +29,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.sources import sources_are_there
 from mimo_launch.cli.data_tables import as_text, page
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.index import indexer
+from mimo_launch.data.index import indexer, kept_parts
 from mimo_launch.data.index.columns import BAD, Bad, ShardIndex, ShardRows
 from mimo_launch.data.index.indexer import tasks_of
 from mimo_launch.data.index.kept_parts import KeptParts
@@ -980,12 +980,19 @@ def test_an_index_that_was_killed_goes_on_where_it_was(
     assert sorted(each.suffix for each in folder.parent.iterdir()) == ["", ".lock"]
 
 
-def test_a_part_of_an_index_comes_back_as_it_was_kept(tmp_path: Path) -> None:
+def test_a_part_of_an_index_comes_back_as_it_was_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless another version wrote it."""
     columns = {"caption": np.array([0, 1], np.int32), "tokens": np.arange(3, dtype=np.uint16)}
     bad = (Bad("x.jsonl", "line 2", "it is no JSON"), Bad("x.jsonl", "", "cut"))
     part = ShardIndex(columns, ("json", "png"), bad, Counter({"`source`": 2, "`.svg`": 1}))
     kept = KeptParts(tmp_path / "parts", {"names": []})
     assert kept.load(7) is None
+    kept.keep(7, part)
+    monkeypatch.setattr(kept_parts, "VERSION", 0)
+    assert KeptParts(tmp_path / "parts", {"names": []}).load(7) is None
+    kept = KeptParts(tmp_path / "parts", {"names": []})
     kept.keep(7, part)
     found = KeptParts(tmp_path / "parts", {"names": []}).load(7)
     assert found is not None
@@ -1124,6 +1131,51 @@ def test_a_large_row_group_is_decoded_once_and_not_for_each_row(
     shutil.rmtree(tmp_path / ".mimo-index" / "rows")
     assert everything(opened(made)) == wanted
     assert not list(tmp_path.glob(".mimo-index/rows/*/*.arrow"))
+    monkeypatch.undo()
+    monkeypatch.setattr(tables, "LARGE", 0)
+    shutil.rmtree(tmp_path / ".mimo-index" / "rows")
+    (tmp_path / ".mimo-index" / "rows").touch()  # As a folder that cannot be written.
+    assert everything(opened(made)) == wanted
+
+
+def test_a_copy_that_another_process_removes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make room in the cache of files from elsewhere."""
+    monkeypatch.setattr(tables, "LARGE", 0)
+    path, given = tmp_path / "x.parquet", rows(chats(8))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(given), path, row_group_size=2)
+    made, right = files_spec(tmp_path, str(path)), tables._held_copy
+    wanted = everything(opened(made))
+
+    def removed(copy: Path) -> Any:
+        copy.unlink()
+        return right(copy)
+
+    monkeypatch.setattr(tables, "_held_copy", removed)
+    assert everything(opened(made)) == wanted
+
+
+def test_processes_without_locks_make_copies_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system without locks, each makes its own, and one of each is kept."""
+    monkeypatch.setattr(tables, "LARGE", 0)
+    path, given = tmp_path / "x.parquet", rows(chats(8))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(given), path, row_group_size=8)
+    (shard,) = split_files(files_spec(tmp_path, str(path)).data, "train", fetches=True)
+    one, other = (tables.ParquetTable(shard, Recent(0)) for _ in range(2))
+    right = Path.rename
+
+    def second(part: Path, to: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", right)
+        other._write(0, to)
+        return right(part, to)
+
+    monkeypatch.setattr(Path, "rename", second)
+    assert [len(list(each.records(each.parts()[0]))) for each in (one, other)] == [8, 8]
+    (folder,) = tables.copies_of(shard)[0].parent.iterdir()
+    assert sorted(each.suffix for each in folder.iterdir()) == [".arrow", ".lock"]
 
 
 def test_copies_of_row_groups_follow_the_file(

@@ -1,7 +1,7 @@
 """The parts of an index that is being made, kept on disk until it is whole.
 
 Decides: that a process that is killed loses only the parts that it was at; that parts of other
-files or settings are thrown away.
+files or settings, or of another version, are thrown away.
 Relies on: the lock of the index, which one process holds; renaming a file is atomic.
 Leaves: what a part is to `indexer`.
 """
@@ -19,7 +19,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from mimo_launch.data.index.columns import Bad, ShardIndex
+from mimo_launch.data.index.columns import VERSION, Bad, ShardIndex
 
 _IDENTITY, _ABOUT = "identity.json", "about"
 
@@ -29,7 +29,7 @@ class KeptParts:
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
         """Open the folder, without parts of another identity. Raises: OSError."""
-        self._folder, text = folder, json.dumps(identity)
+        self._folder, text = folder, json.dumps({**identity, "version": VERSION})
         path = folder / _IDENTITY
         with suppress(OSError, ValueError):
             if path.read_text(encoding="utf-8") == text:

@@ -8,18 +8,21 @@ Relies on: pyarrow, imported on first use; memory maps for Arrow files; `kept_fi
 Leaves: what a row says to `record_shapes`, the files that it names to `media_folders`.
 """
 
+import errno
 import hashlib
+import os
 import shutil
 import threading
 import weakref
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from mimo_launch.data.sources.block_cache import held
 from mimo_launch.data.sources.kept_files import locked, writable
@@ -157,9 +160,11 @@ class ParquetTable(TableFile):
                 f"a row group of {self._sizes[group]:,} bytes; one may have {MAX_GROUP:,}: write "
                 "the file with `row_group_size=100`"
             )
-        is_copied = self._shard.kept and self._sizes[group] >= LARGE
-        if is_copied and (copy := self._copy(group)) is not None:
-            return self._recent.get(copy, lambda: _held_copy(copy), lambda _: _MAP)
+        if self._shard.kept and self._sizes[group] >= LARGE:
+            # Without room for a copy, or the right to write one, the file has the rows, too.
+            with suppress(OSError):
+                copy = self._copy(group)
+                return self._recent.get(copy, lambda: _held_copy(copy), lambda _: _MAP)
         key = self._path, "group", group
         return self._recent.get(key, lambda: self._read(group), lambda table: int(table.nbytes))
 
@@ -167,10 +172,10 @@ class ParquetTable(TableFile):
         with self._lock:
             return self._file.read_row_group(group, use_threads=False)
 
-    def _copy(self, group: int) -> Path | None:
-        """Return an Arrow file with the rows of a group, made if needed; None without room for it.
+    def _copy(self, group: int) -> Path:
+        """Return an Arrow file with the rows of a group, made if needed.
 
-        Raises: OSError, ValueError if the group cannot be read.
+        Raises: OSError, also without room for it; ValueError if the group cannot be read.
         """
         found = self._path.stat()
         state = f"{found.st_size:x}-{found.st_mtime_ns:x}"
@@ -183,22 +188,30 @@ class ParquetTable(TableFile):
             if not old.name.startswith(state):
                 old.unlink(missing_ok=True)
         if shutil.disk_usage(path.parent).free < 2 * self._sizes[group]:
-            return None
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if isinstance(self._path, RemotePath):
             self._path.fetching.cache.make_room(self._sizes[group])
         with locked(path.with_suffix(".lock")):
             if not path.is_file():
+                for left in path.parent.glob(
+                    f"{path.stem}.*.part"
+                ):  # By a process that was killed.
+                    left.unlink(missing_ok=True)
                 self._write(group, path)
         return path
 
     def _write(self, group: int, path: Path) -> None:
         import pyarrow
 
-        made = path.with_suffix(".part")
-        with self._lock, pyarrow.ipc.new_file(str(made), self._file.schema_arrow) as file:
-            for rows in self._file.iter_batches(_ROWS, row_groups=[group], use_threads=False):
-                file.write_batch(rows)
-        made.rename(path)
+        # A name of its own, because not all file systems have locks.
+        made = path.with_suffix(f".{uuid4().hex[:12]}.part")
+        try:
+            with self._lock, pyarrow.ipc.new_file(str(made), self._file.schema_arrow) as file:
+                for rows in self._file.iter_batches(_ROWS, row_groups=[group], use_threads=False):
+                    file.write_batch(rows)
+            made.rename(path)
+        finally:
+            made.unlink(missing_ok=True)
 
     def _size(self, group: int) -> int:
         return int(self._sizes[group])
