@@ -117,6 +117,16 @@ def test_anchors_and_merges() -> None:
     assert marks["b", "dp"].value == SourceSpan(5, 7, 1)
 
 
+def test_own_keys_of_a_merged_mapping_win_over_those_that_it_merges() -> None:
+    text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b}\nd: {<<: [{<<: *b, y: 3}, *a]}\n"
+    document = read_text(text)
+    assert document.data is not None
+    assert document.data["c"] == {"x": 2, "y": 1}
+    assert document.data["d"] == {"x": 2, "y": 3}
+    # The place of a value is where it was written.
+    assert document.source.marks["c", "x"].value.line == 2
+
+
 def test_key_before_a_merge_wins() -> None:
     document = read_text("base: &base {dp: 2}\nb: {dp: 4, <<: *base}\n")
     assert document.data == {"base": {"dp": 2}, "b": {"dp": 4}}

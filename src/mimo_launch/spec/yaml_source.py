@@ -218,10 +218,12 @@ class NodeReader:
             self._num_nodes += len(each.value)
             self._open.append(each)
             for key_node, value_node in each.value:
+                if key_node.tag != _MERGE and (key := self._key(key_node)) is not None:
+                    merged.setdefault(key, (key_node, value_node))
+            # Its own keys win over those that it merges, wherever its `<<` stands.
+            for key_node, value_node in each.value:
                 if key_node.tag == _MERGE:
                     self._merge(value_node, merged)
-                elif (key := self._key(key_node)) is not None:
-                    merged.setdefault(key, (key_node, value_node))
             self._open.pop()
 
     def _key(self, node: yaml.Node) -> str | None:
