@@ -1,5 +1,6 @@
 """`--set path=value`."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,15 @@ def test_the_last_one_wins_and_is_named() -> None:
 def test_a_place_inside_a_replaced_section_is_the_override() -> None:
     checked = check_text(VALID, overrides=["batch={global: 30, seq: 64}"])
     assert places(checked) == [("batch-not-divisible", "batch={global: 30, seq: 64}")]
+
+
+@pytest.mark.parametrize("override", ["name=other", "data.samples=5", "data.template.kind=chat"])
+@pytest.mark.parametrize("wrong", ["${DATA}", "!own {kind: digits}", "{kind: !own digits}"])
+def test_an_override_adds_no_finding_about_what_cannot_be_read(override: str, wrong: str) -> None:
+    text = re.sub(r"(?m)^data: .*$", lambda _: f"data: {wrong}", VALID)
+    alone = [item for item in check_text(text).diagnostics if item.is_error]
+    assert len(alone) == 1
+    found = check_text(text, overrides=[override]).diagnostics
+    assert [(item.code, item.headline) for item in found if item.is_error] == [
+        (alone[0].code, alone[0].headline)
+    ]

@@ -21,7 +21,7 @@ from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.renaming import our_values
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import listing
-from mimo_launch.spec.yaml_source import Document, parse_value
+from mimo_launch.spec.yaml_source import UNREADABLE, Document, parse_value
 
 _EXAMPLE = "write `--set modules.vision.grid.tp=2`"
 # The values of a section that is left out, or turned off (`checkpoint: none`).
@@ -108,6 +108,8 @@ def _apply(data: dict[str, Any], text: str) -> YamlPath:
             parent[key] = {}
             created = created or path
         parent = parent[step]
+        if parent is UNREADABLE:
+            return path  # Its own fault is reported.
     step = _step(parent, path, keys[-1])
     parent[step] = value
     # A section that this override created has no place in the file: the override is its place.

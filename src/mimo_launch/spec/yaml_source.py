@@ -9,6 +9,7 @@ Leaves: what the keys mean to `load`.
 import errno
 import sys
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,18 @@ def parse_value(text: str) -> tuple[Any, str]:
 
 _MERGE = "tag:yaml.org,2002:merge"
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
-# Replaces a faulty value, so that no second fault is reported for it.
-UNREADABLE = object()
+
+
+class Unreadable(Enum):
+    """What replaces a faulty value, so that no second fault is reported for it.
+
+    A member of an enumeration stays itself when data are copied.
+    """
+
+    VALUE = "unreadable"
+
+
+UNREADABLE = Unreadable.VALUE
 _MAX_KEY = 256
 
 
