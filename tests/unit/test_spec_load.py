@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -252,3 +253,34 @@ def test_spec_from_bad_data_raises() -> None:
     data: dict[str, Any] = {"version": 1}
     with pytest.raises(ValueError, match="lacks `name`"):
         spec_from_data(data)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "template: chat",
+        "template: {kind: caption}, sources: [{path: b, template: chat, weigth: 1}]",
+        "template: chat, expect: stats.json",
+    ],
+)
+@pytest.mark.parametrize(
+    "kind", ["kind: files, sources: [a]", "kind: my:Data", "kind: webdataset, shards: a"]
+)
+def test_a_sound_short_form_beside_a_fault_is_no_fault(kind: str, lines: str) -> None:
+    if "sources" in lines and "files" not in kind:
+        return
+    kind = kind.partition(",")[0] if "sources" in lines else kind
+    text = re.sub(
+        r"(?m)^data: .*$", f"data: {{{kind}, tokenizer: t, {lines}, too_log: drop}}", VALID
+    )
+    found = {item.path for item in load_text(text).diagnostics}
+    assert ("data", "too_log") in found
+    assert {path for path in found if path[-1] not in ("too_log", "weigth")} == set()
+
+
+def test_a_template_of_no_kind_is_said_to_be_one() -> None:
+    text = re.sub(
+        r"(?m)^data: .*$", "data: {kind: files, sources: [a], tokenizer: t, template: chta}", VALID
+    )
+    (found,) = load_text(text).diagnostics
+    assert (found.code, found.help) == ("unknown-kind", "did you mean `chat`?")

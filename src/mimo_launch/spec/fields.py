@@ -106,7 +106,9 @@ def listed_section(annotation: Any) -> type[Strict] | None:
 
 def may_be_kind_alone(field: FieldInfo) -> bool:
     """Return whether a section that has only a kind may be written as that kind."""
-    return any(isinstance(each, BeforeValidator) for each in field.metadata)
+    # Those of an optional section are inside the annotation.
+    inside = (each for part in get_args(field.annotation) for each in get_args(part))
+    return any(isinstance(each, BeforeValidator) for each in (*field.metadata, *inside))
 
 
 @cache  # Making one takes longer than all that it validates.
@@ -143,7 +145,10 @@ def may_have(field: FieldInfo, value: Any) -> bool:
 def takes(field: FieldInfo, value: Any) -> bool:
     """Return whether a key takes a value unchanged."""
     if models_in(field.annotation)[0]:
-        return isinstance(value, dict) or is_word(value, words_in(field.annotation))
+        if isinstance(value, dict) or is_word(value, words_in(field.annotation)):
+            return True
+        if not isinstance(value, str) or str not in alternatives(field.annotation):
+            return False
     try:
         leaf_adapter(field).validate_python(value)
     except ValidationError:

@@ -38,6 +38,7 @@ from mimo_launch.spec.fields import (
     may_be_kind_alone,
     may_have,
     section_per_name,
+    takes,
 )
 from mimo_launch.spec.foreign_words import synonym
 from mimo_launch.spec.near_words import close_matches
@@ -175,6 +176,8 @@ class _Reader:
             return self._list(item, field, value, path) if item else self._leaf(field, value, path)
         words = words_in(field.annotation)
         if is_word(value, words) or (value is None and is_optional):
+            return value
+        if isinstance(value, str) and takes(field, value):
             return value
         if len(models) == 1:
             return self.section(models[0], value, path, words or ["null"] * is_optional)
