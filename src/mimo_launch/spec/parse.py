@@ -31,7 +31,6 @@ from mimo_launch.spec.base import (
 )
 from mimo_launch.spec.fields import (
     field_schema,
-    is_word,
     item_schema,
     leaf_adapter,
     listed_section,
@@ -175,9 +174,8 @@ class _Reader:
         if (item := listed_section(field.annotation)) is not None or not models:
             return self._list(item, field, value, path) if item else self._leaf(field, value, path)
         words = words_in(field.annotation)
-        if is_word(value, words) or (value is None and is_optional):
-            return value
-        if isinstance(value, str) and takes(field, value):
+        is_single = not isinstance(value, dict) and takes(field, value)
+        if is_single or (value is None and is_optional):
             return value
         if len(models) == 1:
             return self.section(models[0], value, path, words or ["null"] * is_optional)

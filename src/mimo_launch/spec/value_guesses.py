@@ -9,10 +9,11 @@ Leaves: the words around a guess to `findings`.
 
 import re
 from collections.abc import Callable, Iterator
+from sys import float_info
 from typing import Any
 
 from mimo_launch.diag.diagnostic import YamlPath
-from mimo_launch.spec.base import MAX_RANKS
+from mimo_launch.spec.base import MAX_INTEGER, MAX_RANKS
 from mimo_launch.spec.derived_values import (
     min_lr_of_ratio,
     percent_of_ratio,
@@ -20,7 +21,7 @@ from mimo_launch.spec.derived_values import (
     steps_of_ratio,
 )
 from mimo_launch.spec.foreign_words import same_choice
-from mimo_launch.spec.wording import allowed_types
+from mimo_launch.spec.wording import allowed_types, flow
 
 _BOOLEANS = {
     **dict.fromkeys(("yes", "on", "y", "t", "1", "true"), "true"),
@@ -97,9 +98,9 @@ class _Key:
         elif isinstance(value, bool):
             return
         elif isinstance(value, int) and self.is_name:
-            yield f"'{value}'" if re.fullmatch(self.schema["pattern"], str(value)) else ""
+            yield flow(str(value)) if re.fullmatch(self.schema["pattern"], str(value)) else ""
         elif "boolean" in self.types and value in (0, 1):
-            yield "true" if value else "false"
+            yield from self._boolean(f"{value:g}")
         elif isinstance(value, float) and value == value // 1 and "integer" in self.types:
             yield from self._allowed(int(value))
         elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], int | float):
@@ -136,16 +137,17 @@ class _Key:
         """Yield a list of names, or of one number, that was written without brackets."""
         arrays = [each for each in self.parts if each.get("type") == "array"]
         array: dict[str, Any] = arrays[0] if arrays else {}
-        kind, choices = array.get("items", {}).get("type"), array.get("items", {}).get("enum", ())
+        items = array.get("items", {})
+        kind, choices, pattern = items.get("type"), items.get("enum", ()), items.get("pattern", "")
         if "array" not in self.types or "string" in self.types:
             return
         if isinstance(value, str) and (kind == "string" or choices):
             words = re.split(r"[\s,]+", value.strip().strip("()[]").strip())
-            is_list = all(re.fullmatch(r"[\w.-]+", word) for word in words)
+            is_list = all(re.fullmatch(r"[\w.-]+", w) and re.search(pattern, w) for w in words)
             if is_list and value.lower() not in _NOTHING and set(words) <= set(choices or words):
-                yield f"[{', '.join(words)}]"
-        elif type(value) is int and kind == "integer" and value >= 0:
-            yield f"[{value}]"
+                yield flow(words)
+        elif type(value) is int and kind == "integer":
+            yield from (f"[{each}]" for each in _Key("", items)._allowed(value))
 
     def _list(self, value: str | float) -> Iterator[str]:
         """Yield a list of the right length: its items as text, or one number for a square."""
@@ -165,17 +167,24 @@ class _Key:
         """Yield the boolean, null, name or number that a text spells."""
         word = value.strip().strip("'\"").lower()
         if "boolean" in self.types:
-            yield _BOOLEANS.get(word, "")
+            yield from self._boolean(word)
         if "null" in self.types and word in _NOTHING:
             yield "null"
         if self.is_name:
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")
-            yield name if re.fullmatch(self.schema["pattern"], name) else ""
+            yield flow(name) if re.fullmatch(self.schema["pattern"], name) else ""
         if "integer" in self.types or "number" in self.types:
             time = re.fullmatch(r"(\d{1,9})\s*(s|sec|m|min|h)", word)
             if time and self.name == "timeout":
                 yield from self._allowed(int(time[1]) * _SECONDS[time[2]])
             yield from self.numbers(word)
+
+    def _boolean(self, word: str) -> Iterator[str]:
+        """Yield the boolean that a word spells, unless the key is always the other one."""
+        if meant := _BOOLEANS.get(word, ""):
+            is_true = meant == "true"
+            booleans = (each for each in self.parts if each.get("type") == "boolean")
+            yield meant if any(each.get("const", is_true) is is_true for each in booleans) else ""
 
     def numbers(self, word: str) -> Iterator[str]:
         """Yield the number that a text spells, in a form that YAML reads as a number."""
@@ -228,8 +237,12 @@ class _Key:
                 continue
             low, high = each.get("minimum", value), each.get("maximum", value)
             above, below = each.get("exclusiveMinimum"), each.get("exclusiveMaximum")
+            choices = choices_of(each)
             if (
                 low <= value <= high
+                and abs(value) <= (MAX_INTEGER if isinstance(value, int) else float_info.max)
+                and (not choices or str(value) in choices)
+                and ("multipleOf" not in each or value % each["multipleOf"] == 0)
                 and (above is None or value > above)
                 and (below is None or value < below)
             ):

@@ -125,6 +125,20 @@ def flow(value: object) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(flow, value)) + "]"
     if isinstance(value, str):
+        style = '"' if len(value.splitlines()) > 1 or value.endswith("\n") else None
+        if _is_number(value):
+            style = "'"  # PyYAML writes numbers of YAML 1.2, such as 1e5, as if they were words.
         # In a list, so that a word that needs quotes inside one gets them.
-        return str(yaml.safe_dump([value], default_flow_style=True, width=1 << 16)).strip()[1:-1]
+        line = yaml.safe_dump(
+            [value], default_flow_style=True, default_style=style, width=1 << 18, allow_unicode=True
+        )
+        return str(line).strip()[1:-1]
     return text_of(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
