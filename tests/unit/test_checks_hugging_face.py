@@ -125,6 +125,14 @@ def test_other_kinds_have_their_own_parts(
         (CONFIG | {"rope_parameters": "longrope"}, "`rope_parameters: longrope`"),
         (CONFIG | {"partial_rotary_factor": 0.5}, "`partial_rotary_factor: 0.5`"),
         (CONFIG | {"quantization_config": {"bits": 4}}, "`quantization_config: "),
+        (
+            CONFIG
+            | {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            },
+            '`rope_scaling: {"type": "linear", "factor": 2.0} with rope_parameters`',
+        ),
         (CONFIG | {"is_causal": False}, "`is_causal: false`"),
         (CONFIG | {"is_causal": None}, "`is_causal: null`"),
         (CONFIG | {"per_layer_config": {"0": {"rms_norm_eps": 1.0}}}, "`per_layer_config: "),

@@ -40,7 +40,8 @@ replacement in the names of the part; the first one is written today.
 Weights in FP8 with a scale per block of 128 x 128, or per matrix, in MXFP4, and in whole numbers
 (GPTQ, AWQ, compressed-tensors) are read as the numbers that they encode; any other
 `quantization_config` is refused. So are, in any family, `is_causal` of a language model other than
-`true`, and `per_layer_config` where the table does not name it.
+`true`, `per_layer_config` where the table does not name it, and `rope_scaling` beside
+`rope_parameters` that say something else.
 """
 
 

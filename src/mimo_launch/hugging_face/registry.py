@@ -17,6 +17,7 @@ from mimo_launch.hugging_face.folder import Config, short
 from mimo_launch.hugging_face.heads_by_layer import BY_LAYER
 from mimo_launch.hugging_face.part import NoSuchPart, Part, Whole, alone
 from mimo_launch.hugging_face.refusals import only
+from mimo_launch.hugging_face.rotary import TWO_ROPES
 from mimo_launch.spec.encoders import GeneratorKinds
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.module import MODELS
@@ -79,7 +80,7 @@ def _unread(part: Part) -> Iterator[str]:
     """Yield, as `key: value`, what any configuration of transformers may say and we do not read."""
     known = {rule.key for rule in part.family.refused.rules}
     is_text = issubclass(MODELS[part.family.kind], CausalModel)
-    for rule in (_BOTH_WAYS, _BY_LAYER) if is_text else (_BY_LAYER,):
+    for rule in (TWO_ROPES, _BY_LAYER, *((_BOTH_WAYS,) if is_text else ())):
         if rule.key not in known:
             yield from rule.found(part.config)
 

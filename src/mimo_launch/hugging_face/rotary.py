@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mimo_launch.hugging_face.folder import Config, ConfigError, number, short
-from mimo_launch.hugging_face.refusals import Refusal, listed, only
+from mimo_launch.hugging_face.refusals import Refusal, listed, only, where
 from mimo_launch.hugging_face.settings import Computed, defaults_of
 from mimo_launch.spec.language_models import DecoderBlocks
 from mimo_launch.spec.layers import RopeScaling
@@ -62,6 +62,18 @@ def rope_refusal(*, in_part: bool = False) -> Refusal:
 
     words = f"`rope_type` other than {listed(('default', DYNAMIC, LONGROPE, *SCALINGS))}"
     return Refusal(words, found, "rope_type")
+
+
+def _differ(config: Config) -> bool:
+    rope, scaling = (config.get(key) for key in _ROPES)
+    if not (rope and isinstance(rope, dict) and isinstance(scaling, dict)):
+        return False
+    said = {"rope_type" if key == "type" else key: each for key, each in scaling.items()}
+    return any(rope.get(key) != each for key, each in said.items())
+
+
+# `transformers` takes the latter alone, without the base of the former: hardly what is meant.
+TWO_ROPES = where("rope_scaling", "other than `rope_parameters`", _differ, beside="rope_parameters")
 
 
 def longest_of(config: Config) -> int | None:
