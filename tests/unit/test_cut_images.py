@@ -207,6 +207,17 @@ def test_small_images_keep_their_size_where_the_folder_says_so(tmp_path: Path) -
     assert slice_texts(folder) == ("<image><image_pad></image>", "<slice><image_pad></slice>")
 
 
+def test_the_index_follows_the_text_of_slices(tmp_path: Path) -> None:
+    write_cut_shard(tmp_path / "0.tar", [[(40, 30)]])
+    lengths = set()
+    for numbered in (True, False):
+        folder = cutting_folder(tmp_path / "model", "MiniCPMV4_6", use_image_id=numbered)
+        data = build_dataset(cut_spec(tmp_path, folder, "MiniCPMV4_6"))
+        data.text("train", 0)
+        lengths.add(data.length("train", 0))
+    assert len(lengths) == 2
+
+
 SAMPLES = [
     [(40, 30)], [(20, 90), (61, 47)], [], [(7, 90)], [(24, 24), (9, 70), (100, 21)], [(16, 16)],
 ]  # fmt: skip

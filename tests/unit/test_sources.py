@@ -1003,6 +1003,37 @@ def test_a_part_of_an_index_comes_back_as_it_was_kept(
         np.testing.assert_array_equal(found.columns[name], column)
 
 
+def test_another_process_may_remove_the_parts_where_there_are_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of several processes makes the same index then, and the first to end removes them."""
+    path = as_lines(tmp_path, chats(40))
+    made = files_spec(tmp_path, str(path))
+    monkeypatch.setattr(json_files, "PART", 1000)
+    monkeypatch.setattr(indexer, "SMALL", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    right, load, seen = indexer.index_part, KeptParts.load, list[int]()
+
+    def killed(*given: Any) -> Any:
+        seen.append(given[-1].first)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return right(*given)
+
+    def removed(kept: KeptParts, number: int) -> ShardIndex | None:
+        found = load(kept, number)
+        if number == len(tasks_of(split_files(made.data, "train"))) - 1:
+            kept.remove()
+        return found
+
+    monkeypatch.setattr(indexer, "index_part", killed)
+    with pytest.raises(KeyboardInterrupt):
+        opened(made)
+    monkeypatch.setattr(KeptParts, "load", removed)
+    assert opened(made).num_samples("train") == 40
+    assert seen[3:].count(0) == 1
+
+
 def test_parts_of_another_file_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from mimo_launch.data.sources.remote_files import ask_for_states
 from mimo_launch.data.sources.shard_names import NamedShard
 from mimo_launch.kinds.vocabulary import placeholder_id
 from mimo_launch.processors.files import TOKENIZER
-from mimo_launch.processors.image_texts import image_text
+from mimo_launch.processors.image_texts import image_text, slice_texts, tile_texts
 from mimo_launch.processors.tokenizer import chat_sources, special_texts
 from mimo_launch.spec.spec import Spec, UserData
 
@@ -71,7 +72,8 @@ def identity_of(
         ask_for_states([each.path for each in shards])
     tokenizer = hashlib.sha256((folder / TOKENIZER).read_bytes())
     texts = [chat_sources(folder), special_texts(folder)]
-    tokenizer.update(json.dumps([*texts, *(image_text(folder) or ())]).encode())
+    around = (text(folder) or () for text in (image_text, tile_texts, slice_texts))
+    tokenizer.update(json.dumps([*texts, *chain.from_iterable(around)]).encode())
     is_here = any(isinstance(each.path, Path) for each in shards)
     media = [[str(folder) for folder in each.media] for each in shards]
     customs = [each.custom and [each.custom.kind, each.custom.options] for each in shards]

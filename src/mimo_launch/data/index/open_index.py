@@ -164,8 +164,8 @@ def _parts(
     new = indexed_parts(indexer, [t for t, there in zip(tasks, found, strict=True) if not there])
     for number, there in enumerate(found):
         part = kept.load(number) if there else next(new)
-        if part is None:
-            raise OSError("a part of the index was removed while it was read")
+        if part is None:  # Another process removed it, where there are no locks.
+            part = next(indexed_parts(indexer, [tasks[number]]))
         if not there:
             kept.keep(number, part)
         yield part

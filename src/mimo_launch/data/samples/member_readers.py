@@ -132,7 +132,15 @@ class ImageReader(MemberReader):
         """The settings that the number of rows depends on."""
         side, recipe, most = self.images.row_side, self.recipe, self.images.most_places
         read = [*self.sizing_of_videos, *([] if most is None else [most])]
-        return [self.module, side, repr(recipe.resize), recipe.pad_square, recipe.crop, *read]
+        return [
+            self.module,
+            side,
+            repr(recipe.resize),
+            recipe.pad_square,
+            recipe.crop,
+            recipe.canvas,
+            *read,
+        ]
 
     @property
     def sizing_of_videos(self) -> list[object]:
