@@ -55,7 +55,8 @@ THOUGHTS = [ASKED, THOUGHT, RESULT, {**ANSWER, "reasoning": "Now\nI know."}]
 LONG = [*THOUGHTS, THANKS, {**WELCOME, "thinking": "Done."}]
 IN_TEXT = [ASKED, {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nYes."}]
 HERMES = [ASKED, CALLED, {"role": "user", "content": "<tool_response>4</tool_response>"}, ANSWER]
-TODAY = {"kind": "chat", "date": datetime.now().strftime("%Y-%m-%d")}
+DAY = datetime(2024, 2, 29)
+DATED = {"kind": "chat", "date": DAY.strftime("%Y-%m-%d")}
 CHAT = {"kind": "chat"}
 NO_THINKING = {"kind": "chat", "variables": {"enable_thinking": False}}
 
@@ -130,7 +131,7 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], list[str]]] = 
     "llama 3.1 with a date": (
         LLAMA31,
         LOOP,
-        TODAY,
+        DATED,
         [LLAMA_CALL, "Yes, 4 degrees.<|eot_id|>", "4<|eot_id|>"],
     ),
     "llama 3.1 with results that are objects": (
@@ -143,7 +144,7 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], list[str]]] = 
     "harmony": (
         HARMONY,
         [ASKED, THOUGHT, {**RESULT, "role": "developer"}, ANSWER, THANKS, WELCOME],
-        TODAY,
+        DATED,
         [
             "<|channel|>analysis<|message|>I should look.<|end|><|start|>assistant"
             " to=functions.weather<|channel|>commentary json<|message|>"
@@ -169,8 +170,12 @@ WITHOUT_TOOLS = ("harmony",)
 
 @pytest.mark.parametrize("name", CASES)
 def test_tools_calls_and_reasoning_are_those_of_transformers_and_are_learnt(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Clock:
+        now = staticmethod(lambda: DAY)
+
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Clock)
     source, messages, template, answers = CASES[name]
     folder = tokenizer_folder(tmp_path, source, specials=SPECIALS, vocab=400)
     record: dict[str, Any] = {"messages": messages}
