@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.test_two_hosts import free_port
-from tests.support.faulty_train import Launcher, gone
+from tests.support.faulty_train import EVERY_RANK, Launcher, gone
 from tests.support.two_hosts import ADDRESSES, TwoHosts
 from tests.unit.test_run_folder import add_checkpoint
 
@@ -279,6 +279,17 @@ def test_a_signal_before_the_run_begins_is_no_failure(tmp_path: Path) -> None:
     said = [line for each in launchers for line in each.err.read_text().splitlines()]
     assert not [line for line in said if line.startswith(("error", "   = "))]
     assert not (launchers[0].run / "failure.txt").exists()
+
+
+def test_code_that_leaves_a_rank_without_a_watcher_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with `sys.exit(0)`, which would look like success."""
+    monkeypatch.setattr("mimo_launch.launcher.watched_rank.watched_rank", lambda *_: None)
+    launchers = torchrun(tmp_path, *LONG, fault=("leave", EVERY_RANK, 3))
+    ends = [launcher.finish(30) for launcher in launchers]
+    assert [code for code, _, _ in ends] == [ExitCode.FAILED] * 2, ends
+    assert all("SystemExit: 0" in err for _, _, err in ends)
 
 
 def test_another_number_of_tasks_is_a_usage_error(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_run_is_the_same_to_the_last_bit_however_late_its_numbers_are_read(
         assert [kind for kind in kinds if any(isinstance(e, kind) for e in mine[0])] == list(kinds)
         assert {e.step for e in mine[0] if isinstance(e, NonFinite)} == bad
         assert mine[2] == theirs[2]
-        counts = RunState(step=11, samples=88, skipped=5, bad_samples=0)
+        counts = RunState(step=11, samples=88, skipped=5, bad_samples=0, evaluated=11)
         assert replace(mine[2], best=None) == counts
         assert all(torch.equal(mine[1][name], theirs[1][name]) for name in theirs[1])
 

@@ -115,6 +115,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "memory": exhaust_memory,
     "exit0": lambda: os._exit(0),
     "exit3": lambda: os._exit(3),
+    "leave": lambda: sys.exit(0),
     "segv": lambda: ctypes.string_at(0),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),

@@ -91,6 +91,6 @@ def test_runs_of_earlier_releases_keep_their_order(monkeypatch: pytest.MonkeyPat
     assert new.between(60, 120).tolist() != old.between(60, 120).tolist()
     counts = {"step": 3, "samples": 24, "skipped": 0, "bad_samples": 0}
     saved = Marker(format=1, counts=counts, updates={}, plan="", spec={}, torch="", files={})
-    assert run_state(saved) == RunState(step=3, samples=24, order=1)
+    assert run_state(saved) == RunState(step=3, samples=24, order=1, evaluated=3)
     assert run_state(replace(saved, counts={**counts, "order": 2})).order == 2 == RunState().order
     assert GlobalOrder(50, 6, 5, version=1).ids(3) == GlobalOrder(50, 6, 5).ids(3)

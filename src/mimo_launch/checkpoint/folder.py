@@ -100,6 +100,11 @@ class Marker:
     bases: dict[str, Base] = field(default_factory=dict)
     best: Best | None = None
 
+    @property
+    def evaluated(self) -> int:
+        """The step of the last whole evaluation; earlier releases skipped one that was stopped."""
+        return self.counts.get("evaluated", self.counts["step"])
+
 
 def folder_name(step: int) -> str:
     """Return the folder name of the checkpoint of a step."""
@@ -207,11 +212,15 @@ def complete(partial: Path, final: Path, marker: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync_folder(partial)
+    # The same step may have been saved before: a run has resumed from an older one since, or it has
+    # made up for an evaluation. Deleting takes long, so the new one comes first.
+    old = final.with_name(f"{final.name}.old{PARTIAL}")
+    shutil.rmtree(old, ignore_errors=True)
     if final.exists():
-        # The same step was saved before; the run has resumed from an older one since.
-        shutil.rmtree(final)
+        final.rename(old)
     partial.rename(final)
     sync_folder(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def set_aside(path: Path) -> None:

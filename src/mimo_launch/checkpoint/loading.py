@@ -95,7 +95,8 @@ def load_state(
 def run_state(marker: Marker) -> RunState:
     """Return the state of a run as it was saved."""
     # Earlier releases had one order of samples, and did not write its version.
-    return RunState(**{"order": 1, **marker.counts}, best=marker.best)
+    counts = {"order": 1, "evaluated": marker.evaluated, **marker.counts}
+    return RunState(**counts, best=marker.best)
 
 
 def refuse_other_mixture(usable: Usable, spec: Spec, dataset: Dataset) -> None:

@@ -49,12 +49,16 @@ class NothingToResume(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """A complete checkpoint, with the steps, the samples and the best evaluation up to it."""
+    """A complete checkpoint, with the steps, the samples and the best evaluation up to it.
+
+    `evaluated` is as in `RunState`.
+    """
 
     step: int
     path: Path
     best: Best | None = None
     samples: int = 0
+    evaluated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,8 @@ def newest_checkpoint(run: Path) -> ResumePoint | None:
     for path in all_checkpoints(run):
         with suppress(DamagedCheckpoint):
             marker = read_marker(path)
-            counts = marker.counts
-            return ResumePoint(counts["step"], path, marker.best, counts["samples"])
+            counts, best = marker.counts, marker.best
+            return ResumePoint(counts["step"], path, best, counts["samples"], marker.evaluated)
     return None
 
 

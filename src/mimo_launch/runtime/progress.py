@@ -157,8 +157,8 @@ class RunState:
     """Counts since the start of the run: steps, samples, skipped steps, bad samples of training.
 
     `samples` is the position in the order of samples (for packs see `data.order.sample_order`), and
-    `order` the version of that order, which a run keeps from its start. `best` is the best
-    evaluation so far, if there was one.
+    `order` the version of that order, which a run keeps from its start. `evaluated` is the step of
+    the last whole evaluation, `best` the best one so far, if there was one.
     """
 
     step: int = 0
@@ -166,6 +166,7 @@ class RunState:
     skipped: int = 0
     bad_samples: int = 0
     order: int = NEWEST
+    evaluated: int = 0
     best: Best | None = None
 
 

@@ -1,10 +1,10 @@
-"""Which evaluation of a run was the best, and when a run ends because none is better.
+"""When a run evaluates, which evaluation was the best, and when it ends because none is better.
 
 Decides: that a loss is better if it is smaller and an accuracy if it is larger; that one that is
 not finite is never better, and that equal ones are not; whether two specs evaluate alike, so that
-their numbers may be compared.
+their numbers may be compared; that a resumed run owes the evaluation that a stop signal prevented.
 Relies on: evaluations that are equal on all ranks, so that every rank decides the same; no torch.
-Leaves: keeping the checkpoint to `checkpoint.folder`, which evaluations are judged to `loop`.
+Leaves: keeping the checkpoint to `checkpoint.folder`, evaluating to `loop`.
 """
 
 import math
@@ -53,6 +53,16 @@ def evaluates_alike(old: dict[str, Any], new: dict[str, Any]) -> bool:
 def has_ended(spec: Spec, step: int, best: Best | None) -> bool:
     """Return whether a run that has done `step` steps has no step left."""
     return step >= spec.train.steps or waited_enough(spec, best)
+
+
+def is_due(spec: Spec, step: int, *every: int | None) -> bool:
+    """Return whether something is due after `step` steps; it always is after the last step."""
+    return step == spec.train.steps or any(each and step % each == 0 for each in every)
+
+
+def owes_evaluation(spec: Spec, step: int, evaluated: int) -> bool:
+    """Return whether the evaluation after `step` steps is due; the last one was at `evaluated`."""
+    return spec.eval is not None and step > evaluated and is_due(spec, step, spec.eval.every)
 
 
 def waited_enough(spec: Spec, best: Best | None) -> bool:

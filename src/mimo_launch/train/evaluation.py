@@ -37,6 +37,14 @@ from mimo_launch.train.prefetch import StepReader
 from mimo_launch.train.rank_session import RankSession
 
 
+class EvaluationStopped(Exception):
+    """A signal ended an evaluation before the same batch on all ranks."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
 def evaluate(
     session: RankSession,
     reader: StepReader,
@@ -49,7 +57,7 @@ def evaluate(
 
     `there` are the ids of the samples of the set `eval_set`; by default all held-out samples. Each
     sample counts once. Padding fills the last global batch; unreadable samples are left out.
-    Ranks: collective over the world. Raises, on all ranks: TooManyBadSamples.
+    Ranks: collective over the world. Raises, on all ranks: TooManyBadSamples, EvaluationStopped.
     """
     program = session.mine.evaluation
     batch = session.spec.batch.global_
@@ -64,6 +72,8 @@ def evaluate(
         there = range(reader.dataset.num_samples("heldout"))
     for ids in heldout_batches(samples, batch, there):
         inputs = reader.read("heldout", ids, step - 1)  # The reader counts steps from 0.
+        if inputs.stop:
+            raise EvaluationStopped(inputs.stop)
         result = session.executor.run_forward(program, inputs)
         right = total = 0
         if reader.dataset.scores:

@@ -108,7 +108,8 @@ class ReadStep:
 
     Records are numbered across the step. Records `left_out` are empty in `data`: padding, no label,
     no image, no answer. `imbalance` is for encoders with several replicas; `peak_memory` is the
-    largest of any rank of each module at the time of reading.
+    largest of any rank of each module at the time of reading. `stop` is the signal that any rank
+    had got before it read held-out samples, or 0.
     """
 
     data: StepData
@@ -126,6 +127,7 @@ class ReadStep:
     imbalance: dict[str, Imbalance] = field(default_factory=dict)
     reading: Reading | None = None
     peak_memory: dict[str, int] = field(default_factory=dict)
+    stop: int = 0
     views: StepViews | None = None
 
     def text(self, sample: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,11 +20,17 @@ from mimo_launch.optimizer.step_metrics import StepMetrics
 from mimo_launch.runtime.progress import STOP_SIGNALS, EndOfRun, Phase, RunState
 from mimo_launch.spec.sections import EvalSpec
 from mimo_launch.spec.spec import Spec
-from mimo_launch.train.best_evaluation import ended_early, has_ended, judged, waited_enough
-from mimo_launch.train.evaluation import evaluate
+from mimo_launch.train.best_evaluation import (
+    ended_early,
+    has_ended,
+    is_due,
+    judged,
+    owes_evaluation,
+    waited_enough,
+)
+from mimo_launch.train.evaluation import EvaluationStopped, evaluate
 from mimo_launch.train.events import (
     CheckpointSaved,
-    EvalFinished,
     Event,
     Listener,
     RunFinished,
@@ -102,7 +108,7 @@ def train(
         )
     )
     begin = time.perf_counter()
-    with StepReader(session, dataset, state, emit) as reader:
+    with StepReader(session, dataset, state, emit, stop=hooks.stop) as reader:
         steps = StepRunner(session, reader, order, state, emit, hooks.profiler)
         try:
             stop_signal_seen = _steps(session, steps, reader, emit, hooks)
@@ -146,15 +152,14 @@ def _steps(
     hooks: Hooks,
 ) -> int:
     """Run steps until the last one or a signal, and return the signal or 0; save and evaluate."""
-    spec, state, stop_signal_seen, save = session.spec, steps.state, 0, False
+    spec, state, save = session.spec, steps.state, False
+    stop_signal_seen = _evaluate_first(session, reader, state, emit, hooks.saver)
     saving = None if hooks.saver is None else spec.saving
-    if spec.eval is not None and spec.eval.at_start and state.step == 0:
-        _evaluate(session, reader, spec.eval, state.step, emit)
     while not (has_ended(spec, state.step, state.best) or stop_signal_seen):
         steps.start(step_flags(hooks, spec))
-        evaluates = spec.eval is not None and _is_due(spec, state.step, spec.eval.every)
+        evaluates = spec.eval is not None and is_due(spec, state.step, spec.eval.every)
         save = save or (
-            saving is not None and _is_due(spec, state.step, saving.every, saving.keep_every)
+            saving is not None and is_due(spec, state.step, saving.every, saving.keep_every)
         )
         last = state.step == spec.train.steps
         metrics = steps.settle(all_steps=save or evaluates or last)
@@ -166,9 +171,8 @@ def _steps(
         if hooks.saver is not None and any(map(write_failed, metrics)):
             _finish_saves(session, emit, hooks.saver)
         if spec.eval is not None and evaluates and not stop_signal_seen:
-            found = _evaluate(session, reader, spec.eval, state.step, emit)
-            state.best = judged(spec.eval, state.best, state.step, found)
-            if waited_enough(spec, state.best) and not last:
+            stop_signal_seen = _evaluate(session, reader, spec.eval, state, emit)
+            if waited_enough(spec, state.best) and not (last or stop_signal_seen):
                 last, save = True, True
                 steps.finish()
         if hooks.saver is not None:
@@ -185,16 +189,43 @@ def _steps(
     return stop_signal_seen
 
 
+def _evaluate_first(
+    session: RankSession, reader: StepReader, state: RunState, emit: Listener, saver: Saver | None
+) -> int:
+    """Evaluate before the first step if the spec asks for it or an earlier run was stopped in it.
+
+    Return as `_evaluate`.
+    """
+    spec, signal = session.spec, 0
+    if spec.eval is not None and not state.step and spec.eval.at_start:
+        return _evaluate(session, reader, spec.eval, state, emit)
+    if spec.eval is not None and owes_evaluation(spec, state.step, state.evaluated):
+        signal = _evaluate(session, reader, spec.eval, state, emit)
+        if saver is not None and not signal:  # No later run owes it again.
+            session.progress.enter(Phase.SAVING)
+            saver.save(state)
+    return signal
+
+
 def _evaluate(
-    session: RankSession, reader: StepReader, asked: EvalSpec, step: int, emit: Listener
-) -> list[EvalFinished]:
-    """Evaluate every set of held-out samples. Ranks: collective over the world."""
+    session: RankSession, reader: StepReader, asked: EvalSpec, state: RunState, emit: Listener
+) -> int:
+    """Evaluate every set of held-out samples; return the signal that ended it before, or 0.
+
+    Ranks: collective over the world.
+    """
     session.progress.enter(Phase.EVALUATING)
     found = []
-    for name, there in reader.dataset.heldout_sets().items():
-        found.append(evaluate(session, reader, asked.samples, step, name or None, there))
-        emit(found[-1])
-    return found
+    try:
+        for name, there in reader.dataset.heldout_sets().items():
+            found.append(evaluate(session, reader, asked.samples, state.step, name or None, there))
+            emit(found[-1])
+    except EvaluationStopped as stopped:
+        return stopped.signal
+    if state.step:
+        state.best = judged(asked, state.best, state.step, found)
+    state.evaluated = state.step
+    return 0
 
 
 def step_flags(hooks: Hooks, spec: Spec) -> tuple[int, ...]:
@@ -217,11 +248,6 @@ def stop_signal(metrics: StepMetrics) -> int:
 def write_failed(metrics: StepMetrics) -> bool:
     """Return whether a save has failed on any rank and must end the run."""
     return bool(metrics.flags[-1])
-
-
-def _is_due(spec: Spec, step: int, *every: int | None) -> bool:
-    """Return whether something is due after `step` steps; it always is after the last step."""
-    return step == spec.train.steps or any(each and step % each == 0 for each in every)
 
 
 def _finish_saves(session: RankSession, emit: Listener, saver: Saver) -> str | None:

@@ -9,7 +9,8 @@ read a sample would disagree with the others on rows, routes and N, and hang. Th
 carries the peak memory of the ranks, by module, the rows of their replicas, and whether a rank
 lacks kept rows of an encoder: if one does, all of its ranks compute the rows of the step, since
 they gather weights together. So a rank deals out the samples of its own island only, and all ranks
-know the most rows of any replica.
+know the most rows of any replica. With held-out samples it carries stop signals, so that all ranks
+end an evaluation before the same batch.
 
 A thread reads one step ahead of the running step, and starts the agreement on it; the main thread
 waits for both when it reaches that step. The agreement has its own gloo group, so that it waits for
@@ -56,10 +57,11 @@ _MOST_LISTED = 5
 class _RankPart:
     """This rank's part of a step, and the maxima that the ranks exchange with it.
 
-    `most` has the largest number of samples that any rank could not read, then for each module the
-    largest peak memory of its ranks, then for each module of `even` the most rows of any replica,
-    then for each module that keeps rows the worst state of them. `even` has the rows of each
-    replica by the even cut, for the modules among whose replicas samples may move.
+    `most` has the largest number of samples that any rank could not read, the stop signal of any
+    rank, then for each module the largest peak memory of its ranks, then for each module of `even`
+    the most rows of any replica, then for each module that keeps rows the worst state of them.
+    `even` has the rows of each replica by the even cut, for the modules among whose replicas
+    samples may move.
     """
 
     inputs: ReadStep
@@ -85,10 +87,12 @@ class StepReader:
         *,
         answers: bool | None = None,
         caches: bool = True,
+        stop: Callable[[], int] | None = None,
     ) -> None:
         """Create the group of the agreements; `answers`: read true ones, by default if scored.
 
-        Without `caches`, every step computes its rows, and none is kept.
+        Without `caches`, every step computes its rows, and none is kept. `stop` returns a signal
+        that ends an evaluation, or 0.
 
         Ranks: collective over the world.
         """
@@ -96,6 +100,7 @@ class StepReader:
         self._session, self._state, self._emit = session, state, emit
         self._decodes: set[Split] = {"heldout"} if dataset.scores or answers else set()
         self._known: set[int] = set()
+        self._stop = stop or (lambda: 0)
         self._caches, self._folders = open_caches(session) if caches else ({}, {})
         self._least = 0 if caches else State.MISSING * ERRORS
         self._told = set[tuple[str, int]]()
@@ -158,7 +163,7 @@ class StepReader:
         if split == "train":
             progress.enter(Phase.AGREEING)
         bad = agree(read.reasons, read.most, self._group)
-        _, *most = read.most.wait()
+        _, signal, *most = read.most.wait()
         names = [module.name for module in self._session.layout.modules]
         memory, most = most[: len(names)], most[len(names) :]
         loads, caches = most[: len(read.even)], most[len(read.even) :]
@@ -170,6 +175,7 @@ class StepReader:
             imbalance={name: Imbalance.of(rows, after) for (name, rows), after in even},
             reading=Reading(waited_s=waited, read_s=read.seconds),
             from_cache=self._from_cache(caches),
+            stop=signal,
         )
         if not bad:
             return inputs
@@ -223,7 +229,9 @@ class StepReader:
             for module in moving
         ]
         seconds = time.perf_counter() - begin
-        mine = len(reasons), *self._memory(), *loads, *self._missing(inputs)
+        # A step of training hears of signals with its metrics.
+        signal = self._stop() if split == "heldout" else 0
+        mine = len(reasons), signal, *self._memory(), *loads, *self._missing(inputs)
         return _RankPart(inputs, reasons, MaxOverRanks(mine, self._group), seconds, even)
 
     def _memory(self) -> list[int]:

@@ -170,7 +170,7 @@ class _JoinedRank:
                 ended_by = run_worker(
                     job.plan, job.run, listeners, task=job.task, device=job.device, links=links
                 )
-        except Exception as error:
+        except BaseException as error:  # Code of a user may leave with the status 0.
             status: int = ExitCode.FAILED
             if watched is not None and not watched.has_failed:
                 watched.fail(error)  # An error at the end: a record that cannot be closed.

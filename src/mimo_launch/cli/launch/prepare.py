@@ -200,13 +200,18 @@ def _nothing_to_run(request: "Start", console: Console) -> int | None:
     from mimo_launch.cli.shared.lines import no_better
     from mimo_launch.launcher.host_resources import lacks_room
     from mimo_launch.launcher.run_folder import NothingToResume, resume_point
-    from mimo_launch.train.best_evaluation import has_ended
+    from mimo_launch.train.best_evaluation import has_ended, owes_evaluation
 
     try:
         saved = resume_point(request.runs, request.spec, resume=request.resume)
     except NothingToResume as error:
         raise typer.BadParameter(str(error), param_hint="--resume") from error
-    if saved is not None and has_ended(request.spec, saved.step, saved.best):
+    ended = saved is not None and has_ended(request.spec, saved.step, saved.best)
+    if (
+        saved is not None
+        and ended
+        and not owes_evaluation(request.spec, saved.step, saved.evaluated)
+    ):
         is_early = saved.step < request.spec.train.steps
         more = f", {no_better(saved.best)}" if is_early and saved.best is not None else ""
         counts_epochs = request.spec.train.epochs is not None
