@@ -15,6 +15,8 @@ from mimo_launch.launcher.host_resources import allow_open_files, environment_fa
         (errno.EMFILE, "Too many open files: this process may have 1024 open", "`ulimit -n 4096`"),
         (errno.EAGAIN, "no worker can be started; the user may have 1024", "`ulimit -u 4096`"),
         (errno.EADDRNOTAVAIL, "this host has no loopback", "`ip link set lo up`"),
+        (errno.ENOSPC, "No space left on device", "give `--runs` a folder"),
+        (errno.EDQUOT, "Disk quota exceeded", "give `--runs` a folder"),
     ],
 )
 def test_a_fault_of_the_host_has_a_remedy(

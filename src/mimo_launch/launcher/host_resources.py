@@ -79,6 +79,8 @@ def environment_fault(error: BaseException | str) -> tuple[str, str] | None:
             "bring it up with `ip link set lo up`",
         ),
     }
+    room = lacks, "free some space, or give `--runs` a folder on another file system"
+    known |= dict.fromkeys((errno.ENOSPC, errno.EDQUOT), room)
     if "temporary directory" in text:
         return (
             "no folder for memory that workers share: /dev/shm and the folders for temporary files "
