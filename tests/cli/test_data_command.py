@@ -193,6 +193,16 @@ def test_what_cannot_be_used_or_written_is_said(run_cli: Cli, tmp_path: Path) ->
     assert "No such file or directory" in err
 
 
+@pytest.mark.parametrize("option", ["--stats", "--html"])
+def test_the_spec_is_not_written_over(option: str, run_cli: Cli, tmp_path: Path) -> None:
+    path = shard_spec(tmp_path)
+    before = path.read_bytes()
+    code, out, err = run_cli(f"data {path} {option} {path}")
+    assert (code, out) == (2, "")
+    assert "would be written over the spec" in " ".join(err.split())
+    assert path.read_bytes() == before
+
+
 def test_statistics_stand_for_shards_that_are_away(run_cli: Cli, tmp_path: Path) -> None:
     write_shard(tmp_path / "000.tar", [(f"{n:03d}", sample(n)) for n in range(40)])
     tokenizer_folder(tmp_path / "tokenizer")

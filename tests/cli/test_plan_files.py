@@ -226,3 +226,19 @@ def test_no_file_is_written_over_another(
     code, _, err = call(capsys, "--trace", both, "--html", both)
     assert code == 2
     assert "over the file of --trace" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--trace-ranks", "0"], "Add --trace step.json"),
+        (["--model-units"], "Add --timeline step.svg"),
+        (["--nnodes", "2"], "Add --nproc 8"),
+    ],
+)
+def test_an_option_of_what_is_not_asked_for_is_refused(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call(capsys, *options)
+    assert (code, out) == (2, "")
+    assert said in err

@@ -10,6 +10,7 @@ from tests.support.published import MODELS
 from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.plan.plan import Plan
+from mimo_launch.spec import yaml_source
 
 Cli = Callable[[str], tuple[int, str, str]]
 SPEC = "../../topologies/quickstart.yaml"
@@ -62,12 +63,40 @@ def test_a_model_folder_is_tuned_without_a_spec(run_cli: Cli, tmp_path: Path) ->
         ("--keep modules.language.grid.tp", "write a path and a value: --keep modules.language."),
         ("--data shards.tar", "--data is for model folders"),
         ("--gpus 2 --keep modules.language.grid.tp=3", "no layout on 2 GPUs is legal with"),
+        ("--fewer --explain 1 2", "--fewer shows speeds alone"),
+        ("--fewer --to found", "--fewer shows speeds alone"),
     ],
 )
 def test_what_tune_cannot_do_is_refused_with_a_remedy(run_cli: Cli, line: str, said: str) -> None:
     code, out, err = run_cli(f"tune {SPEC} {line}")
     assert (code, out) == (2, "")
     assert said in " ".join(err.split())
+
+
+def test_a_layout_is_not_tuned_over_itself(run_cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "01.yaml"
+    file.write_text((Path(__file__).parent / SPEC).resolve().read_text(), encoding="utf-8")
+    code, out, err = run_cli(f"tune {file} --to {tmp_path} --seconds 1")
+    assert (code, out) == (2, "")
+    assert "01.yaml would be overwritten" in " ".join(err.split())
+
+
+def test_a_dash_stands_for_the_standard_input(
+    run_cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parent / SPEC).resolve().read_bytes()
+    monkeypatch.setattr(yaml_source, "_stdin", lambda: text)
+    code, out, err = run_cli("tune - --seconds 1 --top 1")
+    assert code == 0, err
+    assert "limit: " in out
+
+
+def test_two_specs_are_compared_with_the_settings_and_constants_of_the_line(run_cli: Cli) -> None:
+    line = f"tune {SPEC} --explain {SPEC} {SPEC}"
+    code, out, err = run_cli(f"{line} --set batch.global=96")
+    assert code == 0, err
+    assert out != run_cli(line)[1]
+    assert run_cli(f"{line} --calibration missing.json")[0] == 2
 
 
 def test_fewer_gpus_are_shown_with_their_speed(run_cli: Cli) -> None:

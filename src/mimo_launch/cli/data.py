@@ -90,8 +90,7 @@ class DataCommand:
     def __call__(self) -> None:
         """Read and answer. Raises: typer.Exit; typer.BadParameter."""
         console = console_of(self.ctx)
-        console.check_file(self.stats, "--stats")
-        console.check_file(self.html, "--html")
+        console.check_files(self.file, ((self.stats, "--stats"), (self.html, "--html")))
         console.check_folder(self.index_to, "--index-to")
         spec = sound_spec(self.file, self.overrides, console)
         # One thread per process, as in ranks; more would compete while reading is timed.

@@ -18,6 +18,7 @@ from mimo_launch.cli.shared.options import (
     HostProcesses,
     Overrides,
     constants_of,
+    world_of,
 )
 from mimo_launch.diag.frozen import frozen
 
@@ -126,7 +127,7 @@ class PlanCommand:
         check_targets(self.file, wanted, console, seeks=self.advice)
         tokens = None if self.tokens is None else _count(self.tokens)
         constants = constants_of(self.calibration)
-        world = None if self.nproc is None else self.nproc * self.nnodes
+        world = world_of(self.nproc, self.nnodes)
         checked = load_and_check(
             self.file, self.overrides or (), world, constants=constants, only_plans=True
         )

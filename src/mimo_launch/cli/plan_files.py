@@ -67,7 +67,8 @@ def check_targets(spec_file: Path, wanted: Drawings, console: Console, *, seeks:
     Refuse files that cannot be written, too.
 
     Refuse options that contradict or lack each other, too: --html with --rank, --apply without
-    --output or the reverse, and --apply if the answer shows no changes.
+    --output or the reverse, --apply if the answer shows no changes, and what is about a file that
+    is not written.
 
     Raises: typer.BadParameter; typer.Exit if a file cannot be written.
     """
@@ -88,22 +89,16 @@ def check_targets(spec_file: Path, wanted: Drawings, console: Console, *, seeks:
         other = "--no-advice" if wanted.rank is None else "--rank"
         message = f"{other} shows no changes; leave it out"
         raise typer.BadParameter(message, param_hint=APPLY)
-    taken = {spec_file.resolve(): "the spec"}
-    options = (
-        (wanted.svg, "--timeline"),
-        (wanted.trace, "--trace"),
-        (wanted.page, "--html"),
-        (wanted.spec, "--output"),
-    )
-    for path, option in options:
-        if path is None:
-            continue
-        if path.resolve() in taken:
-            message = f"{path} would be written over {taken[path.resolve()]}"
-            raise typer.BadParameter(message, param_hint=option)
-        taken[path.resolve()] = f"the file of {option}"
-    for path, option in options:
-        console.check_file(path, option)
+    if wanted.ranks is not None and wanted.trace is None:
+        raise typer.BadParameter("in which file? Add --trace step.json", param_hint="--trace-ranks")
+    if wanted.model_units and wanted.svg is None and wanted.trace is None and wanted.page is None:
+        message = "of which file? Add --timeline step.svg, --trace or --html"
+        raise typer.BadParameter(message, param_hint="--model-units")
+    targets = {
+        "--timeline": wanted.svg, "--trace": wanted.trace, "--html": wanted.page,
+        "--output": wanted.spec,
+    }  # fmt: skip
+    console.check_files(spec_file, ((path, option) for option, path in targets.items()))
 
 
 def write_drawings(

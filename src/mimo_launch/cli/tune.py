@@ -114,8 +114,11 @@ class TuneCommand:
 
         console = console_of(self.ctx)
         if self.explain and not all(each.isdecimal() for each in self.explain):
-            self._explain([*layout_rows(estimated_specs(self.explain, console))], console)
+            constants = constants_of(self.calibration)
+            specs = estimated_specs(self.explain, self.overrides or (), constants, console)
+            self._explain([*layout_rows(specs)], console)
             return
+        self._check_options()
         console.check_folder(self._folder if self.bench is not None else self.to, "--to")
         hardware = Hardware(gpus=self.gpus, per_node=self.per_node, gpu=self.gpu)
         source = source_of(self.file, self.overrides or (), hardware, self.data, console)
@@ -142,6 +145,20 @@ class TuneCommand:
         self._answer(
             console, record_of(rows, accuracy, **counts), table_of(rows, accuracy, table_width())
         )
+
+    def _check_options(self) -> None:
+        """Refuse options that would do nothing, or harm. Raises: typer.BadParameter."""
+        others = {"--to": self.to, "--bench": self.bench, "--explain": self.explain}
+        for option, given in others.items():
+            if self.fewer and given is not None:
+                message = "--fewer shows speeds alone; leave it out"
+                raise typer.BadParameter(message, param_hint=option)
+        writes = self.to is not None or self.bench is not None
+        if writes and self.file.resolve().parent == self._folder.resolve():
+            is_layout = self.file.suffix == ".yaml" and self.file.stem.isdecimal()
+            if is_layout:
+                message = f"{self.file} would be overwritten; name another folder"
+                raise typer.BadParameter(message, param_hint="--to")
 
     @property
     def _folder(self) -> Path:

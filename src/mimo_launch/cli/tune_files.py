@@ -20,6 +20,7 @@ from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.readiness import show_findings
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import percent, seconds_text
+from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import OF_MODULE, Point
@@ -91,21 +92,26 @@ def source_of(
         raise typer.Exit(2)
     return Source(
         spec=_on(checked.spec, hardware),
-        text=file.read_text(encoding="utf-8"),
+        text=checked.source.text,
         overrides=overrides,
         written=checked.spec,
     )
 
 
-def estimated_specs(files: Sequence[str], console: Console) -> list[tuple[Planned, Estimator]]:
+def estimated_specs(
+    files: Sequence[str],
+    overrides: Sequence[str],
+    constants: Calibration | None,
+    console: Console,
+) -> list[tuple[Planned, Estimator]]:
     """Return the estimates of specs. Raises: typer.Exit."""
     found = []
     for file in files:
-        checked = load_and_check(Path(file), (), on_gpus=False, only_plans=True)
+        checked = load_and_check(Path(file), overrides, on_gpus=False, only_plans=True)
         show_findings(checked, console)
         if checked.spec is None:
             raise typer.Exit(2)
-        estimator = Estimator.of(Plan.of(checked.spec))
+        estimator = Estimator.of(Plan.of(checked.spec), constants)
         found.append((Planned(Change("", {}, checked.spec), estimator.estimates()), estimator))
     return found
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mimo_launch.cli.shared.console import console_of
-from mimo_launch.cli.shared.options import HostCount, HostProcesses, Overrides
+from mimo_launch.cli.shared.options import HostCount, HostProcesses, Overrides, world_of
 
 HELP = """
 \b
@@ -42,7 +42,7 @@ def validate(
     from mimo_launch.layout.layout import world_size
 
     console = console_of(ctx)
-    world = None if nproc is None else nproc * nnodes
+    world = world_of(nproc, nnodes)
     rows, is_valid = [], True
     for number, file in enumerate(files):
         checked = load_and_check(file, overrides or (), world)

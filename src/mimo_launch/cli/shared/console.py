@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -119,6 +119,22 @@ class Console:
             fault = errno.ENOTDIR
         if fault is not None:
             self._not_written(path, os.strerror(fault), option)
+
+    def check_files(self, spec: Path, targets: Iterable[tuple[Path | None, str]]) -> None:
+        """Refuse, before any work, files that cannot be written, and one over the spec or another.
+
+        Each of the `targets` has the option that names it. Raises: typer.BadParameter; typer.Exit.
+        """
+        targets, taken = tuple(targets), {spec.resolve(): "the spec"}
+        for path, option in targets:
+            if path is None:
+                continue
+            if path.resolve() in taken:
+                message = f"{path} would be written over {taken[path.resolve()]}"
+                raise typer.BadParameter(message, param_hint=option)
+            taken[path.resolve()] = f"the file of {option}"
+        for path, option in targets:
+            self.check_file(path, option)
 
     def check_folder(self, path: Path | None, option: str) -> None:
         """Refuse, before any work, a folder that cannot be made or written. Raises: typer.Exit."""

@@ -81,6 +81,13 @@ CalibrationFile = Annotated[
 ]
 
 
+def world_of(nproc: int | None, nnodes: int) -> int | None:
+    """Return the processes of a job, None if unknown. Raises: typer.BadParameter."""
+    if nproc is None and nnodes > 1:
+        raise typer.BadParameter("with how many ranks each? Add --nproc 8", param_hint="--nnodes")
+    return None if nproc is None else nproc * nnodes
+
+
 def constants_of(path: Path | None) -> "Calibration | None":
     """Return the constants that `--calibration` names. Raises: typer.BadParameter."""
     from mimo_launch.estimate.device_constants import CalibrationError, load
