@@ -334,3 +334,15 @@ def test_a_model_folder_is_no_spec(llama: Path, run_cli: Cli) -> None:
         f"error: {llama} is a model folder, not a spec to write\n"
         f"   = help: mimo-launch init spec.yaml --model {llama}\n"
     )
+
+
+@pytest.mark.parametrize(("file", "name"), [("my spec.yaml", "my-spec"), ("\u00e9.yaml", "run")])
+def test_a_file_may_have_a_name_that_no_run_has(
+    file: str, name: str, tmp_path: Path, run_cli: Cli
+) -> None:
+    path = tmp_path / file
+    code, _, err = run_cli(f"init '{path}' --yes")
+    assert code == 0, err
+    spec = checked(path).spec
+    assert spec is not None
+    assert spec.name == name

@@ -1,6 +1,7 @@
 """What `validate` says of shards, tokenizers and processors, before anything is read."""
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -399,3 +400,57 @@ def test_patterns_name_files_in_order_each_once(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     names = [f"{tmp_path}/b.tar", f"{tmp_path}/*.tar", f"{tmp_path}/{{1..2}}.tar"]
     assert [path.name for path in shard_files(names)] == ["b.tar", "1.tar", "a.tar", "2.tar"]
+
+
+VALID = (Path(__file__).parents[1] / "fixtures" / "valid.yaml").read_text(encoding="utf-8")
+PLACES = """\
+  kind: files
+  tokenizer: tok
+  template: chat
+  sources:
+    - path:
+        - absent/a.jsonl
+        - absent/b.jsonl  # one
+      media: [absent]
+  processors:
+    language: x
+    visoin: y  # two
+"""
+
+
+def test_a_finding_about_an_item_of_a_list_stands_at_the_item() -> None:
+    text = re.sub(r"(?m)^data: .*$", lambda _: f"data:\n{PLACES}", VALID)
+    shards = re.sub(
+        r"(?m)^data: .*$",
+        "data:\n  kind: webdataset\n  tokenizer: t\n  template: chat\n"
+        "  shards:\n    - absent/a.tar\n    - absent/b.tar  # three\n",
+        VALID,
+    )
+    adapter = VALID.replace(
+        "    ranks: 4-7\n",
+        "    ranks: 4-7\n    adapter:\n      rank: 4\n"
+        "      targets:\n        - q\n        - qq  # four\n",
+    )
+    for spec, quoted, sign in (
+        (text, "`absent/b.jsonl`", "# one"),
+        (text, "`visoin`", "# two"),
+        (shards, "`absent/b.tar`", "# three"),
+        (adapter, "`qq`", "# four"),
+    ):
+        checked = check_text(spec)
+        (item,) = (each for each in checked.diagnostics if quoted in each.headline)
+        place = checked.source.place_of(item).span
+        assert place is not None
+        assert sign in spec.splitlines()[place.line - 1]
+
+
+def test_changes_of_weights_may_lie_beyond_the_default_steps_of_epochs() -> None:
+    data = "{kind: files, tokenizer: t, template: chat, sources: [{path: a, name: a, weight: 1}], "
+    data += "weight_changes: [{step: 1000, weights: {a: 2}}]}"
+    text = re.sub(r"(?m)^data: .*$", f"data: {data}", VALID)
+    counted = re.sub(r"(?m)^train: .*$", "train: {epochs: 3}", text)
+    for spec, number in ((text, 1), (counted, 0)):
+        found = [
+            each for each in check_text(spec).diagnostics if "change of weights" in each.headline
+        ]
+        assert len(found) == number

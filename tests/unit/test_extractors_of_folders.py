@@ -267,6 +267,6 @@ def test_a_folder_without_an_extractor_is_refused_only_where_it_is_named(
 ) -> None:
     assert findings({}, WHISPER, starts=True) == []
     [item] = findings({}, WHISPER)
-    assert item.path == ("data", "processors")
+    assert item.path == ("data", "processors", "sound")
     assert "it has no feature extractor in preprocessor_config.json" in item.why
     assert findings({"sampling_rate": RATE}, WHISPER) == []

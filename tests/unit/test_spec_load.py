@@ -278,6 +278,17 @@ def test_a_sound_short_form_beside_a_fault_is_no_fault(kind: str, lines: str) ->
     assert {path for path in found if path[-1] not in ("too_log", "weigth")} == set()
 
 
+def test_a_number_of_nodes_is_not_taken_for_one_of_gpus() -> None:
+    (found,) = load_text(VALID + "nodes: 2\n").diagnostics
+    assert found.help == "write `nodes: {...}`, or indented `key: value` lines"
+
+
+@pytest.mark.parametrize("value", ["${oc.env:MODEL,models/a}", "${MODEL:-/models/a}", "${a/b}"])
+def test_variables_with_defaults_are_variables(value: str) -> None:
+    (found,) = load_text(VALID + f"init_from: {value}\n").diagnostics
+    assert found.headline == f"`{value}` is a variable, and a spec has none"
+
+
 def test_a_template_of_no_kind_is_said_to_be_one() -> None:
     text = re.sub(
         r"(?m)^data: .*$", "data: {kind: files, sources: [a], tokenizer: t, template: chta}", VALID

@@ -118,3 +118,24 @@ def test_an_override_adds_no_finding_about_what_cannot_be_read(override: str, wr
     assert [(item.code, item.headline) for item in found if item.is_error] == [
         (alone[0].code, alone[0].headline)
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "help_"),
+    [
+        (
+            "optimizer.betas.2=0.9",
+            "write the whole list, as `optimizer.betas=[0.9, 0.95]`, or one of",
+        ),
+        ("train.steps.x=3", "write the value itself, as `train.steps=100`"),
+        ("=3", "write a path and a value, such as `modules.vision.grid.tp=2`"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_no_reason_to_set_something_else(
+    override: str, help_: str
+) -> None:
+    loaded = load_text(VALID + "optimizer: {betas: [0.9, 0.95]}\n", overrides=[override])
+    (found,) = loaded.diagnostics
+    assert found.help.startswith(help_)
+    # Wrong command lines are mended with what stands behind `--set`.
+    assert "--set" not in found.help

@@ -127,7 +127,7 @@ def targets_are_maps(spec: Spec, name: str) -> Findings:
     yield Diagnostic(
         code="adapter-target-unknown",
         headline=f"no layer of `{name}` has a map `{wrong[0]}`",
-        path=("modules", name, "adapter", "targets"),
+        path=("modules", name, "adapter", "targets", module.adapter.targets.index(wrong[0])),
         why=f"the maps of `{name}`{apart} are {', '.join(f'`{each}`' for each in known)}"
         if known
         else f"the layers of `{name}` have no maps",

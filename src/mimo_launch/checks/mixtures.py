@@ -89,7 +89,7 @@ def _changes(spec: Spec, data: FilesData) -> Iterator[Diagnostic]:
                 help="write the changes in the order of their steps",
             )
         before = change.step
-        if change.step >= spec.train.steps:
+        if spec.train.are_steps_known and change.step >= spec.train.steps:
             yield no_effect(
                 path,
                 f"the change of weights at step {change.step:,} does nothing",

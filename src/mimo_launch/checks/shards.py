@@ -6,7 +6,7 @@ Relies on: `data.sources.shard_names` for names, `shard_formats` for other files
 Leaves: tokenizers to `vocabulary`, records to the index that `train` builds.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ from mimo_launch.processors.recipes import (
 )
 from mimo_launch.processors.unlike_tiles import tiles_unlike
 from mimo_launch.spec.spec import Images, Spec, UserData, WebdatasetData
+from mimo_launch.spec.user_data import Patterns, patterns_of
 
 if TYPE_CHECKING:
     from mimo_launch.processors.images import ImageRecipe
@@ -64,13 +65,20 @@ def evaluates_nothing(files: str, line: str) -> Diagnostic:
 
 def shards_are_there(spec: Spec, data: WebdatasetData) -> Findings:
     """Every pattern names shards, which are plain tar files."""
-    for pattern in (data.shards,) if isinstance(data.shards, str) else data.shards:
-        yield from _pattern(("data", "shards"), pattern)
-    for name, patterns in data.heldout_sets.items():
-        for pattern in patterns:
-            yield from _pattern(("data", "eval_shards", *filter(None, (name,))), pattern)
+    for place, pattern in placed(("data", "shards"), data.shards):
+        yield from _pattern(place, pattern)
+    sets = data.eval_shards if isinstance(data.eval_shards, dict) else {"": data.eval_shards or ()}
+    for name, given in sets.items():
+        for place, pattern in placed(("data", "eval_shards", *filter(None, (name,))), given):
+            yield from _pattern(place, pattern)
     if spec.eval is not None and not data.heldout_sets:
         yield evaluates_nothing("shards", "eval_shards: PATTERN")
+
+
+def placed(path: YamlPath, given: Patterns) -> Iterator[tuple[YamlPath, str]]:
+    """Yield each pattern of a key with its place: that of the key, or that of an item of a list."""
+    for number, pattern in enumerate(patterns_of(given)):
+        yield path if isinstance(given, str) else (*path, number), pattern
 
 
 def _pattern(path: YamlPath, pattern: str) -> Findings:
@@ -156,7 +164,7 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
         yield Diagnostic(
             code="processor-not-supported",
             headline=f"the {what} of `{name}` is not there: {data.processors[name]}",
-            path=("data", "processors"),
+            path=("data", "processors", name),
             is_absence=True,
             why=f"paths are relative to {Path.cwd()}",
             help="name the folder that the encoder's weights come from in `data.processors`",
@@ -185,7 +193,7 @@ def processor_is_understood(spec: Spec, name: str) -> Findings:
             code="processor-not-supported",
             headline=f"the image processor of `{name}`{f' in {folder}' if folder else ''} "
             "does not fit",
-            path=("data", "processors") if given else ("modules", name, "model"),
+            path=("data", "processors", name) if given else ("modules", name, "model"),
             why=why,
             help=remedy,
         )
@@ -281,7 +289,8 @@ def processors_have_encoders(spec: Spec, data: UserData) -> Findings:
                 code="processor-not-supported",
                 headline=f"`processors` names `{name}`, which is not an encoder of images or clips"
                 + " or a generator" * made,
-                path=("data", "processors"),
+                path=("data", "processors", name),
+                at_key=True,
                 why="a processor says how the images or clips of one encoder are made"
                 + ", or those that a generator learns to make" * made,
                 help=f"the modules of this spec that have one: {known}",

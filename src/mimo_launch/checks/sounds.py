@@ -44,7 +44,7 @@ def frames_are_those_of_the_folder(spec: Spec, name: str) -> Findings:
     yield Diagnostic(
         code="processor-not-supported",
         headline=f"the feature extractor of `{name}` in {folder} does not make our frames",
-        path=("data", "processors") if named and not line else ("modules", name, "model"),
+        path=("data", "processors", name) if named and not line else ("modules", name, "model"),
         why=why,
         help=f"write `{line}` in `model`" if line else otherwise,
     )

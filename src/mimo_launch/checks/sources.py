@@ -12,7 +12,7 @@ from pathlib import Path
 from mimo_launch.checks.packages import named_is_there, not_installed
 from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.checks.shard_formats import known_format
-from mimo_launch.checks.shards import MOST_OPENED, evaluates_nothing, files_of
+from mimo_launch.checks.shards import MOST_OPENED, evaluates_nothing, files_of, placed
 from mimo_launch.data.sources.file_formats import (
     IN_FOLDERS,
     NoFormat,
@@ -26,7 +26,6 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.diag.installed import PYARROW, is_installed
 from mimo_launch.spec.files_data import Source
 from mimo_launch.spec.spec import CustomData, FilesData, Spec
-from mimo_launch.spec.user_data import patterns_of
 
 
 def sources_are_there(spec: Spec, data: FilesData) -> Findings:
@@ -98,15 +97,15 @@ def _class_or_files(path: YamlPath, source: Source) -> Findings:
 
 def _files(path: YamlPath, source: Source) -> Findings:
     there, named = True, list[Path]()
-    for key, given in (("path", source.paths), ("media", source.media or ())):
-        for pattern in patterns_of(given):
-            found = yield from files_of((*path, key), pattern)
+    for key, given in (("path", source.path or ()), ("media", source.media or ())):
+        for place, pattern in placed((*path, key), given):
+            found = yield from files_of(place, pattern)
             there = there and bool(found)
             named += found if key == "path" else ()
             if key == "media" and found and not all(map(Path.is_dir, found)):
                 there = False
                 yield _not_read(
-                    (*path, key),
+                    place,
                     f"`{pattern}` is no folder",
                     "files of records name media by paths in a folder",
                     "write the folder",

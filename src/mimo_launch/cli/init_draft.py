@@ -27,6 +27,7 @@ from mimo_launch.search.first_spec import NothingFits, first_spec, on_all_ranks,
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.spec import Grid
+from mimo_launch.spec.value_guesses import run_name
 from mimo_launch.spec.values import GPUS
 
 DIGITS: dict[str, dict[str, Any]] = {
@@ -174,7 +175,8 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
     batch = -(-BATCH // answers.gpus) * answers.gpus
     data: dict[str, Any] = {
         "version": 1,
-        "name": answers.name,
+        # Of a file or folder, which may have a name that no run has.
+        "name": run_name(answers.name)[:100] or "run",
         "modules": modules,
         "batch": {"global": answers.global_batch or batch, "seq": answers.seq or 1},
         "data": samples,

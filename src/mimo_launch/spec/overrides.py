@@ -20,10 +20,11 @@ from mimo_launch.spec.foreign_words import synonym
 from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.renaming import our_values
 from mimo_launch.spec.spec import Spec
-from mimo_launch.spec.wording import listing
+from mimo_launch.spec.wording import flow, listing
 from mimo_launch.spec.yaml_source import UNREADABLE, Document, parse_value
 
-_EXAMPLE = "write `--set modules.vision.grid.tp=2`"
+# Not as a `--set` to write: it would change another setting than the one that was meant.
+_EXAMPLE = "write a path and a value, such as `modules.vision.grid.tp=2`"
 # The values of a section that is left out, or turned off (`checkpoint: none`).
 _ABSENT = (None, "none")
 # With more paths than this, none is offered.
@@ -125,8 +126,14 @@ def _step(parent: Any, path: YamlPath, key: str) -> str | int:
         if key.isdecimal() and int(key) < len(parent):
             return int(key)
         last = len(parent) - 1
-        raise _BadPathError(f"`{where}` is a list; `{key}` is not one of its items, 0 to {last}")
-    raise _BadPathError(f"`{where}` is `{parent}`, a single value, and has no key `{key}`")
+        raise _BadPathError(
+            f"`{where}` is a list; `{key}` is not one of its items, 0 to {last}",
+            f"write the whole list, as `{where}={flow(parent)}`, or one of these items",
+        )
+    raise _BadPathError(
+        f"`{where}` is `{parent}`, a single value, and has no key `{key}`",
+        f"write the value itself, as `{where}={flow(parent)}`",
+    )
 
 
 def guess_paths(dotted: str, data: Any) -> list[str]:

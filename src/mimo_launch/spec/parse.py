@@ -43,6 +43,7 @@ from mimo_launch.spec.foreign_words import synonym
 from mimo_launch.spec.near_words import close_matches
 from mimo_launch.spec.of_kind import kind_of, models_in, words_in
 from mimo_launch.spec.renaming import Renamed, rename_help
+from mimo_launch.spec.sections import NodesSpec
 from mimo_launch.spec.spec import MAX_MODULES, MODULE_NAME, ModuleSpec, Spec
 from mimo_launch.spec.value_guesses import guess_values
 from mimo_launch.spec.yaml_source import UNREADABLE
@@ -327,6 +328,8 @@ def _only_line_for(cls: type[Strict], value: Any) -> str | None:
         return next(
             (f"{key}: {each}" for each in guess_values(key, value, field_schema(only))), None
         )
+    if cls is NodesSpec:
+        return None  # A number may be one of hosts, or of GPUs.
     if cls is Grid and value in OPEN_DP:
         return f"dp: {value}"
     if isinstance(value, bool) or not isinstance(value, int | float | str):

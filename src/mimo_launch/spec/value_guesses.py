@@ -58,6 +58,11 @@ def guess_in_spec(path: YamlPath, value: Any, schema: dict[str, Any], data: Any)
     return guesses
 
 
+def run_name(text: str) -> str:
+    """Return the name of a run that is most like a text; "" if none is."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")
+
+
 def choices_of(schema: dict[str, Any]) -> list[str]:
     """Return the words that a key accepts."""
     parts = (schema, *schema.get("anyOf", ()))
@@ -171,7 +176,7 @@ class _Key:
         if "null" in self.types and word in _NOTHING:
             yield "null"
         if self.is_name:
-            name = re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-._")
+            name = run_name(value)
             yield flow(name) if re.fullmatch(self.schema["pattern"], name) else ""
         if "integer" in self.types or "number" in self.types:
             time = re.fullmatch(r"(\d{1,9})\s*(s|sec|m|min|h)", word)

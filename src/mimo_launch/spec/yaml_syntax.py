@@ -234,7 +234,7 @@ def _glued_at(lines: list[str], error: yaml.MarkedYAMLError) -> tuple[int, re.Ma
     return None
 
 
-_VARIABLE = re.compile(r"\$\{[A-Za-z_][\w.:-]*\}|\$[A-Za-z_]\w*|\{\{ *[A-Za-z_][\w.]* *\}\}")
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][^{}\s]*\}|\$[A-Za-z_]\w*|\{\{ *[A-Za-z_][\w.]* *\}\}")
 _GLUED = re.compile(r"\s*(?:- )?(([A-Za-z_]\w*):([^\s:/\\]\S*))\s*(?:#.*)?")
 
 
