@@ -473,6 +473,26 @@ def test_the_first_answer_of_a_sample_ends_before_a_special_token(tmp_path: Path
     assert not found.scores
 
 
+def test_a_caption_ends_with_the_token_that_transformers_finds(tmp_path: Path) -> None:
+    """Older folders name it in another file. A folder without one learns no end, and is told so."""
+    from transformers import PreTrainedTokenizerFast
+
+    write_shard(tmp_path / "a.tar", [("a", {"txt": "a cat"})])
+    made = shard_spec(tmp_path, template="caption")
+    folder = tmp_path / "tokenizer"
+    for said, token in (({}, None), ({"added_tokens_decoder": {}}, None), ({}, "</s>")):
+        (folder / "tokenizer_config.json").write_text(json.dumps(said))
+        more = {} if token is None and not said else {"eos_token": {"content": "</s>"}}
+        (folder / "special_tokens_map.json").write_text(json.dumps(more))
+        theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+        assert theirs.eos_token == token
+        found = opened(made)
+        _, labels = found.text("train", 0)
+        last = labels[found.length("train", 0) - 2]
+        assert (last == theirs.convert_tokens_to_ids("</s>")) == (token is not None)
+        assert ["no `eos_token`" in each for each in found.notes] == [True] * (token is None)
+
+
 def test_a_caption_of_a_picture_that_is_not_read_is_bad(tmp_path: Path) -> None:
     """Else its text would be learnt without it."""
     records = [("svg", {"svg": b"<svg/>", "txt": "a cat"}), ("no", {"txt": "only text"})]

@@ -12,6 +12,8 @@ from typing import Any
 from mimo_launch.spec.files import read_json
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+# Special tokens, which transformers reads if the settings have no `added_tokens_decoder`.
+SPECIALS = "special_tokens_map.json"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 VIDEO_PREPROCESSOR = "video_preprocessor_config.json"
 

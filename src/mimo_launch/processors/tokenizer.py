@@ -1,8 +1,8 @@
 """The settings of the tokenizer in a Hugging Face folder, without running it.
 
 Decides: which files hold the vocabulary, the special tokens and the chat template.
-Relies on: tokenizer.json, tokenizer_config.json and chat_template.jinja, as transformers 4 and 5
-write them.
+Relies on: tokenizer.json, tokenizer_config.json, special_tokens_map.json and chat_template.jinja,
+as transformers 4 and 5 write them.
 Leaves: text around images to `image_texts`, token ids of texts to `data.samples.text_tokens`.
 """
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from mimo_launch.processors.files import (
     PROCESSOR,
     SETTINGS,
+    SPECIALS,
     TOKENIZER,
     TokenizerError,
     json_object,
@@ -111,6 +112,8 @@ def special_texts(folder: Path) -> dict[str, str]:
     """Return the special tokens by name, such as `eos_token`. Raises: TokenizerError."""
     found: dict[str, str] = {}
     settings = json_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    if "added_tokens_decoder" not in settings and (folder / SPECIALS).is_file():
+        settings |= json_object(folder / SPECIALS)
     # transformers 5 keeps the tokens for images and other media apart.
     extra = settings.get("extra_special_tokens", settings.get("model_specific_special_tokens"))
     for key, value in {**settings, **(extra if isinstance(extra, dict) else {})}.items():

@@ -113,9 +113,14 @@ class SampleEncoder:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the user on the chat template, one per line."""
+        """Notes for the user on what ends an answer or a caption, one per line."""
         if self._chat is None:
-            return ()
+            if self._tokens.end is not None:
+                return ()
+            return (
+                "the tokenizer names no `eos_token` that it has, so the model does not learn where "
+                "a caption ends; name one in the tokenizer_config.json of the tokenizer",
+            )
         asked, said = (
             Message(role, (MessagePart("text", role),)) for role in ("user", "assistant")
         )

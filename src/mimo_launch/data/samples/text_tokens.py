@@ -44,7 +44,7 @@ class EncodedSample:
 
 
 class TextTokens:
-    """The tokenizer, the token that starts a document, if any, and the tokens of markers."""
+    """The tokenizer, tokens that start and end a document, if any, and the tokens of markers."""
 
     def __init__(self, folder: Path, end: str, most: int) -> None:
         """Load the tokenizer.
@@ -66,11 +66,11 @@ class TextTokens:
         # These settings belong to the program that saved the tokenizer, not to the model.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self._most, self._end = most, self.tokenizer.token_to_id(end)
+        self._most, self.end = most, self.tokenizer.token_to_id(end)
         self.start = [
             token
             for token, is_special in zip(probe.ids, probe.special_tokens_mask, strict=True)
-            if is_special and token != self._end
+            if is_special and token != self.end
         ][:1]
         self._markers: dict[int, Marker] = {}
         self.literals = LiteralMarkers(self.tokenizer, ())
@@ -93,7 +93,7 @@ class TextTokens:
         """
         ids, loss_mask = self.literals.spell(*self._ids(text, learn))
         if is_document:
-            end = [] if self._end is None else [self._end]
+            end = [] if self.end is None else [self.end]
             loss_mask = np.pad(loss_mask, (len(self.start), len(end)))
             loss_mask[len(loss_mask) - len(end) :] = True
             ids = [*self.start, *ids, *end]
