@@ -159,6 +159,24 @@ def test_files_are_cut_and_indexed(
         assert index["metadata"]["total_size"] == sum(written)
 
 
+def test_all_that_is_written_is_on_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever writes a file, such as safetensors that of an adapter, need not sync it."""
+    synced = set[int]()
+
+    def note(fd: int) -> None:
+        if not (tmp_path / "out").exists():
+            synced.add(os.fstat(fd).st_ino)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with new_folder(tmp_path / "out", force=False) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "model").write_text("weights")
+    there = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
+    assert {path.stat().st_ino for path in there} == synced
+
+
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_what_goes_wrong_leaves_the_earlier_export(
     error: type[BaseException], tmp_path: Path

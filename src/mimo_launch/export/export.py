@@ -78,11 +78,8 @@ def write_tensors(
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a JSON file, synced to disk. Raises: OSError."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Write a JSON file. Raises: OSError."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _cut(tensors: Sequence[FileTensor], max_bytes: int) -> Iterator[list[FileTensor]]:
@@ -116,8 +113,6 @@ def _write_file(
             for tensor in read(batch):
                 file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
                 wrote(tensor.nbytes)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 # A file with the origin of an export, which identifies its folder as an export.
@@ -143,7 +138,8 @@ def check_place(target: Path, *, force: bool) -> None:
 def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
     """Yield a folder to write to, which is renamed to `target` if the block ends without an error.
 
-    The remains of a killed export to the same path are removed, or put back.
+    All that was written there is synced to disk before. The remains of a killed export to the same
+    path are removed, or put back.
 
     Raises: InTheWay; OSError, after which nothing that was written is left.
     """
@@ -156,7 +152,11 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
         try:
             check_place(target, force=force)
             yield unfinished
-            for folder in {path.parent for path in unfinished.rglob("*")} | {unfinished}:
+            written = [path for path in unfinished.rglob("*") if path.is_file()]
+            for path in written:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            for folder in {path.parent for path in written} | {unfinished}:
                 sync_folder(folder)
             shutil.rmtree(old, ignore_errors=True)
             if target.exists():
@@ -253,10 +253,7 @@ def write_export(
                 write_tensors(folder, plan.projector, most, read, progress.wrote, name=name)
                 write_json(folder / PROJECTOR_CONFIG, plan.projector_config)
             for name, file in plan.beside.copied.items():
-                copy = folder / name
-                shutil.copyfile(file, copy)
-                with copy.open("rb") as opened:
-                    os.fsync(opened.fileno())
+                shutil.copyfile(file, folder / name)
             for name, content in {**plan.beside.written, CONFIG: plan.config}.items():
                 write_json(folder / name, content)
         note = {
