@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -52,6 +53,19 @@ def test_an_encoder_is_compiled_once_for_all_numbers_of_tokens(sizes: list[list[
     for tokens in (5, 7, 9):
         VISION.fused(swiglu, torch.ones(tokens, 12))
     assert len(sizes) == 1
+
+
+def test_a_pass_is_compiled_once_in_each_way_that_layers_call_it(sizes: list[list[str]]) -> None:
+    """In more ways than torch compiles one code: frozen layers, two epsilons, recomputed layers."""
+    ways = list(product((True, False), (True, False), (True, False), (1e-5, 1e-6)))
+    for tokens in (5, 7):
+        for has_gradient, trains, makes_graph, eps in ways:
+            x, weight = torch.randn(tokens, 12), torch.ones(12)
+            x.requires_grad_(has_gradient)
+            weight.requires_grad_(trains)
+            with torch.set_grad_enabled(makes_graph):
+                VISION.fused(rms_norm, x, weight, eps, 0.0)
+    assert len(sizes) == len(ways)
 
 
 def test_heads_of_queries_and_of_keys_are_widths_too(sizes: list[list[str]]) -> None:

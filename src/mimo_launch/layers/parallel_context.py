@@ -6,7 +6,8 @@ Relies on: `comm.autograd_collectives`.
 Leaves: the maths to the layers.
 """
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import FunctionType
@@ -33,29 +34,38 @@ Result = TypeVar("Result")
 
 
 @cache
-def _compiled(function: Any, owner: str, widths: tuple[int, ...]) -> Any:
-    """Return a compiled copy of a function for tensors of one module with these last sizes.
+def _compiled(function: Any, owner: str, call: Hashable) -> Any:
+    """Return a compiled copy of a function, for one module and one way to call it (`_way`).
 
     Once torch.compile has seen two values of a size, it compiles for any value, which makes kernels
-    several times slower if the size is not the first, the number of tokens. It recognises code by
-    its file, line and name. So each module and each set of widths gets code with its own name.
-    Outside of language each forward has other numbers of tokens, which the first call with and
-    without gradients says, so that there is no code for one number first.
+    several times slower if the size is not the first, the number of tokens. After eight ways to
+    call some code it compiles no further one. It recognises code by its file, line and name. So
+    each module and each way to call gets code with its own name. Outside of language each forward
+    has other numbers of tokens, which the first call says, so that there is no code for one number
+    first.
     """
-    name = "_".join([owner, function.__name__, *map(str, widths)])
+    name = re.sub(r"\W+", "_", f"{owner} {function.__name__} {call}")
     code = function.__code__.replace(co_name=name)
     made = torch.compile(FunctionType(code, function.__globals__, name, function.__defaults__))
-    unseen = set() if owner == LANGUAGE else {True, False}
+    is_seen = owner == LANGUAGE
 
-    def call(first: Tensor, *more: Any) -> Any:
-        if torch.is_grad_enabled() in unseen:
-            unseen.remove(torch.is_grad_enabled())
+    def first_call(first: Tensor, *more: Any) -> Any:
+        nonlocal is_seen
+        if not is_seen:
+            is_seen = True
             for each in (first, *more):
                 if isinstance(each, Tensor) and each.dim() > 1 and len(each) == len(first):
                     torch._dynamo.maybe_mark_dynamic(each, 0)
         return made(first, *more)
 
-    return call
+    return made if is_seen else first_call
+
+
+def _way(argument: Any) -> Hashable:
+    """Return what code for an argument depends on: whether a tensor has a gradient, or a value."""
+    if isinstance(argument, Tensor):
+        return argument.requires_grad
+    return tuple(map(_way, argument)) if isinstance(argument, tuple) else argument
 
 
 def torch_type(numbers: NumberType) -> torch.dtype:
@@ -166,12 +176,13 @@ class ParallelContext:
     def fused(self, function: Callable[..., Result], first: Tensor, *more: Any) -> Result:
         """Call a function of tensors, in one pass over memory if the module is compiled.
 
-        It is compiled for each set of sizes of `first`, except its first size, unless torch has a
-        kernel for it.
+        It is compiled for each set of sizes of `first`, except its first size, and for other values
+        and gradients of arguments, unless torch has a kernel for it.
         """
         if not self.compiled or function in KERNELS:
             return function(first, *more)
-        made: Callable[..., Result] = _compiled(function, self.owner, tuple(first.shape[1:]))
+        call = *first.shape[1:], torch.is_grad_enabled(), _way((first, *more))
+        made: Callable[..., Result] = _compiled(function, self.owner, call)
         return made(first, *more)
 
     @property
