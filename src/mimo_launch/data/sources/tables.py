@@ -161,8 +161,8 @@ class ParquetTable(TableFile):
                 "the file with `row_group_size=100`"
             )
         if self._shard.kept and self._sizes[group] >= LARGE:
-            # Without room for a copy, or the right to write one, the file has the rows, too.
-            with suppress(OSError):
+            # Where no copy can be written or read, the file has the rows, too.
+            with suppress(OSError, ValueError):
                 copy = self._copy(group)
                 return self._recent.get(copy, lambda: _held_copy(copy), lambda _: _MAP)
         key = self._path, "group", group
