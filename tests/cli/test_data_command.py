@@ -12,6 +12,8 @@ import pytest
 import yaml
 from tests.support.shards import sample, shard_data, tokenizer_folder, write_shard
 
+from mimo_launch.cli.shared.console import Console
+
 Cli = Callable[[str], tuple[int, str, str]]
 SPEC = "../../topologies/quickstart.yaml"
 
@@ -174,6 +176,18 @@ def test_names_that_are_no_text_can_be_said(
     out.seek(0)
     assert (code, "1 bad" in err) == (0, True)
     assert r"b.tar no\udcfftext" in out.read()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_json_stays_json_where_a_stream_has_fewer_letters(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "\u00e9 \u6a21 \U0001f600 \udcff \x7f"
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", out)
+    Console().answer(json.dumps([said], ensure_ascii=False))
+    out.seek(0)
+    assert json.loads(out.read()) == [said]
 
 
 def test_what_cannot_be_used_or_written_is_said(run_cli: Cli, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ Relies on: NO_COLOR (https://no-color.org), FORCE_COLOR and `--color`; COLUMNS a
 Leaves: bars to `bars`, which imports Rich: `--help` must not; wrapping findings to `diag.text`.
 """
 
+import codecs
 import errno
 import os
 import re
@@ -240,7 +241,20 @@ def escape_controls(text: str, *, painted: bool = False) -> str:
 def _encodable(text: str, stream: TextIO, *, painted: bool) -> str:
     """Return a text that a stream can encode: file names may contain bytes that are not text."""
     encoding, text = stream.encoding or "utf-8", escape_controls(text, painted=painted)
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text.encode(encoding, _ESCAPES).decode(encoding)
+
+
+def _as_json(error: UnicodeError) -> tuple[str, int]:
+    """Return escapes for what cannot be encoded; JSON has `u00e9` and no `xe9`."""
+    import json
+
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+_ESCAPES = "mimo_launch.json"
+codecs.register_error(_ESCAPES, _as_json)
 
 
 def give_up(stream: TextIO, error: OSError) -> bool:
