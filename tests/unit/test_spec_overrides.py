@@ -139,3 +139,15 @@ def test_a_path_that_leads_nowhere_is_no_reason_to_set_something_else(
     assert found.help.startswith(help_)
     # Wrong command lines are mended with what stands behind `--set`.
     assert "--set" not in found.help
+
+
+@pytest.mark.parametrize("written", ["modules:", "modules: {}"])
+def test_a_spec_without_modules_has_none_that_is_frozen(written: str) -> None:
+    text = f"version: 1\nname: a\n{written}\nbatch: {{global: 1, seq: 8}}\ndata: {{kind: digits}}\n"
+    assert "nothing-to-train" not in {item.code for item in check_text(text).diagnostics}
+    found = check_text(text, overrides=["modules.vision.ranks=0"]).diagnostics
+    assert (found[0].code, found[0].help) == (
+        "bad-override",
+        "the spec has no modules yet: write them into the file",
+    )
+    assert "nothing-to-train" not in {item.code for item in found}

@@ -31,7 +31,7 @@ def something_trains(spec: Spec) -> Findings:
             why="gradients are those of the sum of all losses, each times its `loss_weight`",
             help="delete `loss_weight`",
         )
-    if all(module.frozen is True for module in spec.modules.values()):
+    if spec.modules and all(module.frozen is True for module in spec.modules.values()):
         yield Diagnostic(
             code="nothing-to-train",
             headline="every module is frozen, so there is nothing to train",

@@ -104,7 +104,8 @@ def _apply(data: dict[str, Any], text: str) -> YamlPath:
         if isinstance(parent, dict) and parent.get(key) in _ABSENT:
             if path[:1] == ("modules",) and len(path) == 2:
                 names = "its modules are " + ", ".join(f"`{name}`" for name in parent)
-                help_ = did_you_mean(key, parent) or names
+                without = "the spec has no modules yet: write them into the file"
+                help_ = did_you_mean(key, parent) or (names if parent else without)
                 raise _BadPathError(f"the spec has no module `{key}`", help_)
             parent[key] = {}
             created = created or path
