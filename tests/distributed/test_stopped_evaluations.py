@@ -1,6 +1,8 @@
 """A stop signal ends an evaluation after its batch; the resumed run evaluates what is owed."""
 
+import json
 import threading
+from functools import partial
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
@@ -17,6 +19,7 @@ from mimo_launch.train.best_evaluation import owes_evaluation
 from mimo_launch.train.events import EvalFinished, RunFinished, RunStopped, StepFinished
 from mimo_launch.train.loop import Hooks, train
 from mimo_launch.train.rank_session import RankSession
+from mimo_launch.train.samples import LINES, write_samples
 
 STEPS, BATCHES = 4, 4
 
@@ -101,3 +104,18 @@ def test_a_run_that_is_stopped_in_an_evaluation_evaluates_where_it_resumes(
     assert last is not None
     assert not owes_evaluation(made, last.step, last.evaluated)
     assert last.best == ends[0]
+
+
+def sampled(made: Spec, folder: Path) -> int:
+    """Write samples; rank 1 gets a signal before the third batch. Return the signal that ended."""
+    with RankSession(Plan.of(made)) as session:
+        signals = iter([0, 0, SIGTERM])
+        stop = partial(next, signals) if session.rank else lambda: 0
+        wanted = {"samples": 8 * BATCHES, "steps": 1, "tokens": 2}
+        return write_samples(session, folder, **wanted, emit=lambda event: None, stop=stop)
+
+
+def test_samples_that_a_signal_ends_are_written_so_far(tmp_path: Path) -> None:
+    assert run_ranks(sampled, asked(), tmp_path, world_size=2) == [SIGTERM] * 2
+    last = (tmp_path / LINES).read_text().splitlines()[-1]
+    assert json.loads(last)["sample"] == f"record {2 * 8 - 1}"

@@ -224,17 +224,17 @@ class Sampling(RankTask):
 
         load_all_weights(session, self.checkpoint, emit)
         try:
-            write_samples(
+            return write_samples(
                 session,
                 self.folder,
                 samples=self.samples,
                 steps=self.steps,
                 tokens=self.tokens,
                 emit=emit,
+                stop=stop,
             )
         except OSError as error:
             raise _not_written(self.folder, error) from error
-        return 0
 
 
 def _not_written(file: Path, error: OSError) -> NotWritten:

@@ -8,7 +8,7 @@ Leaves: starting ranks and loading weights to `launcher.rank_tasks`.
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from mimo_launch.comm.objects import gather_objects
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import Dataset
 from mimo_launch.data.order.sample_order import heldout_batches
-from mimo_launch.runtime.progress import RunState
+from mimo_launch.runtime.progress import Phase, RunState
 from mimo_launch.train.evaluation import Answer, Drawn, draw, greedy_answers
 from mimo_launch.train.events import Listener, SamplesWritten
 from mimo_launch.train.loader import ReadStep
@@ -31,21 +31,34 @@ LINES = "samples.jsonl"
 
 
 def write_samples(
-    session: RankSession, folder: Path, *, samples: int, steps: int, tokens: int, emit: Listener
-) -> None:
+    session: RankSession,
+    folder: Path,
+    *,
+    samples: int,
+    steps: int,
+    tokens: int,
+    emit: Listener,
+    stop: Callable[[], int] | None = None,
+) -> int:
     """Write the answers to `samples` held-out samples, and the pictures made for them.
 
     Flows take `steps` steps from noise to picture; answers have at most `tokens` tokens. Rank 0
-    writes. Ranks: collective over the world. Raises: OSError.
+    writes. After a signal that `stop` returns, only the batches until then are written; return
+    that signal, or 0.
+
+    Ranks: collective over the world. Raises: OSError.
     """
     dataset = build_dataset(session.spec)
     lines: list[dict[str, Any]] = []
     sheets: dict[str, list[Picture]] = {}
-    ends = dataset.answer_ends
-    with StepReader(session, dataset, RunState(), emit, answers=bool(ends)) as reader:
+    ends, ended_by = dataset.answer_ends, 0
+    session.progress.enter(Phase.EVALUATING)
+    with StepReader(session, dataset, RunState(), emit, answers=bool(ends), stop=stop) as reader:
         batch, total = session.spec.batch.global_, range(dataset.num_samples("heldout"))
         for number, ids in enumerate(heldout_batches(samples, batch, total)):
             inputs = reader.read("heldout", ids, number)
+            if ended_by := inputs.stop:
+                break
             forwarded = session.executor.run_forward(session.mine.evaluation, inputs)
             answers: list[Answer] = []
             if ends:
@@ -56,7 +69,7 @@ def write_samples(
                 lines += _written(dataset, inputs, found, folder, sheets)
                 emit(SamplesWritten(folder=str(folder), samples=len(lines)))
     if session.rank:
-        return
+        return ended_by
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (folder / LINES).write_text(text, encoding="utf-8")
     names = []
@@ -65,6 +78,7 @@ def write_samples(
         _save(sheet_of(pictures), folder / names[-1])
     number, sheets_made = len(lines), tuple(names)
     emit(SamplesWritten(folder=str(folder), samples=number, sheets=sheets_made, is_last=True))
+    return ended_by
 
 
 def _written(
