@@ -278,6 +278,21 @@ def test_a_sound_short_form_beside_a_fault_is_no_fault(kind: str, lines: str) ->
     assert {path for path in found if path[-1] not in ("too_log", "weigth")} == set()
 
 
+@pytest.mark.parametrize(
+    ("path", "help_"),
+    [
+        ("eval", "write `--set 'eval={}'`"),
+        ("checkpoint", "write `--set 'checkpoint={}'`"),
+        ("modules.language.fp8", "write `--set 'modules.language.fp8={}'`"),
+        # It needs a project.
+        ("log.wandb", "write `--set 'log.wandb={...}'`, or indented `key: value` lines"),
+    ],
+)
+def test_true_in_place_of_a_section_means_all_its_defaults(path: str, help_: str) -> None:
+    found = load_text(VALID, overrides=[f"{path}=true"]).diagnostics
+    assert [each.help for each in found] == [help_]
+
+
 def test_a_number_of_nodes_is_not_taken_for_one_of_gpus() -> None:
     (found,) = load_text(VALID + "nodes: 2\n").diagnostics
     assert found.help == "write `nodes: {...}`, or indented `key: value` lines"

@@ -173,7 +173,7 @@ def not_a_section(
         help=f"write `{key}: {said}`"
         if said in known
         else f"write `{key}: {{{only_line}}}`"
-        if only_line
+        if only_line is not None
         else not_here(known, value) or f"write `{key}: {{...}}`, or indented `key: value` lines",
     )
 

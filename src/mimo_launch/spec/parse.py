@@ -111,7 +111,9 @@ class _Reader:
         One of `words` may replace it. `others` are its other kinds.
         """
         if not isinstance(data, dict):
-            self._not_a_section(path, data, words, _only_line_for(cls, data))
+            # True turns a section on; with all defaults no line is needed.
+            is_whole = data is True and not any(f.is_required() for f in cls.model_fields.values())
+            self._not_a_section(path, data, words, "" if is_whole else _only_line_for(cls, data))
             return _construct(cls, {}, set(cls.model_fields))
         with suppress(ValidationError):
             return cls.model_validate(data)
