@@ -262,7 +262,7 @@ def test_help_names_what_saves_most_and_is_not_set_yet(tmp_path: Path) -> None:
         str(found.help),
     )
     # With one image at a time, and recomputing, it is state, and language has most of that.
-    text = nodes("12GB").replace("grid:", "recompute: full\n    grid:")
+    text = nodes("4GB").replace("grid:", "recompute: full\n    grid:")
     text = text.replace("microbatches: 4", "microbatches: 4, encoder_microbatches: 1")
     (found,) = load_and_check(write(tmp_path, text)).diagnostics
     help_ = str(found.help)
@@ -315,7 +315,7 @@ def test_smaller_groups_of_microbatches_are_legal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "MAX_REMEDIES", 9)
-    text = nodes("5GB").replace("grid:", "recompute: full\n    sharding: full\n    grid:")
+    text = nodes("4GB").replace("grid:", "recompute: full\n    sharding: full\n    grid:")
     size = f"microbatches: {microbatches}, encoder_microbatches: {present}"
     text = text.replace("microbatches: 4", size).replace(
         "global: 16", f"global: {4 * microbatches}"
@@ -385,7 +385,23 @@ def thens(offers: list[str]) -> Iterator[float]:
         yield from map(float, re.findall(r"\(then ([\d.]+) GB there\)", each))
 
 
-def test_sharding_that_the_schedule_forbids_is_not_offered(tmp_path: Path) -> None:
+def test_moments_on_the_host_are_offered_where_they_save_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of AdamW, which may lie there, and not twice."""
+    monkeypatch.setattr(memory, "MAX_REMEDIES", 9)
+    text = nodes("8GB").replace("0-3", "0").replace("dp: 4", "dp: 1")
+    (found,) = load_and_check(write(tmp_path, text)).diagnostics
+    assert "write `offload: [optimizer]` for `language` (then " in str(found.help)
+    for optimizer in ("{kind: sgd}", "{offload: true}"):
+        (found,) = load_and_check(write(tmp_path, f"{text}optimizer: {optimizer}\n")).diagnostics
+        assert "offload: [optimizer]" not in str(found.help)
+
+
+def test_sharding_that_the_schedule_forbids_is_not_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "MAX_REMEDIES", 9)
     text = nodes("3GB").replace("grid: {dp: 4}\nschedule: {", "grid: {dp: 2, pp: 2}\nschedule: {")
     text = text.replace("grid:", "recompute: full\n    grid:")
 

@@ -129,18 +129,21 @@ def _names(alike: RankClass) -> tuple[str, ...]:
 def _legal_changes(estimator: Estimator, alike: RankClass) -> Iterator[tuple[Estimator, str]]:
     """Yield legal changes that save memory on some ranks.
 
-    First come full recomputation and full sharding of modules that do not use it, and for those
-    that recompute the rest of their activations on the host; then the largest groups of
-    microbatches that are smaller than now, and that leave room if any do.
+    First come full recomputation and full sharding of modules that do not use it, moments on the
+    host, and for modules that recompute the rest of their activations there; then the largest
+    groups of microbatches that are smaller than now, and that leave room if any do.
     """
     spec, layout = estimator.spec, estimator.layout
     for name in _names(alike):
         module = spec.modules[name]
         stays = module.recomputes and not module.offloads
+        here = not spec.offloads_moments(name)
         applies = {
             ("recompute", "full"): not module.recomputes,
             ("offload", ("activations", *module.offload)): stays,
-            ("sharding", "full"): module.grid.dp > 1 and not module.fsdp.every_backward,
+            ("offload", (*module.offload, "optimizer")): here,
+            ("sharding", "full"): module.grid.dp * module.grid.cp > 1
+            and not module.fsdp.every_backward,
         }
         for key, value in (setting for setting, applied in applies.items() if applied):
             other = {**spec.modules, name: module.model_copy(update={key: value})}
