@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -363,6 +364,34 @@ def test_what_is_exchanged_between_layers_for_experts_and_by_replicas_adds_up(po
     assert all(each >= 0 for each in parts)
     assert sum(parts) == pytest.approx(time.communicating)
     assert (time.of_experts > 0) == (poor == OF_64)
+
+
+def test_losses_name_all_axes_over_which_data_is_exchanged_and_the_host() -> None:
+    model = {"layers": 8, "hidden": 1024, "heads": 8, "head_dim": 128, "mlp": 4096, "vocab": 1024}
+    experts = {"experts": 4, "top_k": 2, "width": 512}
+
+    def said(**more: Any) -> str:
+        own = {"model": model, **more}
+        made = spec({"language": box(0, **own)}, seq=2048, train={"steps": 1, "precision": "bf16"})
+        found = answer(made, seeks=False)
+        assert found.time.communicating == pytest.approx(
+            sum((found.time.between_layers, found.time.of_experts, found.time.of_replicas))
+            + found.time.with_host
+        )
+        return next(loss.what for loss in found.losses if loss.kind == "communicates")
+
+    assert "weights and gradients (cp 2)" in said(cp=2, sharding="full")
+    assert said(offload=["activations"]).startswith("language exchanges activations with the host ")
+    split = {"tp": 2, "experts": {"tp": 2}, "sequence_parallel": True}
+    assert "tokens of experts (expert_tp 2)" in said(model={**model, "moe": experts}, **split)
+
+
+def test_one_rank_alone_is_advised_to_keep_its_weights_gathered() -> None:
+    own = module(B8 | {"layers": 4}, 0, 0, sharding="full")
+    losses = answer(job({"language": own}, 8, 4, data={"kind": "synthetic", "text_only": 1})).losses
+    changes = [loss.change.settings for loss in losses if loss.change is not None]
+    assert any(change.get("modules.language.sharding") == "optimizer" for change in changes)
+    assert not any("(1 rank)" in loss.what for loss in losses)
 
 
 def deep(made: Spec, layers: int) -> Spec:

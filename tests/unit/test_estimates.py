@@ -514,3 +514,29 @@ def test_estimates_of_4096_ranks_take_a_fraction_of_the_plan(colocated: bool) ->
     assert sum(len(row.ranks) for row in got.ranks) == 4096
     # Measured: 0.1 to 0.25 s, where the plan takes 1 to 3 s.
     assert elapsed < 1
+
+
+@pytest.mark.parametrize("sharding", ["optimizer", "full"])
+def test_a_frozen_encoder_has_no_backward_and_gathers_nothing_for_one(sharding: str) -> None:
+    slow = replace(FREE, collective_bandwidth=1000.0, collective_overlap=0.0)
+    frozen = box(0, dp=2, model=VIT, frozen=True, sharding=sharding)
+    made = spec(
+        {"vision": frozen, "language": box(0, dp=2)},
+        microbatches=4,
+        encoder_microbatches=1,
+        train={"steps": 1, "precision": "bf16"},
+    )
+    found = of(made, slow)
+    (vision,) = (stage for stage in found.ranks[0].stages if stage.module == "vision")
+    assert vision.backward_ms == 0
+    gathers = 4 if sharding == "full" else 1
+    gathered = gathers * vision.parameters * 2 / 2 / 1e12
+    assert vision.sharding * found.step_seconds == pytest.approx(gathered, rel=1e-2)
+
+
+def test_waits_for_copies_of_activations_are_not_exchanges_with_other_ranks() -> None:
+    made = language(1, offload=["activations"])
+    (row,) = of(made, replace(FREE, host_bandwidth=1.0)).ranks
+    assert row.communicating > 0.5
+    assert row.offloading == pytest.approx(row.communicating)
+    assert of(made).ranks[0].offloading == pytest.approx(0, abs=1e-3)

@@ -15,13 +15,21 @@ from tests.support.timelines import DEEP, SHARED
 
 from mimo_launch.diag.quantities import bytes_text, percent, ranks_text
 from mimo_launch.drawing import plan_page as page_file
-from mimo_launch.drawing.answer_text import facts_of, losses_of
+from mimo_launch.drawing.answer_text import (
+    FITS_TITLE,
+    LOSSES_TITLE,
+    facts_of,
+    fitting_of,
+    losses_of,
+    tried_of,
+)
 from mimo_launch.drawing.plan_page import plan_page
 from mimo_launch.drawing.rank_cells import COPIES, RECEIVES, SENDS, RankCells, rank_cells
 from mimo_launch.drawing.rank_map import STYLE
 from mimo_launch.drawing.rows import Report
 from mimo_launch.plan.plan import Plan
 from mimo_launch.schedule.actions import Kind
+from mimo_launch.spec.sections import NodesSpec
 from mimo_launch.spec.spec import Spec
 
 CASES = settings(max_examples=12, deadline=None)
@@ -253,6 +261,21 @@ def test_the_answer_is_that_of_the_first_screen() -> None:
         assert "\n".join(loss.settings) in words
     assert any(loss.settings for loss in losses_of(report.answer))
     assert words.index("memory") < words.index("Hosts and ranks")
+
+
+def test_the_page_of_a_job_that_does_not_fit_says_what_fits() -> None:
+    made = SHARED.model_copy(update={"nodes": NodesSpec(gpus=8, gpu_memory="1.6GB")})
+    plan = Plan.of(made)
+    report = build_report(plan, advice=True, fits=False)
+    assert report.fitting is not None
+    page = Page(plan_page(plan, report))
+    words = "\n".join(page.texts)
+    assert FITS_TITLE in words
+    assert LOSSES_TITLE not in words
+    for change in fitting_of(report, report.fitting):
+        assert change.head in words
+        assert "\n".join(change.settings) in words
+    assert "".join(tried_of(report.fitting)) in words
 
 
 def test_idle_ranks_are_shown() -> None:

@@ -288,6 +288,26 @@ def test_two_ranks_send_as_many_bytes_as_their_exchanges_have() -> None:
         assert sent(many, dp=2, sharding="full")[0] == many * (2 * 2 + 4) * numel
         # The input of the second stage there, and its gradient back.
         assert sent(2 * many, pp=2)[0] == 2 * many * 2 * 64 * 64 * 2
+        # A frozen model has no backward.
+        assert sent(many, dp=2, sharding="full", frozen=True)[0] == many * 2 * numel
+        assert sent(2 * many, pp=2, frozen=True)[0] == 2 * many * 64 * 64 * 2
+
+
+def test_matrices_of_muon_travel_to_a_rank_each_and_back() -> None:
+    """Each of two ranks sends half of its halves, in bf16, and gets as much back."""
+    model = {"layers": 2, "hidden": 64, "heads": 4, "head_dim": 16, "mlp": 128, "vocab": 256}
+
+    def sent(kind: str) -> float:
+        made = spec(
+            {"language": box(0, dp=2, model=model)},
+            optimizer={"kind": kind},
+            train={"steps": 1, "precision": "bf16"},
+        )
+        return traffic_of(Estimator.of(Plan.of(made)).typical.model).inside
+
+    # Four of attention and three of an MLP.
+    matrices = model["layers"] * (4 * 64 * 64 + 3 * 64 * 128)
+    assert sent("muon") - sent("adamw") == 2 * 2 * (2 * matrices / 2) / 2
 
 
 def test_only_groups_on_several_hosts_send_between_them() -> None:

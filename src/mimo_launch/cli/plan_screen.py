@@ -14,7 +14,6 @@ from mimo_launch.cli.shared.styled import Styled
 from mimo_launch.diag.quantities import percent, seconds_text
 from mimo_launch.drawing.answer_text import (
     FITS_TITLE,
-    KEYS_STAY,
     LOSSES_TITLE,
     PARTS,
     RANKS_TITLE,
@@ -25,11 +24,11 @@ from mimo_launch.drawing.answer_text import (
     facts_of,
     fitting_of,
     holders_of,
+    how_to_fit,
     how_to_use,
     losses_of,
     times_of,
     title_of,
-    tried_of,
 )
 from mimo_launch.drawing.rows import RankReport, Report
 
@@ -100,7 +99,7 @@ def fitting_screen(report: Report, width: int) -> Iterator[Line]:
     yield from _titled(FITS_TITLE)
     for change in fitting_of(report, found):
         yield from _loss(change, width)
-    for sentence in (*[KEYS_STAY][: len(found.changes)], *tried_of(found)):
+    for sentence in how_to_fit(found):
         yield from _lines(sentence, width)
 
 

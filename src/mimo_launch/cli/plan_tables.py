@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mimo_launch.cli.shared.plain_table import PlainTable
-from mimo_launch.diag.quantities import num_ranks_text, percent
+from mimo_launch.diag.quantities import counted, num_ranks_text, percent
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
     HOSTS_TITLE,
@@ -119,8 +119,9 @@ def _heading(header: Header) -> RenderableType:
     nominal = rows or "no rows"
     lines = [
         f"{header.name}: {num_ranks_text(header.world_size)}, plan {header.plan_hash}",
-        f"A step: {header.global_batch} samples of {header.seq} tokens, "
-        f"{header.microbatches} microbatches of {header.microbatch_size} per language replica",
+        f"A step: {counted(header.global_batch, 'sample')} of {counted(header.seq, 'token')}, "
+        f"{counted(header.microbatches, 'microbatch')} of {header.microbatch_size} per language "
+        "replica",
     ]
     if header.nominal_rows:
         lines.append(f"Rows are those of one step; a sample has {nominal} on average")

@@ -31,6 +31,12 @@ def num_ranks_text(number: int) -> str:
     return f"{number:,} rank{'s' * (number != 1)}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things: `1 sample`, `2 samples`, `3 microbatches`."""
+    plural = "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{number:,} {noun}{plural * (number != 1)}"
+
+
 def as_ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return the (first, last) of each run of consecutive numbers."""
     ranges: list[tuple[int, int]] = []

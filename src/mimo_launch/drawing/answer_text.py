@@ -12,6 +12,7 @@ from mimo_launch.data.fact_source import Source
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import (
     bytes_text,
+    counted,
     figure,
     listed,
     named_ranks,
@@ -60,7 +61,8 @@ DETAILS = {
     "communicating": {
         "between_layers": "activations between layers (tp, cp)",
         "of_experts": "tokens of experts (ep)",
-        "of_replicas": "weights and gradients (dp)",
+        "of_replicas": "weights and gradients (dp, cp)",
+        "with_host": "activations with the host",
     },
     "waiting": {"reading": "for Python to describe the next samples"},
 }
@@ -101,7 +103,8 @@ def title_of(report: Report) -> str:
 def basis_of(report: Report) -> str:
     """Return a sentence about the device and the samples of the estimates."""
     header, answer = report.header, report.answer
-    rows = ", ".join(f"{n} rows for {name}" for name, n in header.nominal_rows.items() if n)
+    nominal = header.nominal_rows.items()
+    rows = ", ".join(f"{counted(n, 'row')} for {name}" for name, n in nominal if n)
     has = f", on average {rows} in a sample" if rows else ""
     if answer.sample != "mean":
         has = f", {rows}" if rows else ""
@@ -119,9 +122,9 @@ def facts_of(report: Report) -> dict[str, str]:
     replicas = f" on each of {dp:,} language replicas" if dp > 1 else ""
     facts = {
         "memory": _fit_text(answer.fit) + _largest_step(header, answer.fit),
-        "step": f"{seconds_text(answer.step_seconds)} for {header.global_batch:,} samples of "
-        f"{header.seq:,} tokens: {header.microbatches} "
-        f"microbatch{'es' * (header.microbatches != 1)} of {header.microbatch_size}"
+        "step": f"{seconds_text(answer.step_seconds)} for {counted(header.global_batch, 'sample')} "
+        f"of {counted(header.seq, 'token')}: {counted(header.microbatches, 'microbatch')} of "
+        f"{header.microbatch_size}"
         f"{replicas}",
         "speed": f"{answer.tokens_per_second:,.0f} tokens/s, "
         f"{answer.tokens_per_second_per_gpu:,.0f} per GPU, "
@@ -130,7 +133,7 @@ def facts_of(report: Report) -> dict[str, str]:
     if header.epochs is not None:
         epochs = f"{header.epochs:g} epoch{'s' * (header.epochs != 1)}"
         seconds = seconds_text(header.steps * answer.step_seconds)
-        facts["run"] = f"{header.steps:,} steps for {epochs}: {seconds}"
+        facts["run"] = f"{counted(header.steps, 'step')} for {epochs}: {seconds}"
     if answer.tokens is None or answer.days is None:
         facts["speed"] += " (--tokens 1T: in how many days)"
     else:
@@ -202,6 +205,13 @@ def how_to_use(answer: PlanAnswer) -> Iterator[str]:
     yield from tried_of(answer)
 
 
+def how_to_fit(found: WhatFits) -> Iterator[str]:
+    """Yield how to use the lines of changes that fit, and which were tried."""
+    if found.changes:
+        yield KEYS_STAY
+    yield from tried_of(found)
+
+
 def tried_of(found: PlanAnswer | WhatFits) -> Iterator[str]:
     """Yield how many layouts were compared, and planned of each kind; nothing if there are none."""
     if not found.compared:
@@ -211,7 +221,7 @@ def tried_of(found: PlanAnswer | WhatFits) -> Iterator[str]:
     number = sum(found.tried.values())
     planned = f"the best {number} of them planned, by what each changes first: {words}"
     yield (
-        f"Tried: {found.compared} layouts, compared by bounds of time and memory; "
+        f"Tried: {counted(found.compared, 'layout')}, compared by bounds of time and memory; "
         f"{planned if number else 'none of them can help by 2% or more'}."
     )
 

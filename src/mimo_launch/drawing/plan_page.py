@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.diag.quantities import bytes_text, percent, ranks_text, role_text, seconds_text
 from mimo_launch.drawing.answer_text import (
+    FITS_TITLE,
     LOSSES_TITLE,
     PARTS,
     RANKS_TITLE,
@@ -17,7 +18,9 @@ from mimo_launch.drawing.answer_text import (
     basis_of,
     details_of,
     facts_of,
+    fitting_of,
     holders_of,
+    how_to_fit,
     how_to_use,
     losses_of,
     times_of,
@@ -134,14 +137,7 @@ def _answer(report: Report) -> Iterator[str]:
     )
     for part, details in details_of(report.answer).items():
         yield f"<p>{PARTS[part]}: {html_prose(details)}</p>"
-    if report.answer.losses:
-        yield f"<h2>{LOSSES_TITLE}</h2>"
-    for loss in losses_of(report.answer):
-        helps = "" if loss.helps is None else f"<p>{html_prose(loss.helps)}</p>"
-        settings = html_text("\n".join(loss.settings))
-        lines = f"<pre>{settings}</pre>" if settings else ""
-        yield f'<div class="loss"><p><b>{html_prose(loss.head)}</b></p>{helps}{lines}</div>'
-    yield from (f"<p>{html_prose(each)}</p>" for each in how_to_use(report.answer))
+    yield from _changes(report)
     yield f"<h2>{RANKS_TITLE}</h2>"
     holders, limit = list(holders_of(report)), report.estimates.gpu_memory
     for holder in holders:
@@ -156,6 +152,22 @@ def _answer(report: Report) -> Iterator[str]:
         sizes = ", ".join(f"{part} {bytes_text(size)}" for part, size in holder.memory.items())
         end = limit / width if limit and limit < width else None
         yield f"<div>{html_text(f'{holder.text}: {sizes}')}</div>{_bar(parts, end)}"
+
+
+def _changes(report: Report) -> Iterator[str]:
+    """Yield the largest losses and what helps; for a job that does not fit, what fits."""
+    title, losses, words = LOSSES_TITLE, losses_of(report.answer), how_to_use(report.answer)
+    if report.fitting is not None:
+        title, losses = FITS_TITLE, fitting_of(report, report.fitting)
+        words = how_to_fit(report.fitting)
+    if shown := list(losses):
+        yield f"<h2>{title}</h2>"
+    for loss in shown:
+        helps = "" if loss.helps is None else f"<p>{html_prose(loss.helps)}</p>"
+        settings = html_text("\n".join(loss.settings))
+        lines = f"<pre>{settings}</pre>" if settings else ""
+        yield f'<div class="loss"><p><b>{html_prose(loss.head)}</b></p>{helps}{lines}</div>'
+    yield from (f"<p>{html_prose(each)}</p>" for each in words)
 
 
 def _bar(shares: dict[str, float], limit: float | None = None) -> str:

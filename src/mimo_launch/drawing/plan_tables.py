@@ -11,6 +11,7 @@ from dataclasses import replace
 from mimo_launch.diag.quantities import (
     bytes_text,
     coords_text,
+    counted,
     listed,
     percent,
     ranks_text,
@@ -75,10 +76,10 @@ def host_lines(hosts: HostCosts) -> Iterator[str]:
     """Yield what hosts and storage take, besides the work of GPUs."""
     python, agreeing = map(seconds_text, (hosts.python_seconds, hosts.agreeing_seconds))
     yield f"a step: {python} of Python on each rank for its samples, {agreeing} to agree on them"
+    groups = f" until all ranks have their {counted(hosts.groups, 'process group')}"
     yield (
-        f"start: {seconds_text(hosts.start_seconds)} until all ranks have their "
-        f"{hosts.groups:,} process groups; compiling on GPUs: about "
-        f"{seconds_text(hosts.compiling_seconds)}"
+        f"start: {seconds_text(hosts.start_seconds)}{groups * bool(hosts.groups)}; compiling on "
+        f"GPUs: about {seconds_text(hosts.compiling_seconds)}"
     )
     if hosts.checkpoint_bytes is None:
         return
@@ -160,7 +161,7 @@ def _runs_text(held: HeldModule) -> str:
     """Say how often a module runs in a step."""
     if held.group_size == 1:
         return str(held.groups)
-    return f"{held.groups} group{'s' * (held.groups > 1)} of {held.group_size}"
+    return f"{counted(held.groups, 'group')} of {held.group_size}"
 
 
 def group_table(rows: Sequence[GroupRow]) -> Table:

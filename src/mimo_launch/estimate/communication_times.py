@@ -9,6 +9,7 @@ Leaves: the bytes of activations, and which times overlap, to `cost_model`.
 
 from collections import Counter
 from functools import cached_property, lru_cache
+from itertools import product
 from math import ceil, log2
 
 from mimo_launch.diag.frozen import frozen
@@ -197,28 +198,37 @@ class WeightTimes:
                 seconds += moved / self.constants.host_bandwidth / GIGA
             if rule.whole_matrices:
                 seconds += sum(self._whole(rule, unit) for unit in weights.units)
-        return seconds
+        return seconds + self.travel_of_matrices(weights)
 
-    def _whole(self, rule: UpdateRule, unit: tuple[Parameter, ...]) -> float:
-        """Return the seconds to gather whole matrices, to work on a share of them, and to return.
+    def travel_of_matrices(self, weights: StageWeights) -> float:
+        """Return the seconds to gather the matrices that an update needs whole, and to return them.
 
         Parts travel over shards first, then over tp.
         """
-        own = [each for each in unit if each.trains and self._rule(is_matrix=each.matrix) is rule]
+        rules = [rule for rule in self.module.rules if rule.whole_matrices]
+        seconds, number = 0.0, self.spec.train.numbers.computed.bytes
+        for rule, unit in product(rules, weights.units):
+            if size := sum(each.numel for each in self._of_rule(rule, unit)) * number:
+                shards = self._replicas(unit)
+                seconds += 2 * self.links.collective(shards, size / len(shards))
+                seconds += 2 * self.links.collective(self._cut(unit), size / len(shards))
+        return seconds
+
+    def _whole(self, rule: UpdateRule, unit: tuple[Parameter, ...]) -> float:
+        """Return the seconds to work on a share of whole matrices."""
+        seconds, own = 0.0, self._of_rule(rule, unit)
         if not own:
-            return 0.0
-        shards, cut = self._replicas(unit), self._cut(unit)
-        size = sum(each.numel for each in own) * self.spec.train.numbers.computed.bytes
-        travel = self.links.collective(shards, size / len(shards))
-        travel += self.links.collective(cut, size / len(shards))
-        seconds = 0.0
+            return seconds
         for shape, times in Counter(shape for each in own for shape in each.matrices).items():
             if rule.flops is not None:
                 flops = times * rule.flops(self.spec.optimizer, *shape)
                 small, large = sorted(shape)
                 seconds += self.constants.seconds_of("product", flops, small, large, small)
         speed = self.constants.speed(self.spec.train.numbers)
-        return 2 * travel + seconds / speed / len(shards) / len(cut)
+        return seconds / speed / len(self._replicas(unit)) / len(self._cut(unit))
+
+    def _of_rule(self, rule: UpdateRule, unit: tuple[Parameter, ...]) -> list[Parameter]:
+        return [each for each in unit if each.trains and self._rule(is_matrix=each.matrix) is rule]
 
     def _rule(self, *, is_matrix: bool) -> UpdateRule:
         return rule_for(self.module.rules, is_matrix=is_matrix)

@@ -37,7 +37,7 @@ from mimo_launch.layout.stages import Stage
 from mimo_launch.layout.step_views import takes_arrays
 from mimo_launch.schedule.actions import Action, Kind
 from mimo_launch.schedule.channels import component_of, partners
-from mimo_launch.schedule.data_flow import exchanges
+from mimo_launch.schedule.data_flow import exchanges, needs_backward
 from mimo_launch.schedule.simulation_result import Costs
 from mimo_launch.spec.base import Axis
 from mimo_launch.spec.spec import Spec, UserData
@@ -49,9 +49,10 @@ class StageCost:
 
     `forwards` and `backwards` are by index. `first` is added to the step's first forward;
     `reduction` follows the last backward while other work may continue; `update` is the optimizer's
-    time. The next five are parts of all forwards and backwards of a step. `all_to_all`: tokens
+    time. The next six are parts of all forwards and backwards of a step. `all_to_all`: tokens
     travel to experts and back. `sharding`: ranks wait for weights from other replicas, or for the
-    reduction of gradients. `communication`: all exchanges of data, including these two.
+    reduction of gradients. `offloading`: they wait for activations to go to the host, or to come
+    back. `communication`: all exchanges of data, including these three.
     `recomputation`: forwards run again. `starts`: ranks wait for the host. `starting` is the time
     that the host needs to start the kernels of one forward, and of one backward. `flops` is the
     mean over all replicas.
@@ -64,6 +65,7 @@ class StageCost:
     update: float
     all_to_all: float
     sharding: float
+    offloading: float
     communication: float
     recomputation: float
     starts: float
@@ -240,13 +242,16 @@ class CostModel:
         copied = times.gather_copies(weights)
         added = times.reduction_copies(weights, len(works))
         first, waited = 0.0, 0.0
-        aheads, backs = [each.ahead for each in found], [each.back for each in found]
+        aheads, backs = [each.ahead for each in found], [0.0] * len(found)
+        if has_backward := needs_backward(self.layout, module, stage.index):
+            backs = [each.back for each in found]
         if weights.full_sharding:
             # Every action gathers weights, and every backward reduces.
             computed = sum(aheads) + sum(backs)
             exchanged = sum(gather) + sum(reduction)
             aheads = [self._beside(each, sum(gather)) + copied for each in aheads]
-            backs = [self._beside(each, exchanged) + copied + added for each in backs]
+            if has_backward:
+                backs = [self._beside(each, exchanged) + copied + added for each in backs]
             waited = sum(aheads) + sum(backs) - computed
             late = reduction[-1] + times.sums_of_copies(weights) if weights.trained else 0.0
         else:
@@ -266,6 +271,7 @@ class CostModel:
             update=times.update(weights),
             all_to_all=sum(each.all_to_all for each in found),
             sharding=waited + first,
+            offloading=sum(each.offloading for each in found),
             communication=sum(each.communication for each in found) + waited + first,
             recomputation=sum(each.recomputation for each in found),
             starts=(1 + trains) * overhead * len(works),

@@ -277,6 +277,10 @@ class Calibration:
         """Return the rate of products in a precision, relative to bf16."""
         return 1.0 if precision.speed is None else float(getattr(self, precision.speed))
 
+    def peak_in(self, precision: Precision) -> float:
+        """Return the peak in a precision, in TFLOP/s."""
+        return self.peak * self.speed(precision)
+
     def seconds_of(self, kernel: str, amount: float, *sizes: float) -> float:
         """Return the seconds of a kernel in a step; see `KernelTable.seconds`."""
         return self.kernels.seconds(kernel, amount, *sizes) / self.sustained

@@ -90,6 +90,11 @@ class Estimator:
         """The computes and transfers of each rank; `estimates` adds the time after them."""
         return self.plan.work
 
+    @property
+    def peak_tflops(self) -> float:
+        """The peak of the device in the precision of the run."""
+        return self.constants.peak_in(self.spec.train.numbers)
+
     @cached_property
     def classes(self) -> tuple[RankClass, ...]:
         """The classes of ranks that hold a stage, in the order of their first ranks."""

@@ -28,13 +28,17 @@ from mimo_launch.spec.spec import Spec
 
 @frozen(kw_only=True)
 class StageTimes:
-    """Seconds of a forward and its backward; of their exchanges; of the forward that runs again."""
+    """Seconds of a forward and its backward; of their exchanges; of the forward that runs again.
+
+    In `offloading` both wait for copies of activations to the host, and back.
+    """
 
     ahead: float
     back: float
     communication: float
     all_to_all: float
     recomputation: float
+    offloading: float
 
 
 @frozen(kw_only=True)
@@ -107,6 +111,7 @@ class ForwardTimes:
             communication=communication + waited,
             all_to_all=travel,
             recomputation=again,
+            offloading=waited,
         )
 
     def _beside_of(self, work: Workload) -> _Beside:

@@ -68,6 +68,7 @@ class StageEstimate:
     sharding: float
     recomputing: float
     reducing: float
+    offloading: float = 0.0
 
 
 @frozen(kw_only=True)
@@ -80,8 +81,9 @@ class RankEstimate:
     last backward) and `updating` (all that follows the schedule). `computing` includes
     `communicating` (exchanges with other ranks inside forwards and backwards), `recomputing`
     (forwards that run again) and `starting` (time of the host). `communicating` includes
-    `all_to_all` (tokens of experts) and `sharding` (weights and gradients of replicas). `waiting`
-    includes `reading` (for hosts that look up the samples of the next step).
+    `all_to_all` (tokens of experts), `sharding` (weights and gradients of replicas) and
+    `offloading` (activations that go to the host, or come back). `waiting` includes `reading` (for
+    hosts that look up the samples of the next step).
     """
 
     role: tuple[str, ...]
@@ -105,6 +107,7 @@ class RankEstimate:
     reading: float
     reducing: float
     updating: float
+    offloading: float = 0.0
 
 
 @frozen(kw_only=True)

@@ -129,6 +129,7 @@ class SimulatedStep:
                     sharding=cost.sharding / total,
                     recomputing=cost.recomputation / total,
                     reducing=cost.reduction / total,
+                    offloading=cost.offloading / total,
                 )
             )
         return RankEstimate(
@@ -153,4 +154,5 @@ class SimulatedStep:
             reading=0.0,
             reducing=reducing,
             updating=updating,
+            offloading=sum(stage.offloading for stage in stages),
         )

@@ -14,6 +14,7 @@ from mimo_launch.estimate.communication_times import LinkTimes, WeightTimes
 from mimo_launch.estimate.cost_model import CostModel
 from mimo_launch.estimate.parameters import stage_weights
 from mimo_launch.layout.layout import ModuleLayout
+from mimo_launch.schedule.data_flow import needs_backward
 from mimo_launch.spec.base import Axis
 
 INFINITE = float("inf")
@@ -78,10 +79,11 @@ class _StepBytes(CostModel):
         modules = sum(map(self._of_module, self.layout.modules))
         bridges = 0.0
         for bridge in self.layout.bridges.values():
-            # Rows there, and gradients back, on every rank that makes rows.
+            # Rows there, and gradients back if there are any, on every rank that makes rows.
             source = self.layout[bridge.source]
             ranks = source.stage_ranks(len(source.stages) - 1)
-            bridges += 2 * len(ranks) * sum(self._bridge(bridge))
+            ways = 1 + needs_backward(self.layout, source)
+            bridges += ways * len(ranks) * sum(self._bridge(bridge))
         return modules + bridges
 
     def _of_module(self, module: ModuleLayout) -> float:
@@ -91,11 +93,13 @@ class _StepBytes(CostModel):
             weights = stage_weights(self.spec, stage, module.grid.size(Axis.TP) - 1)
             forwards = self.forwards_of(module, stage)
             own = sum(forwards.exchanges(work)[0] for work in works)
-            once = 1 + weights.full_sharding * (2 * len(works) - 1)
+            has_backward = needs_backward(self.layout, module, stage.index)
+            once = (1 + has_backward) * len(works) if weights.full_sharding else 1
             own += once * sum(times.gather(weights))
             own += max(1, weights.full_sharding * len(works)) * sum(times.reduction(weights))
             own += times.sums_of_copies(weights)
-            edges = 0.0 if stage.is_last else 2 * sum(self._edge(module))
+            own += times.travel_of_matrices(weights)
+            edges = 0.0 if stage.is_last else (1 + has_backward) * sum(self._edge(module))
             sent += (own + edges) * len(module.stage_ranks(stage.index))
         return sent
 

@@ -319,7 +319,7 @@ def peak_tflops(
     """
     constants = constants or Calibration()
     if device == constants.rated_device:
-        return constants.peak * constants.speed(precision)
+        return constants.peak_in(precision)
     return BF16_PEAKS.get(device) if precision.is_mixed else None
 
 

@@ -182,7 +182,7 @@ def answer_of(
         step_seconds=estimates.step_seconds,
         tokens_per_second=speed,
         tokens_per_second_per_gpu=estimates.tokens_per_second_per_gpu,
-        mfu=estimates.tflops_per_gpu / estimator.constants.peak,
+        mfu=estimates.tflops_per_gpu / estimator.peak_tflops,
         tokens=tokens,
         days=None if tokens is None else tokens / speed / _SECONDS_PER_DAY,
         time=time_shares(estimates, world),

@@ -13,7 +13,7 @@ from copy import deepcopy
 from typing import Any
 
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.diag.quantities import listed, named_ranks, num_ranks_text, sizes_text
+from mimo_launch.diag.quantities import counted, listed, named_ranks, num_ranks_text, sizes_text
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.samples import runs_in_phases
 from mimo_launch.layout.space import OF_MODULE, Point
@@ -78,7 +78,7 @@ class Change:
     def _words_of_ranks(self) -> Iterator[str]:
         modules = self.spec.modules
         if self.kind == FEWER:
-            yield f"use {world_size(self.spec):,} GPUs"
+            yield f"use {counted(world_size(self.spec), 'GPU')}"
         if any(path.endswith(".ranks") for path in self.settings):
             own, found = self.spec.language.rank_range, dict[range, list[str]]()
             for name, module in modules.items():
@@ -134,16 +134,16 @@ class Change:
             yield stages
         if "schedule.microbatches" in settings:
             size = spec.batch.global_ // (spec.language.grid.dp * own.microbatches)
-            yield f"run {_counted(own.microbatches)} of {size} sample{'s' * (size != 1)}"
+            yield f"run {counted(own.microbatches, 'microbatch')} of {counted(size, 'sample')}"
         if "schedule.encoder_microbatches" in settings:
             at_once = own.encoder_microbatches
             if at_once is None and any(runs_in_phases(spec, name) for name in spec.encoders):
                 yield "encode all microbatches at once"
             else:
-                yield f"encode {_counted(at_once or 1)} at once"
+                yield f"encode {counted(at_once or 1, 'microbatch')} at once"
         if "schedule.generator_microbatches" in settings:
             at_once = own.generator_microbatches
-            yield f"run generators on {_counted(at_once or 1)} at once"
+            yield f"run generators on {counted(at_once or 1, 'microbatch')} at once"
 
 
 def _layers(sizes: Sequence[int]) -> str:
@@ -152,10 +152,6 @@ def _layers(sizes: Sequence[int]) -> str:
 
 def _are_apart(one: range, other: range) -> bool:
     return one.stop <= other.start or other.stop <= one.start
-
-
-def _counted(number: int) -> str:
-    return f"{number} microbatch{'es' * (number != 1)}"
 
 
 def setting_at(data: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:

@@ -25,7 +25,8 @@ TERMS = {
     "computing": "computing",
     "between_layers": "activations between layers (tp, cp)",
     "of_experts": "tokens of experts (ep)",
-    "of_replicas": "weights and gradients (dp)",
+    "of_replicas": "weights and gradients (dp, cp)",
+    "with_host": "activations with the host",
     "waiting": "waiting for other ranks",
     "updating": "the update and the end of a step",
 }
@@ -82,7 +83,7 @@ def layout_rows(found: Sequence[tuple[Planned, Estimator]]) -> Iterator[LayoutRo
             ranks=world,
             step_seconds=estimates.step_seconds,
             tokens_per_second=positions * (1 - estimator.expected.padding),
-            mfu=estimates.tflops_per_gpu / estimator.constants.peak,
+            mfu=estimates.tflops_per_gpu / estimator.peak_tflops,
             memory=memory,
             headroom=(estimates.gpu_memory or GPUS[MEASURED].memory) - max(memory.values()),
             bubble=estimates.bubble,

@@ -47,7 +47,8 @@ def neighbours(spec: Spec, point: Point) -> Iterator[Point]:
     for name, place in point.places.items():
         yield from _keeping_more(spec, point, name)
         yield from _experts(spec, point, name)
-        if place.grid.dp * place.grid.cp > 1:
+        # One rank alone has nothing to share out, but copies what it gathers from itself.
+        if place.grid.dp * place.grid.cp > 1 or place.sharding == "full":
             other = "optimizer" if place.sharding == "full" else "full"
             yield point.moved(name, sharding=other)
     for name in sorted(point.places, key=lambda name: name != LANGUAGE):

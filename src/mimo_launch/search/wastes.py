@@ -29,8 +29,9 @@ class TimeShares:
     `waiting` is for others and for transfers, and all the time of idle ranks; in `reading`, a part
     of it, all wait for hosts to describe the next samples. `updating` is all time after the
     schedule. The parts of `communicating`: `between_layers` over tp and cp,
-    `of_experts` for their tokens, `of_replicas` for weights and gradients. Parts of `computing`:
-    in `recomputing` forwards run again, in `starting` kernels wait for the host to start them.
+    `of_experts` for their tokens, `of_replicas` for weights and gradients, `with_host` for
+    activations that are kept there. Parts of `computing`: in `recomputing` forwards run again, in
+    `starting` kernels wait for the host to start them.
     """
 
     computing: float
@@ -43,6 +44,7 @@ class TimeShares:
     recomputing: float
     starting: float
     reading: float
+    with_host: float = 0.0
 
 
 @frozen(kw_only=True)
@@ -66,15 +68,19 @@ SHARES: dict[str, Callable[[RankEstimate], float]] = {
 }
 # The parts of `communicating`, and of what one stage has of it.
 EXCHANGES: dict[str, Callable[[RankEstimate | StageEstimate], float]] = {
-    "between_layers": lambda row: row.communicating - row.all_to_all - row.sharding,
+    "between_layers": lambda row: (
+        row.communicating - row.all_to_all - row.sharding - row.offloading
+    ),
     "of_experts": lambda row: row.all_to_all,
     "of_replicas": lambda row: row.sharding + row.reducing,
+    "with_host": lambda row: row.offloading,
 }
 # What is exchanged, and the axes over which.
-_EXCHANGED = {
+_EXCHANGED: dict[str, tuple[str, tuple[Axis, ...]]] = {
     "between_layers": ("activations", (Axis.TP, Axis.CP)),
-    "of_experts": ("tokens of experts", (Axis.EP,)),
-    "of_replicas": ("weights and gradients", (Axis.DP,)),
+    "of_experts": ("tokens of experts", (Axis.EP, Axis.EXPERT_TP)),
+    "of_replicas": ("weights and gradients", (Axis.DP, Axis.CP)),
+    "with_host": ("activations with the host", ()),
 }
 
 
@@ -157,13 +163,16 @@ class _Holders:
             what, axes = _EXCHANGED[kind]
             whose = [self.spec.modules[name] for name, each in most if each == kind]
             sizes = {axis: max(_size(module, axis) for module in whose) for axis in axes}
-            whats.append(f"{what} ({sizes_text(sizes)})")
+            is_cut = any(size > 1 for size in sizes.values())
+            whats.append(f"{what} ({sizes_text(sizes)})" if is_cut else what)
         return f"{_does(names, 'exchange')} {listed(whats)}"
 
 
-def _size(module: ModuleSpec, axis: str) -> int:
+def _size(module: ModuleSpec, axis: Axis) -> int:
     experts = module.experts or ExpertGrid()
-    return experts.ep if axis == Axis.EP else int(getattr(module.grid, axis))
+    if axis in (Axis.EP, Axis.EXPERT_TP):
+        return experts.ep if axis is Axis.EP else experts.tp
+    return int(getattr(module.grid, axis))
 
 
 def _largest(parts: Mapping[_Key, float]) -> list[_Key]:
