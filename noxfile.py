@@ -14,8 +14,9 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 
 # The project with the extras that tests use: half a minute to install, small beside torch.
 WITH_EXTRAS = ("-e", ".[audio,data,mlflow,remote,report,tables,tensorboard,video,wandb]")
+IN_TWO_PROCESSES = ("-n", "2")
 # A file is a process's own: its fixtures are made once.
-IN_TWO_PROCESSES = ("-n", "2", "--dist", "loadfile")
+BY_FILE = (*IN_TWO_PROCESSES, "--dist", "loadfile")
 # Also where the environment says otherwise: else each command that a test starts compiles all
 # sources anew.
 KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
@@ -30,7 +31,7 @@ def group(name: str) -> list[str]:
 def tests(session: nox.Session) -> None:
     """Run the default suite in two processes; arguments go to pytest."""
     session.install(*WITH_EXTRAS, *group("test"))
-    session.run("pytest", *IN_TWO_PROCESSES, *session.posargs, env=KEEPS_BYTECODE)
+    session.run("pytest", *BY_FILE, *session.posargs, env=KEEPS_BYTECODE)
 
 
 @nox.session
@@ -99,7 +100,7 @@ def oldest(session: nox.Session) -> None:
         "pytest",
         "tests/unit",
         "tests/cli",
-        *IN_TWO_PROCESSES,
+        *BY_FILE,
         *session.posargs,
         env=KEEPS_BYTECODE,
     )
