@@ -24,6 +24,7 @@ from mimo_launch.cli.shared.options import (
     constants_of,
 )
 from mimo_launch.diag.frozen import frozen
+from mimo_launch.diag.quantities import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -216,9 +217,8 @@ class TuneCommand:
             console.refuse(str(error), help_=error.help)
         if not found.found:
             help_ = "take more GPUs, or GPUs with more memory"
-            console.refuse(
-                f"none of {found.compared:,} layouts fits into {wish.gpus} GPUs", help_=help_
-            )
+            fits = f"none of {found.compared:,} layouts fits into {counted(wish.gpus, 'GPU')}"
+            console.refuse(fits, help_=help_)
         return found
 
     def _explain(self, rows: "list[LayoutRow]", console: "Console") -> None:

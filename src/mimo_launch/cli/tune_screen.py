@@ -16,7 +16,7 @@ from rich.text import Text
 from mimo_launch.cli.shared.bars import CountScreen
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.plain_table import PlainTable
-from mimo_launch.diag.quantities import bytes_text, percent, scaled, seconds_text
+from mimo_launch.diag.quantities import bytes_text, counted, percent, scaled, seconds_text
 from mimo_launch.drawing.table import Column, Table
 from mimo_launch.estimate.accuracy import Accuracy
 from mimo_launch.layout.space import Point
@@ -28,7 +28,7 @@ class TuneScreen(CountScreen):
     """A bar of the plans that a search has made; it starts late, after processes are forked."""
 
     def __init__(self, console: Console, plain: bool, gpus: int) -> None:
-        super().__init__(console, plain, what=f"layouts on {gpus:,} GPUs", total=100)
+        super().__init__(console, plain, what=f"layouts on {counted(gpus, 'GPU')}", total=100)
         self._waits = True
 
     def __enter__(self) -> Self:
@@ -114,17 +114,21 @@ def _signed(seconds: float) -> str:
 _CURVE = 40
 
 
+def _gpus(speed: Speed) -> str:
+    return f"{speed.gpus:>6,} {'GPU' if speed.gpus == 1 else 'GPUs':4}"
+
+
 def curve_of(found: Sequence[Speed]) -> Iterator[RenderableType]:
     """Yield the speed on each number of GPUs as bars, and the smallest number worth taking."""
     fastest = min((each.best[0].seconds for each in found if each.best), default=0.0)
     for each in found:
         if each.best is None:
-            yield f"{each.gpus:>6,} GPUs  none fits"
+            yield f"{_gpus(each)}  none fits"
             continue
         step = each.best[0].seconds
         bar = "#" * round(_CURVE * fastest / step)
         speed = percent(fastest / step)
-        yield f"{each.gpus:>6,} GPUs {seconds_text(step):>9} {speed:>5}  {bar}"
+        yield f"{_gpus(each)} {seconds_text(step):>9} {speed:>5}  {bar}"
     if (least := smallest(found)) is not None and least.best is not None:
         loss = percent(1 - fastest / least.best[0].seconds)
         yield ""

@@ -17,7 +17,7 @@ from typing import Any
 from mimo_launch.checks.all_checks import is_legal
 from mimo_launch.checks.memory import TOLERANCE
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.diag.quantities import listed
+from mimo_launch.diag.quantities import counted, listed
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.layout.layout import world_size
@@ -110,9 +110,10 @@ def tune(
     start = next(_legal_starts(spec, wish), None)
     if start is None:
         pinned = f" with {listed([*wish.pins.settings])} as pinned" if wish.pins.settings else ""
+        batch = f"take a batch that {counted(wish.gpus, 'rank')} can share"
         raise NoLayout(
-            f"no layout on {wish.gpus:,} GPUs is legal{pinned}",
-            "drop a --keep" if pinned else f"take a batch that {wish.gpus:,} ranks can share",
+            f"no layout on {counted(wish.gpus, 'GPU')} is legal{pinned}",
+            "drop a --keep" if pinned else batch,
         )
     whole = Estimator.of(Plan.of(start), constants)
     base = whole.brief
