@@ -35,8 +35,8 @@ Write the weights of a checkpoint, saved on any layout, as Hugging Face folders:
 config.json, with the tokenizer and processor files of the folder that the weights came from. The
 result is a whole model if transformers has one of this shape, otherwise one folder per module. It
 appears only once it is complete. The updates of adapters are added to their weights. Exits with 0,
-with 2 when the run cannot be read or is no model of transformers, or with 1 when the files cannot
-be written.
+with 2 when the run cannot be read or transformers has no such model, or with 1 when the files
+cannot be written.
 """
 
 

@@ -40,7 +40,7 @@ host has any (see --device), else on its processors. Under torchrun the process 
 it is given; under srun one task per rank does the same, and one task per host starts the workers of
 that host. The run folder holds the resolved spec, the plan, metrics.jsonl and the workers' logs. A
 run whose folder has a complete checkpoint continues from it.
-The first Ctrl-C or SIGTERM saves a checkpoint after the current step, the second stops at once.
+The first Ctrl-C or SIGTERM saves a checkpoint after the current step, the second stops immediately.
 Exits with 0 when all steps are done, 1 when the run failed, 2 when the spec is wrong, 75 when a
 host was lost or a rank killed (start it again, elsewhere), 129, 130 or 143 when interrupted.
 """

@@ -76,7 +76,7 @@ class TuneCommand:
         str | None, typer.Option(metavar="NAME", help="GPU of every rank, as h100-80gb.")
     ] = None
     data: Annotated[
-        str | None, typer.Option(metavar="SHARDS", help="Tar files to train on, with a folder.")
+        str | None, typer.Option(metavar="SHARDS", help="What to train on, if FILE is a folder.")
     ] = None
     overrides: Overrides = None
     keep: Annotated[

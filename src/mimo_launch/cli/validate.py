@@ -21,7 +21,7 @@ Examples:
   mimo-launch validate spec.yaml --nproc 8 --set modules.vision.grid.tp=2
   mimo-launch validate spec.yaml --json
 
-Check specs and report every mistake at once, each with its place and a remedy. Starts nothing and
+Check specs and report all mistakes together, each with its place and a remedy. Starts nothing and
 needs no GPU. Exits with 0 when all files are valid (warnings included), else with 2.
 """
 
@@ -35,7 +35,7 @@ def validate(
     nnodes: HostCount = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
 ) -> None:
-    """Check specs; report every mistake at once."""
+    """Check specs; report all mistakes together."""
     from mimo_launch.checks.load_and_check import load_and_check
     from mimo_launch.cli.shared.readiness import show_findings
     from mimo_launch.diag.diagnostic import to_json

@@ -28,7 +28,7 @@ Examples:
 
 Show a run as the terminal that trains it does, from its files alone: the run may be on another
 host, as long as its folder can be read here. Ends when the run ends, and Ctrl-C ends the watching,
-not the run. Exits with 0, with 1 when the run failed, or with 2 when the folder is none of a run.
+not the run. Exits with 0, with 1 when the run failed, or with 2 when the folder holds no run.
 """
 
 LOOK_SECONDS = 0.5
