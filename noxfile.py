@@ -108,7 +108,7 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def sweep(session: nox.Session) -> None:
-    """Prove 400 random layouts, prints the seed and tables of coverage; all in fp32 and bf16."""
+    """Prove 600 random layouts, prints the seed and tables of coverage; all in fp32 and bf16."""
     session.install(*WITH_EXTRAS, *group("test"))
     session.run(
         "pytest",

@@ -1,4 +1,4 @@
-"""Five fixed random layouts against the one-rank run; hundreds more in tests/sweep."""
+"""Three fixed random layouts against the one-rank run; hundreds more in tests/sweep."""
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.support.partly_trained import partly_trained
