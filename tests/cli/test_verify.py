@@ -1,6 +1,12 @@
 """`mimo-launch verify` from the outside."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +47,22 @@ def test_what_ends_the_one_rank_run_is_not_blamed_on_the_layout(run_cli, monkeyp
     code, out, err = run_cli(f"verify {SPEC}")
     assert (code, out) == (1, "")
     assert "the proof did not end: the one-rank run: rank 0 failed" in err
+
+
+def test_a_stop_signal_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    spec = Path(__file__).parents[2] / "topologies/disjoint_one_to_one.yaml"
+    program = [sys.executable, "-m", "mimo_launch", "verify", str(spec)]
+    proof = subprocess.Popen(
+        program, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("mimo-launch-*/store-1")) and time.monotonic() < until:
+        time.sleep(0.05)
+    proof.send_signal(signal.SIGTERM)
+    _, said = proof.communicate(timeout=60)
+    assert proof.returncode == 128 + signal.SIGTERM
+    assert said.endswith("interrupted by SIGTERM\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_result_is_also_json(run_cli) -> None:

@@ -128,6 +128,9 @@ def test_what_no_setting_says_is_said_as_well() -> None:
     found = told(large())
     assert found["run.initial weights"] == ("drawn or loaded", "random, none of them 0")
     assert "run.updates of weights" in found
+    assert "run.counts of zero gradients" not in found
+    counted = told(spec({"language": box(0)}, train={"count_zero_grads": True}))
+    assert counted["run.counts of zero gradients"] == ("reported", "nothing")
     drawer = box(0, model={"kind": "flow"}, reads=["language"])
     made = {"language": box(0), "drawer": drawer}
     assert told(spec(made))["run.what `drawer` makes"] == ("images", "nothing")

@@ -13,9 +13,11 @@ from mimo_launch.verify.compare import (
     TensorPiece,
     compare_numbers,
     compare_tensors,
+    merge,
     unused_heads,
     unused_states,
 )
+from mimo_launch.verify.coverage import not_reached
 from mimo_launch.verify.oracle_run import RightEvaluation, RightNumbers, RightRun
 from mimo_launch.verify.training_proof import RankRun, compare_runs
 
@@ -40,6 +42,18 @@ def test_gradients_that_are_zero_may_be_rounding_but_no_more(size: float, passes
     assert language.passed
     norm = compare_numbers("gradient norm", "vision", size * 3**0.5, 0.0, largest=4.0)
     assert norm.passed is passes
+
+
+def test_it_is_said_of_which_module_every_gradient_is_zero() -> None:
+    """With `text_only: 1`, or few samples with images, no row of an encoder reaches a loss."""
+    none = compare_tensors("gradients", ("vision", "language"), with_noise(0.0), WANT)
+    frozen = compare_tensors("gradients", ["drawer"], [], {})
+    [remark] = not_reached(merge([*none, *frozen]))
+    assert (remark.section, remark.key) == ("run", "gradients of `vision`")
+    some = {name: tensor + 1 for name, tensor in WANT.items()}
+    got = [TensorPiece(name, (0,), tensor) for name, tensor in some.items()]
+    one = compare_tensors("gradients", ("vision", "language"), got, some)
+    assert not list(not_reached(merge([*none, *one])))
 
 
 @pytest.mark.parametrize(("size", "passes"), [(0.0, True), (5e-21, True), (1e-12, False)])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mimo_launch.cli.launch.attempts import interrupted_by
 from mimo_launch.cli.shared.console import Console, console_of, table_width
 from mimo_launch.cli.shared.options import Device, Overrides, ResultAsJson, Where, device_here
 from mimo_launch.cli.shared.readiness import custom_classes_fail, sound_spec
@@ -40,7 +41,7 @@ compare every reported number, and at the end weights, moments and what generato
 samples. All to a relative error of 1e-10, pictures to that of float32. In float32 only gradients
 are compared, to 1e-3: a weaker proof, of the kernels that float64 does not use. Lists what the
 proof leaves out or scales down. Exits with 0 when everything agrees, 1 when it does not, 2 when the
-spec is wrong.
+spec is wrong, 129, 130 or 143 when interrupted.
 """
 
 
@@ -81,13 +82,13 @@ class VerifyCommand:
 
         from mimo_launch.cli.shared.plain_table import PlainTable
         from mimo_launch.cli.shared.styled import printed
-        from mimo_launch.verify.coverage import lines_of, not_proved
+        from mimo_launch.verify.coverage import lines_of, not_proved, not_reached
 
         console = console_of(self.ctx)
         spec = sound_spec(self.file, self.overrides, console)
         small, verdicts = self._prove(spec, console)
         passed = all(verdict.passed for verdict in verdicts)
-        remarks = not_proved(spec, small)
+        remarks = [*not_proved(spec, small), *not_reached(verdicts)]
         if self.as_json:
             record = {
                 "version": 1,
@@ -127,6 +128,7 @@ class VerifyCommand:
         from mimo_launch.checks.all_checks import check
         from mimo_launch.launcher.forking import import_for_workers
         from mimo_launch.launcher.run_on_ranks import RankError
+        from mimo_launch.launcher.signals import Interrupted, interrupting
         from mimo_launch.layout.layout import world_size
         from mimo_launch.verify.proof import verify_spec
         from mimo_launch.verify.shrink import short_run, shrink
@@ -152,12 +154,15 @@ class VerifyCommand:
             text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None).rstrip()
             console.note(f"# proving this spec on {world_size(small)} ranks:\n{text}")
         try:
-            return proved, verify_spec(
-                small, training=training, timeout_s=self.timeout, device=place
-            )
+            with interrupting():
+                return proved, verify_spec(
+                    small, training=training, timeout_s=self.timeout, device=place
+                )
         except RankError as error:
             console.note(f"the proof did not end: {error}")
             raise typer.Exit(1) from None
+        except Interrupted as interrupted:
+            raise typer.Exit(interrupted_by(interrupted.signal, console)) from None
 
 
 def _table(verdicts: list["ModuleVerdict"]) -> "Table":

@@ -33,6 +33,7 @@ from mimo_launch.launcher.forking import import_for_workers
 from mimo_launch.launcher.gpus import refuse_initialised_cuda
 from mimo_launch.launcher.signals import die_with
 from mimo_launch.launcher.worker_processes import signal_name
+from mimo_launch.runtime.progress import STOP_SIGNALS
 
 RankDevice = Literal["cpu", "cuda"]
 # The default group times out this much after the job, so that the parent gives up first.
@@ -124,17 +125,22 @@ class Ranks:
         if self.device == "cuda":
             refuse_initialised_cuda()
         context = multiprocessing.get_context("fork")
-        for rank in range(self.world_size):
-            mine, theirs = context.Pipe()
-            process = context.Process(
-                target=_rank_main,
-                args=(rank, self.world_size, self.device, theirs, os.getpid(), job),
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            self._pipes.append(mine)
-            self._processes.append(process)
+        # Python ignores what a signal's handler raises amid a fork.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            for rank in range(self.world_size):
+                mine, theirs = context.Pipe()
+                process = context.Process(
+                    target=_rank_main,
+                    args=(rank, self.world_size, self.device, theirs, os.getpid(), job),
+                    daemon=True,
+                )
+                process.start()
+                theirs.close()
+                self._pipes.append(mine)
+                self._processes.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _collect(self, timeout_s: float) -> list[Any]:
         """Wait for all ranks and return their results; raise for the first rank that fails."""
@@ -227,6 +233,10 @@ def _rank_main(
 ) -> NoReturn:
     """Run jobs as one rank until `parent` kills it or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in STOP_SIGNALS:
+        if callable(signal.getsignal(number)):  # The parent's, which only cleans up after it.
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     die_with(parent)
     os.dup2(2, 1)  # Only the command's answer goes to stdout.
     # In a forked child, the first parallel call of torch replaces the thread pool. Do it here: if

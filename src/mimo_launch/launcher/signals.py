@@ -1,7 +1,7 @@
 """Signals: the first asks a run to stop after its step, the second ends it immediately.
 
 Decides: how the launcher, its workers and ranks of torchrun or srun handle SIGINT, SIGTERM and
-SIGHUP.
+SIGHUP; that `verify` cleans up first.
 Relies on: `train.loop`, where all ranks agree on the step after which they stop.
 Leaves: killing workers to `start_workers`.
 """
@@ -10,7 +10,8 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -84,6 +85,31 @@ class JoinedStop:
         elif now - self._since > SAME_SECONDS:
             self._tell(number, True)
             os._exit(128 + number)
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Raise Interrupted here on the first SIGTERM or SIGHUP, so that this process cleans up.
+
+    A second one ends it. Python itself raises KeyboardInterrupt on SIGINT.
+    """
+    heeded = [number for number in _heeded() if number != signal.SIGINT]
+    before = {number: signal.getsignal(number) for number in heeded}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        restore()
+        raise Interrupted(number)
+
+    for number in heeded:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        restore()
 
 
 def _heeded() -> tuple[signal.Signals, ...]:

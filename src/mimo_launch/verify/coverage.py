@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, groupby
 from math import gcd
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layout.samples import Bridge, group_size, runs_in_phases
@@ -20,6 +20,9 @@ from mimo_launch.layout.stages import stage_sizes
 from mimo_launch.schedule.orders import ORDERS
 from mimo_launch.spec.base import LANGUAGE, rank_range
 from mimo_launch.spec.spec import ExpertGrid, Grid, Spec
+
+if TYPE_CHECKING:
+    from mimo_launch.verify.compare import ModuleVerdict
 
 Facts = Mapping[str, str]
 # The parts of recurrent layers, by their key, that several heads share.
@@ -159,6 +162,18 @@ def _never_proved(spec: Spec) -> Iterator[Remark]:
         if kind.draws and spec.eval is None:
             made = "codes" if kind.codes else "images"
             yield Remark("run", f"what `{name}` makes", made, "nothing")
+    if spec.train.count_zero_grads:
+        yield Remark("run", "counts of zero gradients", "reported", "nothing")
+
+
+def not_reached(verdicts: Iterable["ModuleVerdict"]) -> Iterator[Remark]:
+    """Yield a remark on each module that trains and whose gradients were zero in all steps.
+
+    Then no row of it reached a loss, and its backward proves nothing.
+    """
+    for verdict in verdicts:
+        if verdict.what == "gradients" and verdict.tensors and not verdict.judged:
+            yield Remark("run", f"gradients of `{verdict.module}`", "any", "all 0")
 
 
 def lines_of(remarks: Iterable[Remark]) -> Iterator[str]:
