@@ -235,6 +235,15 @@ def test_several_depths_of_further_tokens_stay_several(depth: int) -> None:
     assert small.mtp.depth <= min(depth, 3)
 
 
+def test_an_adapter_starts_from_no_folder() -> None:
+    """Its names are those of the weights of `init_from`, which a proof does not read either."""
+    own = {"rank": 2, "init_from": "tuned"}
+    small = shrink(spec({"language": box(0, init_from="folder", adapter=own)}))
+    assert small.language.adapter is not None
+    assert (small.language.adapter.rank, small.language.adapter.init_from) == (2, None)
+    assert not [finding.headline for finding in check(small) if finding.is_error]
+
+
 @pytest.mark.parametrize(
     ("pattern", "frozen"), [("EG-E", "2"), ("GE-E", "1-2"), ("-EG-", "0-1"), ("GE--E", "2-3")]
 )

@@ -178,6 +178,7 @@ def _shrink_module(
         quantize_base=module.quantize_base and QuantizedBase(kind="int8", block=2),
         init_from=None,
         init_partial=False,
+        adapter=module.adapter and module.adapter.replace(init_from=None),
         # The tests of other backends compare them with this backend.
         backend="torch",
         fp8=None,
