@@ -10,10 +10,13 @@ import pytest
 from PIL import Image
 from tests.support.specs import box, spec
 
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.cli.app import run
+from mimo_launch.cli.sample import weights_from_nowhere
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.digit_images import PIXEL_DEVIATION, load_digits
 from mimo_launch.layout.step_data import SampleData, StepData
+from mimo_launch.spec.adapters import AdapterSpec
 from mimo_launch.train.evaluation import Answer, Drawn, picture
 from mimo_launch.train.samples import _written, sheet_of
 
@@ -118,6 +121,16 @@ def test_a_run_without_a_checkpoint_is_refused(
     assert run(["sample", str(tmp_path), "--to", str(tmp_path / "to")]) == 2
     assert "checkpoint" in capsys.readouterr().err
     assert not (tmp_path / "to").exists()
+
+
+def test_no_folder_that_the_run_started_from_is_needed(tmp_path: Path) -> None:
+    adapter = {"rank": 2, "init_from": "tuned"}
+    made = spec({"vision": box(0), "language": box(1, init_from="weights", adapter=adapter)})
+    file = tmp_path / "spec.yaml"
+    file.write_text(json.dumps(made.model_dump(mode="json", by_alias=True)))
+    found = load_and_check(file, weights_from_nowhere(made), on_gpus=False)
+    assert found.spec is not None, found.diagnostics
+    assert found.spec.language.adapter == AdapterSpec(rank=2)
 
 
 def test_a_sheet_holds_every_picture() -> None:

@@ -28,6 +28,7 @@ from mimo_launch.diag.frozen import frozen
 
 if TYPE_CHECKING:
     from mimo_launch.checkpoint.index import Checkpoint
+    from mimo_launch.spec.spec import Spec
 
 HELP = """
 \b
@@ -79,8 +80,8 @@ class SampleCommand:
         _need_pillow()
         shown, found = shown_ranks(self.console_ranks), _opened(self.run, self.checkpoint, console)
         # Weights come from the checkpoint only, and the plan must include an evaluation.
-        settings = [f"eval.samples={self.samples}", "checkpoint=none", "init_from=null"]
-        settings += [f"modules.{name}.init_from=null" for name in found.spec.modules]
+        settings = [f"eval.samples={self.samples}", "checkpoint=none"]
+        settings += weights_from_nowhere(found.spec)
         file = self.spec or found.path.parent.parent / SPEC
         asked, origin = checked_spec(
             file,
@@ -113,6 +114,16 @@ class SampleCommand:
             device=self.device.value,
         )
         raise typer.Exit(start(request, origin, console))
+
+
+def weights_from_nowhere(spec: "Spec") -> list[str]:
+    """Return the settings with which the modules of a run start from no folder."""
+    settings = ["init_from=null"]
+    for name, module in spec.modules.items():
+        settings.append(f"modules.{name}.init_from=null")
+        if module.adapter is not None and module.adapter.init_from is not None:
+            settings.append(f"modules.{name}.adapter.init_from=null")
+    return settings
 
 
 def _need_pillow() -> None:
