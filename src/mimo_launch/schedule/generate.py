@@ -170,6 +170,8 @@ def _arrivals(layout: Layout, orders: Iterable[list[Action]]) -> Arrivals:
             to = (action.stage or 0) + (1 if forward else -1)
             if action.module != name or not 0 <= to < len(language.stages):
                 continue
+            if not forward and not needs_backward(layout, language, to):
+                continue  # Nobody sends a gradient to a frozen stage.
             kind = Kind.RECV_F if forward else Kind.RECV_B
             lower = Action(name, to, kind, action.index)
             brought.setdefault((kind, language.pp_index(to)), []).append(lower)
