@@ -167,13 +167,13 @@ def _never_proved(spec: Spec) -> Iterator[Remark]:
 
 
 def not_reached(verdicts: Iterable["ModuleVerdict"]) -> Iterator[Remark]:
-    """Yield a remark on each module that trains and whose gradients were zero in all steps.
+    """Yield a remark on each module that trains, but with no gradient beyond rounding in any step.
 
-    Then no row of it reached a loss, and its backward proves nothing.
+    Then usually no row of it reached a loss, and its backward proves nothing.
     """
     for verdict in verdicts:
         if verdict.what == "gradients" and verdict.tensors and not verdict.judged:
-            yield Remark("run", f"gradients of `{verdict.module}`", "any", "all 0")
+            yield Remark("run", f"gradients of `{verdict.module}`", "any", "0, or rounding")
 
 
 def lines_of(remarks: Iterable[Remark]) -> Iterator[str]:
