@@ -293,6 +293,11 @@ def with_dense_first(config: Config, default: int) -> Config:
     return {**config, _NUMBER: dense}
 
 
+# Other names of the number of experts.
+EXPERTS_ALIAS = {"num_experts": "num_local_experts"}
+ROUTED_ALIAS = {"num_local_experts": "n_routed_experts"}
+
+
 def count(default: int | None = None) -> Computed:
     """Return the entry of the number of experts."""
 

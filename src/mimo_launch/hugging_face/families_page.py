@@ -41,7 +41,8 @@ Weights in FP8 with a scale per block of 128 x 128, or per matrix, in MXFP4, and
 (GPTQ, AWQ, compressed-tensors) are read as the numbers that they encode; any other
 `quantization_config` is refused. So are, in any family, `is_causal` of a language model other than
 `true`, `per_layer_config` where the table does not name it, and `rope_scaling` beside
-`rope_parameters` that say something else.
+`rope_parameters` that say something else. Other names of settings that `transformers` takes as
+well, such as `num_attention_heads` for `num_heads`, are read.
 """
 
 

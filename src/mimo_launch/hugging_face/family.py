@@ -113,6 +113,7 @@ class Family:
     `architecture`: the class of transformers that loads it.
     `settings`, `tensors`: the tables; `other_tensors`: names in files of other versions;
     `loaded`: names in a model that transformers loads, for adapters, if its files have others.
+    `aliases`: other names of settings, which `transformers` reads as well and prefers.
     `defaults`: the defaults of its configuration class, where they are not in the table.
     `prepared`: brings a configuration with its defaults to the form that the table reads.
     `refused`: settings that our model does not have.
@@ -135,6 +136,7 @@ class Family:
     architecture: str = ""
     other_tensors: Tensors | None = None
     loaded: Tensors | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
     defaults: Config = field(default_factory=dict)
     prepared: Callable[[Config], Config] = lambda config: config
     refused: Refusals = NOTHING
@@ -155,7 +157,7 @@ class Family:
     def refusals(self) -> Refusals:
         """All settings of its configurations that are refused."""
         random = Refusals(tuple(map(off, self.random)))
-        return self.refused.after(self.whole) + random.after(lambda config: self.defaults | config)
+        return self.refused.after(self.whole) + random.after(self._with_defaults)
 
     @property
     def random_by_default(self) -> tuple[str, ...]:
@@ -182,7 +184,12 @@ class Family:
 
     def whole(self, config: Config) -> Config:
         """Return a configuration with its defaults, in the form that the tables read."""
-        return self.prepared(self.defaults | config)
+        return self.prepared(self._with_defaults(config))
+
+    def _with_defaults(self, config: Config) -> Config:
+        aliases = self.aliases.items()
+        named = {name: x for each, name in aliases if (x := config.get(each)) is not None}
+        return self.defaults | config | named
 
     def keys(self, config: Config) -> dict[str, Any]:
         """Return a configuration as keys of `model`. Raises: ConfigError."""

@@ -22,6 +22,8 @@ from mimo_launch.spec.spec import VitModel
 # Our activations by their names in transformers.
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 GATED = {"silu": "swiglu"}
+# Other names of settings of the towers of the Qwen-VL kind.
+ALIASES = {"num_attention_heads": "num_heads", "num_hidden_layers": "depth"}
 # Keys that a tower does not decide: the model around it, the shards, or the spec does.
 _FREE = frozenset({
     "kind", "image", "final_norm", "video", "mlp", "shuffle", "projector", "projector_mlp",

@@ -123,6 +123,7 @@ DEEPSEEK_V3 = Family(
     ).but({}, WRITTEN_DEPTHS),
     tensors=decoders.GROUPED_TENSORS | LATENT,
     depths=DEPTHS,
+    aliases=decoders.ROUTED_ALIAS,
     defaults=_DEFAULTS,
     prepared=with_defaults(_DEFAULTS),
     refused=decoders.not_computed()
@@ -182,6 +183,11 @@ SARVAM_MLA = replace(
     model_type="sarvam_mla",
     architecture="DeepseekV3ForCausalLM",
     published=(),
+    aliases={
+        **decoders.ROUTED_ALIAS,
+        "num_experts": "n_routed_experts",
+        "num_shared_experts": "n_shared_experts",
+    },
     defaults=_SARVAM,
     prepared=with_defaults(_SARVAM),
     rank=2,
@@ -216,6 +222,7 @@ GLM4_MOE_LITE = replace(
     published=("zai-org/GLM-4.7-Flash",),
     settings=DEEPSEEK_V3.settings.but(decoders.DENSE_LIST),
     refused=DEEPSEEK_V3.refused + refusals(decoders.DENSE_LATER),
+    aliases={**decoders.ROUTED_ALIAS, "head_dim": TURNING},
     defaults=_LITE,
     prepared=lambda config: decoders.with_dense_first(with_defaults(_LITE)(config), 1),
     rank=2,

@@ -18,6 +18,7 @@ DOTS1 = Family(
     ),
     tensors=decoders.GROUPED_TENSORS,
     refused=decoders.not_computed(_WINDOWS),
+    aliases=decoders.ROUTED_ALIAS,
     defaults={
         "vocab_size": 152064, "hidden_size": 4608, "intermediate_size": 10944,
         "num_hidden_layers": 62, "num_attention_heads": 32, "moe_intermediate_size": 1408,

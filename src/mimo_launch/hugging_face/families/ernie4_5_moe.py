@@ -61,6 +61,7 @@ ERNIE4_5_MOE = Family(
     + decoders.not_computed(),
     random=(),
     training=Settings(decoders.BALANCE),
+    aliases={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     defaults=ERNIE4_5.defaults
     | {
         "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 28,

@@ -10,7 +10,6 @@ from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS
 from mimo_launch.hugging_face.families.deepseek_v3 import DEPTHS, WRITTEN_DEPTHS
 from mimo_launch.hugging_face.family import Family
-from mimo_launch.hugging_face.folder import Config
 from mimo_launch.hugging_face.refusals import one_of, only, refusals
 from mimo_launch.hugging_face.rotary import FACTOR
 from mimo_launch.hugging_face.settings import Fixed
@@ -81,6 +80,7 @@ SOLAR_OPEN = Family(
     ),
     tensors=decoders.GROUPED_TENSORS,
     refused=refusals(one_of(BIAS, (True, False), False)) + REFUSED,
+    aliases=decoders.ROUTED_ALIAS,
     defaults={
         "vocab_size": 196608, "hidden_size": 4096, "num_hidden_layers": 48,
         "num_attention_heads": 64, "rms_norm_eps": 1e-5, "moe_intermediate_size": 1280,
@@ -106,6 +106,7 @@ GLM4_MOE = Family(
     ).but({}, WRITTEN_DEPTHS),
     tensors=decoders.GROUPED_TENSORS,
     depths=DEPTHS,
+    aliases=decoders.ROUTED_ALIAS,
     refused=refusals(one_of(BIAS, (True, False), False)) + REFUSED,
     defaults={
         "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944,
@@ -117,13 +118,6 @@ GLM4_MOE = Family(
     notes="Experts are chosen as in DeepSeek-V3. With `mtp` in `model`, the layers that [predict "
     "further tokens](further-tokens.md#folders) are read and written, too.",
 )  # fmt: skip
-
-
-def _sarvam(config: Config) -> Config:
-    """Return a configuration with today's names of settings."""
-    old = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
-    old |= {"use_qkv_bias": BIAS}
-    return config | {now: config[each] for each, now in old.items() if each in config}
 
 
 SARVAM_MOE = replace(
@@ -154,7 +148,12 @@ SARVAM_MOE = replace(
     loaded=decoders.GROUPED_TENSORS,
     prefixes=(("model.word_embeddings.", "model.embed_tokens."), ("", "")),
     depths=None,
-    prepared=_sarvam,
+    aliases={
+        **decoders.ROUTED_ALIAS,
+        "num_experts": "n_routed_experts",
+        "num_shared_experts": "n_shared_experts",
+        "use_qkv_bias": BIAS,
+    },
     defaults=GLM4_MOE.defaults
     | {
         "vocab_size": 262144, "intermediate_size": 8192, "num_hidden_layers": 19,

@@ -17,6 +17,7 @@ from mimo_launch.hugging_face.refusals import of_type, refusals
 from mimo_launch.hugging_face.settings import Computed, Settings
 from mimo_launch.hugging_face.tensors import MLP, Reshaped
 from mimo_launch.hugging_face.towers import (
+    ALIASES,
     GATED,
     MERGER,
     MERGER_REST,
@@ -91,6 +92,7 @@ def _vision(model_type: str, architecture: str) -> Family:
             },
         ),
         refused=axial_refusals(GATED, "silu"),
+        aliases=ALIASES,
         row_width="out_hidden_size",
         video=Video("text_after"),
         notes="`mlp` is the width of rows, too. Images of shards are resized as "
@@ -134,6 +136,7 @@ _TEXT_MOE = Family(
     ),
     tensors=decoders.GROUPED_TENSORS,
     refused=glm.REFUSED,
+    aliases=decoders.ROUTED_ALIAS,
     defaults={**glm.GLM4_MOE.defaults, "vocab_size": 151424},
     notes="The loss that would balance its experts in `transformers` is not read: the correction "
     "biases do that. Layers that predict further tokens are left out.",

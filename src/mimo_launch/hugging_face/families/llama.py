@@ -110,19 +110,6 @@ ARCEE = Family(
     rank=2,
     notes="A Llama whose MLPs have no gate, but the square of a ReLU.",
 )  # fmt: skip
-# Names of settings in published folders, which transformers reads and does not write.
-_OLD_NAMES = {
-    "num_layers": "num_hidden_layers",
-    "layer_norm_epsilon": "rms_norm_eps",
-    "activation_function": "hidden_act",
-}
-
-
-def _exaone(config: Config) -> Config:
-    """Return a configuration with today's names of settings."""
-    return config | {now: config[old] for old, now in _OLD_NAMES.items() if old in config}
-
-
 _TERSE = {
     "vocab_size": 128512, "hidden_size": 4096, "intermediate_size": 10240,
     "num_hidden_layers": 48, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
@@ -183,12 +170,17 @@ EXAONE = Family(
         ("lm_head.", "lm_head."),
     ),
     refused=decoders.not_computed(),
+    # Names of settings in published folders, which transformers reads and does not write.
+    aliases={
+        "num_layers": "num_hidden_layers",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "activation_function": "hidden_act",
+    },
     defaults={
         "vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 14336,
         "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
         "rope_theta": 5e5,
     },
-    prepared=_exaone,
     rank=3,
     notes="A Llama (EXAONE 3.0 and 3.5) with its own names.",
 )  # fmt: skip

@@ -51,6 +51,7 @@ MELLUM = Family(
     refused=decoders.not_computed(_WINDOWS).without("rope_type")
     + refusals(decoders.DENSE_LATER, gemma.rope_refusal("default", LINEAR, YARN)),
     training=Settings(decoders.BALANCE),
+    aliases=decoders.EXPERTS_ALIAS,
     defaults={
         "vocab_size": 98304, "hidden_size": 2304, "intermediate_size": 7168,
         "num_hidden_layers": 28, "num_attention_heads": 32, "sliding_window": 1024,

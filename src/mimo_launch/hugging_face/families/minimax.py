@@ -55,6 +55,7 @@ MINIMAX_M2 = Family(
     + refusals(only("scoring_func", "sigmoid"), only("qk_norm_type", "per_layer")),
     random=("attention_dropout", "router_jitter_noise"),
     training=Settings(decoders.BALANCE),
+    aliases=decoders.EXPERTS_ALIAS,
     defaults={
         "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 1536,
         "num_hidden_layers": 62, "num_attention_heads": 48, "num_experts_per_tok": 8,

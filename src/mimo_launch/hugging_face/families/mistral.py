@@ -76,6 +76,7 @@ MIXTRAL = Family(
     refused=decoders.not_computed(_NO_SIZE) + refusals(decoders.FIRST_DENSE),
     random=("attention_dropout", "router_jitter_noise"),
     training=Settings(decoders.BALANCE),
+    aliases=decoders.EXPERTS_ALIAS,
     defaults={
         "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 14336,
         "rms_norm_eps": 1e-5, "rope_theta": 1e6,

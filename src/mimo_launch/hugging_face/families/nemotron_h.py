@@ -165,6 +165,7 @@ NEMOTRON_H = Family(
     published=("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",),
     settings=_SETTINGS,
     tensors=_TENSORS,
+    aliases=decoders.ROUTED_ALIAS,
     prepared=lambda config: {"num_key_value_heads": 8, **config},
     refused=refusals(
         only("mlp_hidden_act", "relu2"),

@@ -94,6 +94,7 @@ OLMOE = Family(
     tensors=qwen.QWEN3_MOE.tensors,
     refused=decoders.not_computed(),
     training=Settings({"aux_loss": ("router_aux_loss_coef", 0.01)}),
+    aliases={"num_local_experts": "num_experts"},
     defaults=_COMMON
     | {
         "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
@@ -110,6 +111,7 @@ FLEX_OLMO = Family(
     tensors=TENSORS | in_layers(LAYERS, qwen.EXPERTS),
     refused=decoders.not_computed(),
     training=OLMOE.training,
+    aliases=OLMOE.aliases,
     defaults=_COMMON
     | {
         "vocab_size": 100352, "rms_norm_eps": 1e-6, "rope_theta": 5e5, "num_experts": 7,

@@ -100,6 +100,7 @@ QWEN3_MOE = Family(
     | in_layers(LAYERS, EXPERTS),
     refused=decoders.not_computed(_ASKED) + refusals(decoders.FIRST_DENSE),
     training=Settings(decoders.BALANCE),
+    aliases=decoders.EXPERTS_ALIAS,
     defaults={
         "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
         "intermediate_size": 6144,

@@ -26,7 +26,13 @@ from mimo_launch.spec.spec import TalkerModel
 
 _TYPE, _THINKER = "qwen2_5_omni", "thinker_config"
 _SECONDS = Video("nominal_seconds", ("position_id_per_seconds", 25))
-TEXT = text_family(f"{_TYPE}_text", "Qwen2_5OmniThinkerTextModel")
+TEXT = replace(
+    text_family(f"{_TYPE}_text", "Qwen2_5OmniThinkerTextModel"),
+    defaults={
+        "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "sliding_window": 32768,
+        "max_window_layers": 28,
+    },
+)  # fmt: skip
 VISION = replace(
     QWEN2_5_VL_VISION,
     model_type=f"{_TYPE}_vision_encoder",

@@ -15,6 +15,7 @@ from mimo_launch.hugging_face.settings import Computed, Named, Settings
 from mimo_launch.hugging_face.tensors import MLP
 from mimo_launch.hugging_face.towers import (
     ACTIVATIONS,
+    ALIASES,
     GATED,
     MERGER,
     MERGER_REST,
@@ -91,6 +92,7 @@ _QWEN2_VL_VISION = Family(
     tensors=merger_tensors(_ENDS, {**_BLOCK, "mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}),
     refused=axial_refusals(ACTIVATIONS, "quick_gelu"),
     random=(),
+    aliases=ALIASES,
     row_width="hidden_size",
     video=Video("patches"),
 )
@@ -149,6 +151,7 @@ QWEN2_5_VL_VISION = Family(
     tensors=merger_tensors(_ENDS, {**_BLOCK, **{f"mlp.{x}": f"mlp.{x}_proj" for x in MLP}}),
     refused=axial_refusals(GATED, "silu"),
     random=(),
+    aliases=ALIASES,
     row_width="out_hidden_size",
     video=_SECONDS,
 )  # fmt: skip

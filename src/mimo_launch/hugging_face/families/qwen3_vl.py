@@ -15,6 +15,7 @@ from mimo_launch.hugging_face.settings import Computed, Named, Settings
 from mimo_launch.hugging_face.tensors import MLP, ExpertStack, in_layers
 from mimo_launch.hugging_face.towers import (
     ACTIVATIONS,
+    ALIASES,
     MERGER,
     MERGER_REST,
     NORM_EPS,
@@ -91,6 +92,7 @@ def vision_family(model_type: str, architecture: str, deepstack: tuple[int, ...]
             where(_DEEP, "that are no layers in order", is_out_of_order, deepstack),
         ),
         random=(),
+        aliases=ALIASES,
         row_width="out_hidden_size",
         video=Video("text"),
     )  # fmt: skip
@@ -150,6 +152,7 @@ QWEN3_VL_MOE = VisionAndText(
         ),
         refused=decoders.not_computed() + refusals(decoders.FIRST_DENSE),
         training=Settings(decoders.BALANCE),
+        aliases=decoders.EXPERTS_ALIAS,
         defaults=_THETA,
         prepared=rotary.plain_rope,
     ),

@@ -37,6 +37,11 @@ _SETTINGS = Settings(
     # Its last norm applies to tokens.
     rest={"pooling": None},
 )
+_ALIASES = {
+    "num_attention_heads": "encoder_attention_heads",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+}
 _DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 WHISPER = Family(
     model_type="whisper",
@@ -66,6 +71,7 @@ WHISPER = Family(
     # `scale_embedding` applies to the decoder only.
     refused=refusals(only("activation_function", "gelu")),
     random=(*_DROPOUTS, "encoder_layerdrop"),
+    aliases={**_ALIASES, "num_key_value_heads": "encoder_attention_heads"},
     prefixes=(("", ""), ("encoder.", ""), ("model.encoder.", "")),
     # The decoder, and the layers after the encoder in models that classify sounds.
     elsewhere=(
@@ -109,12 +115,18 @@ VOXTRAL_ENCODER = _audio(
     ),
     # It has `layerdrop`, too, but does not use it.
     random=_DROPOUTS,
+    aliases={
+        **{theirs: name for name, theirs in _ALIASES.items()},
+        "encoder_ffn_dim": "intermediate_size",
+        "encoder_layerdrop": "layerdrop",
+    },
     rank=1,
 )
 
 
 def _stack(inner: Config) -> tuple[int, int]:
     """Return how many tokens become one row, and how many are left over. Raises: ConfigError."""
+    inner = VOXTRAL_ENCODER.whole(inner)
     width, mlp = max(1, number(inner, *_WIDTH)), number(inner, *_MLP)
     return int(mlp // width), int(mlp % width)
 
@@ -165,6 +177,7 @@ QWEN2_AUDIO_ENCODER = _audio(
     "qwen2_audio_encoder",
     architecture="Qwen2AudioEncoder",
     settings=replace(_SETTINGS, rest={"pooling": "mean", "stack": 2}),
+    aliases={**_ALIASES, "intermediate_size": "encoder_ffn_dim"},
     defaults={
         "encoder_layers": 32, "d_model": 1280, "encoder_attention_heads": 20,
         "encoder_ffn_dim": 5120, "num_mel_bins": 128,
