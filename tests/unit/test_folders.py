@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.folders import CONFIGS, GROWING, IGNORED, READ, REFUSED, SAME, UNLIKE, VIDEOS
 from tests.support.headers import NO_TENSORS
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.export.original_folders import WeightSource, whole_config
 from mimo_launch.hugging_face.architectures import Modules, alone, together
 from mimo_launch.hugging_face.folder import ConfigError
 from mimo_launch.hugging_face.part import Part
-from mimo_launch.hugging_face.registry import part_of, parts_of
+from mimo_launch.hugging_face.registry import FAMILIES, part_of, parts_of
 from mimo_launch.spec.load import model_from_data
 
 # Of other types: the class of the same model. The audio of an Omni has no class.
@@ -65,6 +67,33 @@ def test_what_is_left_out_is_what_transformers_takes(name: str) -> None:
         # The defaults of two bare parts do not fit each other.
         assert part.not_computed() == ()
         assert "bare parts" in name or full.not_computed() == ()
+
+
+def test_the_text_of_a_qwen3_vl_has_no_windows() -> None:
+    text = FAMILIES["qwen3_vl_text"]
+    sizes = {
+        "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]},
+    }  # fmt: skip
+    windows = {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 0}
+    states = []
+    for config in (sizes, sizes | windows):
+        torch.manual_seed(0)
+        model = Qwen3VLTextModel(CONFIG_MAPPING["qwen3_vl_text"](**config))
+        states.append(model(torch.arange(8)[None]).last_hidden_state)
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+    assert text.keys(sizes | windows)["sliding_window"] is None
+    assert not any(text.refusals(sizes | windows))
+
+
+def test_windows_inside_of_frames_are_refused() -> None:
+    windows = {"sliding_window": 4, "max_window_layers": 0}
+    found = [
+        list(FAMILIES["qwen3_omni_moe_talker"].refusals({"code_predictor_config": inner}))
+        for inner in ({}, {"sliding_window": 4}, windows)
+    ]
+    assert found == [[], [], ["code_predictor_config.sliding_window: 4"]]
 
 
 @pytest.mark.parametrize("name", READ)

@@ -20,6 +20,7 @@ _TYPE = "qwen3_omni_moe_talker"
 _TEXT, _INSIDE, _BOOKS = "text_config", "code_predictor_config", "num_code_groups"
 _STATE, _START, _END = "accept_hidden_layer", "codec_bos_id", "codec_eos_token_id"
 _OWN = (_BOOKS, _STATE, _START, _END, _INSIDE)
+_WINDOWS = decoders.WindowKeys(size=None, by_layer=True)
 _PREDICTOR = Settings(
     {
         **{key: each for key, each in decoders.sizes(kv_heads=8).items() if key != "hidden"},
@@ -142,6 +143,13 @@ TALKER = Family(
     },
     refused=decoders.not_computed()
     + decoders.not_computed().inside(_INSIDE)
+    + refusals(
+        where(
+            "sliding_window",
+            "where a layer slides",
+            lambda config: _WINDOWS.read(config) is not None,
+        )
+    ).inside(_INSIDE)
     + refusals(
         where(
             f"{_INSIDE}.hidden_size",

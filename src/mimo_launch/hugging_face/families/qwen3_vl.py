@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.decoders import LAYERS
-from mimo_launch.hugging_face.families.qwen import ROUTER, WINDOWS
+from mimo_launch.hugging_face.families.qwen import ROUTER
 from mimo_launch.hugging_face.family import Family, Video
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import refusals, where
@@ -111,10 +111,10 @@ QWEN3_VL = VisionAndText(
         kind="decoder",
         architecture="Qwen3VLTextModel",
         settings=decoders.decoder(
-            decoders.sizes(kv_heads=32, head_size=128), WINDOWS, qk_norm=True, **_MROPE
+            decoders.sizes(kv_heads=32, head_size=128), qk_norm=True, **_MROPE
         ),
         tensors=decoders.TENSORS,
-        refused=decoders.not_computed(WINDOWS),
+        refused=decoders.not_computed(),
         defaults=_THETA,
         prepared=rotary.plain_rope,
     ),
