@@ -96,6 +96,22 @@ def test_windows_inside_of_frames_are_refused() -> None:
     assert found == [[], [], ["code_predictor_config.sliding_window: 4"]]
 
 
+@pytest.mark.parametrize("section", ["text_config", "code_predictor_config"])
+def test_dropout_inside_of_a_talker_is_refused(section: str) -> None:
+    config = {section: {"attention_dropout": 0.1}}
+    (found,) = FAMILIES["qwen3_omni_moe_talker"].refusals(config)
+    assert found.endswith("attention_dropout: 0.1")
+
+
+@pytest.mark.parametrize("outer", [(), ("thinker_config",)])
+def test_settings_around_nested_parts_are_refused(outer: tuple[str, ...]) -> None:
+    config: dict[str, Any] = {"seconds_per_chunk": 4}
+    for key in outer:
+        config = {key: config}
+    part = part_of(config | {"model_type": "qwen2_5_omni" + "_thinker" * (not outer)}, "vit")
+    assert part.not_computed() == (".".join((*outer, "seconds_per_chunk: 4")),)
+
+
 @pytest.mark.parametrize("name", READ)
 def test_a_configuration_means(name: str) -> None:
     for kind, wanted in READ[name].items():

@@ -74,6 +74,7 @@ class NestedWhole:
         found = next((each for each in self.parts if each.family.kind == kind), None)
         if found is None:
             raise NoSuchPart(self.others.get(kind, f"model_type: {self.model_type}"))
+        refused = tuple(self.refusals(config))
         *outer, last = found.where
         for key in outer:
             config = section(config, key)
@@ -83,6 +84,7 @@ class NestedWhole:
             config={**section(config, last), **found.around(config)},
             prefixes=found.prefixes,
             elsewhere=(*others, *self.left_out),
+            refused=refused,
             reads_videos=None if found.videos is None else found.videos.read(config),
         )
 

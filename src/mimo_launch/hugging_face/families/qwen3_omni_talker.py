@@ -11,13 +11,14 @@ from mimo_launch.hugging_face import decoders, rotary
 from mimo_launch.hugging_face.families.qwen import EXPERTS
 from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number, section
-from mimo_launch.hugging_face.refusals import refusals, where
+from mimo_launch.hugging_face.refusals import off, refusals, where
 from mimo_launch.hugging_face.settings import Computed, Fixed, Settings
 from mimo_launch.hugging_face.tensors import MLP, Place, in_layers
 from mimo_launch.spec.spec import TalkerModel
 
 _TYPE = "qwen3_omni_moe_talker"
 _TEXT, _INSIDE, _BOOKS = "text_config", "code_predictor_config", "num_code_groups"
+_DROPOUT = "attention_dropout"
 _STATE, _START, _END = "accept_hidden_layer", "codec_bos_id", "codec_eos_token_id"
 _OWN = (_BOOKS, _STATE, _START, _END, _INSIDE)
 _WINDOWS = decoders.WindowKeys(size=None, by_layer=True)
@@ -142,12 +143,16 @@ TALKER = Family(
         },
     },
     refused=decoders.not_computed()
-    + decoders.not_computed().inside(_INSIDE)
-    + refusals(
-        where(
-            "sliding_window",
-            "where a layer slides",
-            lambda config: _WINDOWS.read(config) is not None,
+    + refusals(off(_DROPOUT))
+    + (
+        decoders.not_computed()
+        + refusals(
+            off(_DROPOUT),
+            where(
+                "sliding_window",
+                "where a layer slides",
+                lambda config: _WINDOWS.read(config) is not None,
+            ),
         )
     ).inside(_INSIDE)
     + refusals(
@@ -167,6 +172,8 @@ TALKER = Family(
         ),
         where(_BOOKS, "of one", lambda config: number(config, _BOOKS, 32) < 2),
     ),
+    # Its sections say it.
+    random=(),
     prepared=_flat,
     row_width="thinker_hidden_size",
     notes="The talker reads rows of a prompt before the frames; in the published model text also "
