@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+import transformers
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -80,6 +81,15 @@ def test_another_name_of_a_setting_means_the_same(model_type: str, alias: str) -
     assert meaning(family, full | {alias: other}) == wanted
     alone = {key: each for key, each in full.items() if key != name}
     assert meaning(family, alone | {alias: other}) == wanted
+
+
+@pytest.mark.parametrize("model_type", ["audioflamingo3", "cosmos3_edge", "qwen2_audio", "voxtral"])
+def test_a_class_that_ties_nothing_has_an_output_layer_of_its_own(model_type: str) -> None:
+    # No name of it, nor of a part of it, leads from the output layer to the embedding.
+    assert not getattr(transformers, WHOLES[model_type].architecture)._tied_weights_keys
+    full = CLASSES[model_type]().to_dict() | {"tie_word_embeddings": True}
+    full["text_config"]["tie_word_embeddings"] = True
+    assert part_of(full, "decoder").keys()["tied"] is False
 
 
 def test_layers_under_another_name_are_not_ignored() -> None:

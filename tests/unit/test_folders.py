@@ -112,6 +112,11 @@ def test_settings_around_nested_parts_are_refused(outer: tuple[str, ...]) -> Non
     assert part.not_computed() == (".".join((*outer, "seconds_per_chunk: 4")),)
 
 
+def test_dropout_of_sound_is_refused() -> None:
+    config = {"model_type": "phi4_multimodal", "audio_config": {}, "embd_pdrop": 0.1}
+    assert part_of(config, "conformer").not_computed() == ("embd_pdrop: 0.1",)
+
+
 @pytest.mark.parametrize("name", READ)
 def test_a_configuration_means(name: str) -> None:
     for kind, wanted in READ[name].items():

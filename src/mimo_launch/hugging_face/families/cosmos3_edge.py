@@ -13,7 +13,7 @@ from mimo_launch.hugging_face.folder import number
 from mimo_launch.hugging_face.refusals import left_out, one_of, only, refusals
 from mimo_launch.hugging_face.tensors import Dropped, Tensors, in_layers, layers_at
 from mimo_launch.hugging_face.towers import ACTIVATIONS, PLAIN_PROJECTOR
-from mimo_launch.hugging_face.wholes import TowerAndDecoder, tied_by_default
+from mimo_launch.hugging_face.wholes import TowerAndDecoder
 
 _RELU2, _INSIDE = "relu2", ("projector_hidden_size", 11520)
 _MAPS = {
@@ -98,9 +98,11 @@ COSMOS3_EDGE = TowerAndDecoder(
     },
     refusals=refusals(left_out("what generates")),
     beside=GENERATING,
-    tied=tied_by_default(False),
+    # Its class ties nothing, whatever the configuration says.
+    tied=lambda *_: False,
     token="image_token_id",
     settings={_INSIDE[0]: lambda vision: vision.projector_mlp_width or _INSIDE[1]},
-    notes="`interpolation: averaged`. Images keep their sides; videos are not read. `export` "
+    notes="`interpolation: averaged`. Images keep their sides; videos are not read. The "
+    "output layer is never tied. `export` "
     "writes the names of `transformers`: `to_q`, `to_k`, `to_v`, `to_out`, `up_proj`, `down_proj`.",
 )  # fmt: skip

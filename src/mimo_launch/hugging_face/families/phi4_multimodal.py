@@ -120,6 +120,7 @@ class Phi4Multimodal(TowerAndDecoder):
                 prefixes=_SOUND_NAMES,
                 elsewhere=(*(x for x, _ in (*self.tower_names, *self.text_names)), *_OTHER_SPEECH),
                 projector=_SPEECH,
+                refused=tuple(self.refusals(config)),
                 fixed={"projector": "mlp", "projector_mlp": None, "projector_bias": True},
             )
         chosen = section(config, _VISION).get(_LAYER, -2)

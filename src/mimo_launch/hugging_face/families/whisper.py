@@ -13,7 +13,7 @@ from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.refusals import only, refusals, where
 from mimo_launch.hugging_face.settings import Computed, Settings
 from mimo_launch.hugging_face.tensors import Tensors, in_layers, layers_at
-from mimo_launch.hugging_face.wholes import TowerAndDecoder, tied_by_default
+from mimo_launch.hugging_face.wholes import TowerAndDecoder
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 
 _POSITIONS = ("max_source_positions", 1500)
@@ -159,7 +159,8 @@ VOXTRAL = TowerAndDecoder(
     + refusals(
         where(_MLP[0], "that is not the width of a row: whole tokens", _is_uneven, _MLP[1])
     ).after(lambda config: config[_SECTION]),
-    tied=tied_by_default(False),
+    # Its class ties nothing, whatever the configuration says.
+    tied=lambda *_: False,
     token="audio_token_id",
     settings={"projector_hidden_act": "gelu"},
     # The defaults of its configuration class.
@@ -171,7 +172,7 @@ VOXTRAL = TowerAndDecoder(
     notes="`stack` is `intermediate_size` / `hidden_size`, a whole number. Clips are at most 30 s, "
     "padded with silence to that; longer ones are bad samples here, and `transformers` cuts them "
     "into parts of 30 s. The tokenizer of published folders (`tekken.json`) is not read: give "
-    "`data.tokenizer` a folder with a `tokenizer.json`.",
+    "`data.tokenizer` a folder with a `tokenizer.json`. The output layer is never tied.",
 )  # fmt: skip
 QWEN2_AUDIO_ENCODER = _audio(
     "qwen2_audio_encoder",
