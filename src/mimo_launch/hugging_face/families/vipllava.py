@@ -19,7 +19,7 @@ _USUAL = (-2, -5, -8, -11, 6)
 
 def _are_others(config: Config) -> bool:
     used = config.get(_LAYER, [*_USUAL])
-    return config.get(_ALIAS, used) != used
+    return bool(config.get(_ALIAS, used) != used)
 
 
 VIPLLAVA = replace(
