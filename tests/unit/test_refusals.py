@@ -37,6 +37,7 @@ ASKING: dict[str, dict[str, Any]] = {
     "`max_img_size`": {"max_img_size": 1},
     "`use_sliding_window`": {"use_sliding_window": True, "max_window_layers": 0},
     "layers other than": {"layers_block_type": ["strange"]},
+    "`vision_feature_layers`": {"vision_feature_layers": [-1]},
     "`vision_feature_layer`": {"vision_feature_layer": [0, 1], "vision_config": SIZES},
     "`downsample_ratio`": {"downsample_ratio": 0.3},
     "`pixel_shuffle_ratio`": {"pixel_shuffle_ratio": 0.3},
@@ -75,6 +76,13 @@ ASKING: dict[str, dict[str, Any]] = {
     "`n_window_infer` of less": {"n_window_infer": 3},
     "other than that of the talker": {
         "code_predictor_config": {"hidden_size": 3, "num_code_groups": 3},
+    },
+    "where a layer slides": {
+        "code_predictor_config": {
+            **SIZES,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention"] * 2,
+        },
     },
     "`num_code_groups` of one": {"num_code_groups": 1},
     "`text_config.model_type`": {"text_config": {"model_type": "strange"}},
