@@ -13,6 +13,7 @@ from mimo_launch.checkpoint.folder import (
     DAMAGED,
     FORMAT,
     PARTIAL,
+    REPLACED,
     Base,
     DamagedCheckpoint,
     all_checkpoints,
@@ -210,12 +211,13 @@ def test_a_deletion_that_is_killed_leaves_no_checkpoint(
 def test_what_is_left_of_saves_goes_if_it_is_older_and_damaged_ones_stay(tmp_path: Path) -> None:
     for step in (1, 3):
         add_checkpoint(tmp_path, step)
-    others = [folder_name(step) + end for step in (2, 4) for end in (PARTIAL, DAMAGED)]
+    ends = (PARTIAL, REPLACED, DAMAGED)
+    others = [folder_name(step) + end for step in (2, 4) for end in ends]
     for name in others:
         (tmp_path / CHECKPOINTS / name).mkdir()
     delete_old(tmp_path, 1)
     assert sorted(path.name for path in all_checkpoints(tmp_path)) == sorted(
-        [folder_name(3), *others[1:]]
+        [folder_name(3), *others[2:]]
     )
 
 

@@ -28,7 +28,10 @@ from mimo_launch.spec.load import MARKER
 CHECKPOINTS = "checkpoints"
 PARTIAL, DAMAGED = ".partial", ".damaged"
 FORMAT = 1
-_NAME = re.compile(rf"step-(\d+)({re.escape(PARTIAL)}|{re.escape(DAMAGED)})?")
+# A checkpoint in whose place a new one of the same step comes.
+REPLACED = f".old{PARTIAL}"
+_ENDS = "|".join(map(re.escape, (PARTIAL, DAMAGED, REPLACED)))
+_NAME = re.compile(rf"step-(\d+)({_ENDS})?")
 _CHECKSUM = "crc32"
 _BLOCK = 1 << 22
 
@@ -214,7 +217,7 @@ def complete(partial: Path, final: Path, marker: dict[str, Any]) -> None:
     sync_folder(partial)
     # The same step may have been saved before: a run has resumed from an older one since, or it has
     # made up for an evaluation. Deleting takes long, so the new one comes first.
-    old = final.with_name(f"{final.name}.old{PARTIAL}")
+    old = final.with_name(final.name + REPLACED)
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
         final.rename(old)
