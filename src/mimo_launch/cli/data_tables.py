@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from mimo_launch.cli.shared.console import wrapped
 from mimo_launch.data.dataset import Media
+from mimo_launch.diag.quantities import counted
 from mimo_launch.diag.text import visible
 from mimo_launch.drawing.html_page import html_page
 from mimo_launch.survey.index_statistics import SampleSpread, SourceFacts
@@ -57,7 +58,7 @@ def as_text(found: Survey, wanted: float | None, *, colors: bool = False) -> str
         lines += ["", f"samples    as the model gets them, in the order of the run: {legend}"]
     for number, sample in enumerate(found.shown):
         padding = f", {sample.padding:,} of padding"
-        lines += ["", f"sample {number}: {_count(len(sample.records), 'record')}{padding}"]
+        lines += ["", f"sample {number}: {counted(len(sample.records), 'record')}{padding}"]
         for record in sample.records:
             lines += [
                 wrapped(f"  {visible(_head(record))}", 4),
@@ -70,10 +71,10 @@ def as_text(found: Survey, wanted: float | None, *, colors: bool = False) -> str
 def _head(record: ShownRecord) -> str:
     """Return the name and the sizes of a record, in one line."""
     words = [f"{record.name} ({record.source})" if record.source else record.name]
-    words.append(_count(record.tokens, "token"))
+    words.append(counted(record.tokens, "token"))
     if record.bad is None:
         words.append(f"{record.num_labels:,} learnt")
-        words += [f"{_count(number, 'row')} of {name}" for name, number in record.rows.items()]
+        words += [f"{counted(number, 'row')} of {name}" for name, number in record.rows.items()]
     whole = record.tokens + record.cut
     cut = f"; cut: {record.cut:,} of {whole:,} tokens are left out" if record.cut else ""
     return ", ".join(words) + cut
@@ -110,7 +111,7 @@ def _facts(found: Survey) -> Iterator[str]:
         yield (
             f"{name:<10} {modality.items:,} items, {modality.rows:,} rows{share}; "
             f"{_spread(modality.per_item)} rows an item; "
-            f"{_count(modality.without, 'record')} without"
+            f"{counted(modality.without, 'record')} without"
         )
     yield from _sources(facts.sources)
     filling = facts.filling
@@ -126,7 +127,7 @@ def _facts(found: Survey) -> Iterator[str]:
         before, after = evenness.mean, evenness.worst
         yield (
             f"balance    {name}: most patches over mean {before.before:.2f} -> {before.after:.2f} "
-            f"(worst of {_count(evenness.steps, 'step')}: {after.before:.2f} -> {after.after:.2f})"
+            f"(worst of {counted(evenness.steps, 'step')}: {after.before:.2f} -> {after.after:.2f})"
         )
     left_out = found.left_out
     if left_out is None:
@@ -134,14 +135,14 @@ def _facts(found: Survey) -> Iterator[str]:
     if left_out.too_long:
         what = "cut" if left_out.are_cut else "left out"
         texts = "record" if facts.captions is None else "text"
-        yield f"too long   {_count(left_out.too_long, texts)}, {what}"
-    yield f"bad        {_count(left_out.bad, 'record')}" + (
+        yield f"too long   {counted(left_out.too_long, texts)}, {what}"
+    yield f"bad        {counted(left_out.bad, 'record')}" + (
         f", all in {left_out.file}" if left_out.bad else ""
     )
     for name, why in left_out.first_bad.items():
         yield f"           {name}: {why}"
     if left_out.ignored:
-        found_in = [f"{name} in {_count(n, 'record')}" for name, n in left_out.ignored.items()]
+        found_in = [f"{name} in {counted(n, 'record')}" for name, n in left_out.ignored.items()]
         rest = found_in[_MOST_IGNORED:]
         words = [*found_in[:_MOST_IGNORED], *([f"{len(rest):,} other keys"] if rest else ())]
         yield f"ignored    {', '.join(words)}"
@@ -150,7 +151,7 @@ def _facts(found: Survey) -> Iterator[str]:
 def _sources(sources: Mapping[str, SourceFacts]) -> Iterator[str]:
     """Yield a line for each source."""
     for number, (name, source) in enumerate(sources.items()):
-        line = f"{'' if number else 'sources':<10} {name}: {_count(source.records, 'record')}, "
+        line = f"{'' if number else 'sources':<10} {name}: {counted(source.records, 'record')}, "
         line += f"{source.tokens:,} tokens"
         if source.share is not None:
             line += (
@@ -171,7 +172,7 @@ def _reading(found: Survey, wanted: float | None) -> Iterator[str]:
     """Yield the results and the speed of reading the records."""
     read, speed = found.read, found.read.speed
     bad = f"{len(read.bad):,} of them could not be" if read.bad else "all of them could be"
-    yield f"read       {read.records:,} records of {_count(speed.steps, 'step')}; {bad}"
+    yield f"read       {read.records:,} records of {counted(speed.steps, 'step')}; {bad}"
     for index, why in list(read.bad.items())[:_MOST_BAD]:
         yield f"           record {index}: {why}"
     verdict = ""
@@ -186,8 +187,8 @@ def _reading(found: Survey, wanted: float | None) -> Iterator[str]:
         f"takes {speed.slowest_s:.3g} s a step"
     )
     yield (
-        f"           {speed.together:,.0f} with {_count(speed.host_ranks, 'rank')} on "
-        f"{_count(speed.processors, 'processor')}, those of this machine"
+        f"           {speed.together:,.0f} with {counted(speed.host_ranks, 'rank')} on "
+        f"{counted(speed.processors, 'processor')}, those of this machine"
     )
 
 
@@ -215,10 +216,6 @@ def _marked(text: str, sign: str, colors: bool) -> str:
     if colors:
         return f"{sign}{text}{_PLAIN}"
     return f"[[{text}]]" if sign == _LEARNT else text
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'s' * (number != 1)}"
 
 
 _STYLE = """\

@@ -331,12 +331,12 @@ class _Saved:
 
     def lines(self) -> Iterator[str]:
         """Yield the checkpoint, the run's other checkpoints, and the modules."""
-        from mimo_launch.diag.quantities import bytes_text, num_ranks_text, sizes_text
+        from mimo_launch.diag.quantities import bytes_text, counted, sizes_text
         from mimo_launch.layout.layout import world_size
 
         found, spec, sizes = self.found, self.found.spec, self.sizes()
         where = f"{found.path}: step {found.step} of {spec.train.steps} of `{spec.name}`"
-        yield f"{where}, {num_ranks_text(world_size(spec))}, {bytes_text(found.num_bytes)}"
+        yield f"{where}, {counted(world_size(spec), 'rank')}, {bytes_text(found.num_bytes)}"
         others = [str(step) for step in self.steps() if step != found.step]
         if others:
             yield f"  other checkpoints: {', '.join(others)}"

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mimo_launch.cli.shared.plain_table import PlainTable
-from mimo_launch.diag.quantities import counted, num_ranks_text, percent
+from mimo_launch.diag.quantities import counted, percent
 from mimo_launch.drawing.plan_tables import (
     BRIDGES_TITLE,
     HOSTS_TITLE,
@@ -118,7 +118,7 @@ def _heading(header: Header) -> RenderableType:
     rows = ", ".join(f"{n} rows for {name}" for name, n in header.nominal_rows.items() if n)
     nominal = rows or "no rows"
     lines = [
-        f"{header.name}: {num_ranks_text(header.world_size)}, plan {header.plan_hash}",
+        f"{header.name}: {counted(header.world_size, 'rank')}, plan {header.plan_hash}",
         f"A step: {counted(header.global_batch, 'sample')} of {counted(header.seq, 'token')}, "
         f"{counted(header.microbatches, 'microbatch')} of {header.microbatch_size} per language "
         "replica",

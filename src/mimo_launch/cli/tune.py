@@ -235,7 +235,7 @@ class TuneCommand:
 
         def say(gpus: int) -> None:
             if not self.as_json:
-                console.note(f"layouts on {gpus:,} GPU{'s' * (gpus != 1)}")
+                console.note(f"layouts on {counted(gpus, 'GPU')}")
 
         found = speeds(spec, wish, constants_of(self.calibration), say)
         self._answer(console, curve_record(found), curve_of(found))

@@ -71,6 +71,10 @@ class BadSample(Exception):
     """
 
 
+# What files raise where a record is damaged, or nested too deep to be read.
+READ_ERRORS = (OSError, EOFError, ValueError, RecursionError)
+
+
 def check_ids(ids: Int64s, number: int, split: Split) -> None:
     """Raise IndexError if an id is not one of so many samples."""
     if len(outside := ids[(ids < 0) | (ids >= number)]):

@@ -26,11 +26,6 @@ def named_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) != 1)} {ranks_text(ranks)}"
 
 
-def num_ranks_text(number: int) -> str:
-    """Return a number of ranks: `1 rank`, `1,024 ranks`."""
-    return f"{number:,} rank{'s' * (number != 1)}"
-
-
 def counted(number: int, noun: str) -> str:
     """Return a number of things: `1 sample`, `2 samples`, `3 microbatches`."""
     plural = "es" if noun.endswith(("ch", "s")) else "s"

@@ -16,7 +16,6 @@ from mimo_launch.diag.quantities import (
     figure,
     listed,
     named_ranks,
-    num_ranks_text,
     percent,
     seconds_text,
     sizes_text,
@@ -97,7 +96,7 @@ class HolderText:
 def title_of(report: Report) -> str:
     """Return a line that describes the job."""
     header = report.header
-    return f"{header.name}: {num_ranks_text(header.world_size)}, plan {header.plan_hash}"
+    return f"{header.name}: {counted(header.world_size, 'rank')}, plan {header.plan_hash}"
 
 
 def basis_of(report: Report) -> str:

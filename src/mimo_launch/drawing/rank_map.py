@@ -13,6 +13,7 @@ from itertools import groupby
 from mimo_launch.diag.quantities import (
     bytes_text,
     coords_text,
+    counted,
     named_ranks,
     percent,
     ranks_text,
@@ -209,7 +210,7 @@ def _about(cell: RankCell, cells: RankCells) -> Iterator[str]:
     for each in cell.row.modules:
         where = f" at (tp, cp, dp, pp) {coords_text(each.coords)}" if is_one else ""
         layers = span_text(each.first_layer, each.last_layer)
-        runs = f"{_count(each.samples, 'sample')} in {_count(each.groups, 'forward')}"
+        runs = f"{counted(each.samples, 'sample')} in {counted(each.groups, 'forward')}"
         held.append(f"{each.module} stage {each.stage}{where}: layers {layers}, {runs}")
     names = ("memory", *PARTS.values(), "bubble")
     figures = zip(names, _figures(cell.kind)[1:], strict=True)
@@ -228,10 +229,6 @@ def _about(cell: RankCell, cells: RankCells) -> Iterator[str]:
             for edge, of_edge in groupby(cell.traffic, key=lambda each: each.edge)
         )
         yield f"<p><b>Traffic of a step.</b> {html_text(moved)}</p>"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'s' * (number != 1)}"
 
 
 def _moved(traffic: Traffic, cells: RankCells) -> str:

@@ -8,7 +8,7 @@ Leaves: the file to the caller.
 from collections.abc import Iterator, Sequence
 
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.diag.quantities import num_ranks_text, percent
+from mimo_launch.diag.quantities import counted, percent
 from mimo_launch.drawing.html_page import colors, html_text, px
 from mimo_launch.drawing.spans import Span, Timeline, Unit, describe
 from mimo_launch.drawing.svg_layout import (
@@ -97,7 +97,7 @@ def _heading(
     facts = [
         HEADINGS[timeline.unit] + f" for {device}" * bool(device),
         f"plan {plan_hash}",
-        num_ranks_text(timeline.num_ranks),
+        counted(timeline.num_ranks, "rank"),
         f"makespan {timeline.makespan * factor:.6g} {word}",
         f"{timeline.unit.idle} {percent(mean_bubble(timeline))}",
         left_out,

@@ -79,20 +79,7 @@ def stage_memory(
     key = key_of_weights(spec, module), several, key_of_stage(spec, layout, module, stage), tp
     if key not in known:
         known[key] = weight_memory(spec, module, stage, tp, several=several)
-    return _with_activations(known[key], spec, layout, module, stage, work, tp)
-
-
-def _with_activations(
-    alone: StageMemory,
-    spec: Spec,
-    layout: Layout,
-    module: ModuleLayout,
-    stage: Stage,
-    work: Workload,
-    tp: int,
-) -> StageMemory:
-    """Return the memory of a stage; `alone` is the memory of its weights."""
-    activations = Activations(spec, layout, module, stage, work, tp)
+    alone, activations = known[key], Activations(spec, layout, module, stage, work, tp)
     away = activations.offloaded_by_layers()
     return replace(
         alone,

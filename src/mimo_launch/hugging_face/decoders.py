@@ -296,6 +296,11 @@ def with_dense_first(config: Config, default: int) -> Config:
 # Other names of the number of experts.
 EXPERTS_ALIAS = {"num_experts": "num_local_experts"}
 ROUTED_ALIAS = {"num_local_experts": "n_routed_experts"}
+SARVAM_ALIASES = {
+    **ROUTED_ALIAS,
+    "num_experts": "n_routed_experts",
+    "num_shared_experts": "n_shared_experts",
+}
 
 
 def count(default: int | None = None) -> Computed:

@@ -13,7 +13,7 @@ from copy import deepcopy
 from typing import Any
 
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.diag.quantities import counted, listed, named_ranks, num_ranks_text, sizes_text
+from mimo_launch.diag.quantities import counted, listed, named_ranks, sizes_text
 from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.samples import runs_in_phases
 from mimo_launch.layout.space import OF_MODULE, Point
@@ -89,7 +89,7 @@ class Change:
             if not others:
                 yield f"run all modules on {'all ranks' if len(own) == world else named_ranks(own)}"
             elif len(others) == 1 and _are_apart(others[0], own):
-                number = num_ranks_text(len(others[0]))
+                number = counted(len(others[0]), "rank")
                 each = "their own" if len(found[others[0]]) > 1 else "its own"
                 yield f"give {ways[others[0]]} {number} of {each} and {ways[own]} {len(own):,}"
             else:

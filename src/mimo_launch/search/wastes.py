@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.diag.quantities import listed, named_ranks, percent, sizes_text
+from mimo_launch.diag.quantities import counted, listed, named_ranks, percent, sizes_text
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.estimate.rows import Estimates, RankEstimate, StageEstimate
 from mimo_launch.layout.layout import Layout
@@ -263,4 +263,4 @@ def rows_by_modules(estimates: Estimates) -> dict[tuple[str, ...], list[RankEsti
 
 def gpus_text(ranks: Sequence[int]) -> str:
     """Return a number of ranks as GPUs."""
-    return f"{len(ranks):,} GPU{'s' * (len(ranks) != 1)}"
+    return counted(len(ranks), "GPU")

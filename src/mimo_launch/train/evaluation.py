@@ -75,12 +75,8 @@ def evaluate(
         if inputs.stop:
             raise EvaluationStopped(inputs.stop)
         result = session.executor.run_forward(program, inputs)
-        right = total = 0
-        if reader.dataset.scores:
-            for each in greedy_answers(session, result, inputs, reader.dataset.answer_ends):
-                right += sum(a == b for a, b in zip(each.said, each.wanted, strict=False))
-                total += len(each.wanted)
-        counts = [right, total, *_recognised(session, reader.dataset, result, inputs)]
+        answered = _answered(session, reader.dataset, result, inputs)
+        counts = [*answered, *_recognised(session, reader.dataset, result, inputs)]
         counts.append(sum(int(right) for right in result.right_codes.values()))
         answers = to_device(torch.tensor(counts, dtype=sums.dtype), session.device)
         batch_terms = {n: inputs.data.num_terms(each.module) for n, each in losses_of.items()}
@@ -106,6 +102,17 @@ def evaluate(
         digit_accuracy=all_right / all_tokens if all_tokens else None,
         samples=seen,
     )
+
+
+def _answered(
+    session: RankSession, dataset: Dataset, forwarded: StepState, inputs: ReadStep
+) -> tuple[int, int]:
+    """Return how many tokens of answers are right, and how many there are, if they are scored."""
+    if not dataset.scores:
+        return 0, 0
+    found = [*greedy_answers(session, forwarded, inputs, dataset.answer_ends)]
+    pairs = [(a == b for a, b in zip(x.said, x.wanted, strict=False)) for x in found]
+    return sum(map(sum, pairs)), sum(len(x.wanted) for x in found)
 
 
 def _recognised(

@@ -92,9 +92,9 @@ class Start:
 
 def announce(request: Start) -> None:
     """Print the first line, before torch is imported: the spec and its plan."""
-    from mimo_launch.diag.quantities import num_ranks_text
+    from mimo_launch.diag.quantities import counted
 
-    ranks = num_ranks_text(request.plan.layout.world_size)
+    ranks = counted(request.plan.layout.world_size, "rank")
     request.say(f"{request.file}: plan {request.plan.identity}, {ranks}")
 
 
@@ -206,10 +206,9 @@ def _nothing_to_run(request: "Start", console: Console) -> int | None:
         saved = resume_point(request.runs, request.spec, resume=request.resume)
     except NothingToResume as error:
         raise typer.BadParameter(str(error), param_hint="--resume") from error
-    ended = saved is not None and has_ended(request.spec, saved.step, saved.best)
     if (
         saved is not None
-        and ended
+        and has_ended(request.spec, saved.step, saved.best)
         and not owes_evaluation(request.spec, saved.step, saved.evaluated)
     ):
         is_early = saved.step < request.spec.train.steps

@@ -120,6 +120,7 @@ def _progress(console: Console, stack: ExitStack) -> "Say":
     from rich.progress import Progress as Bar
 
     from mimo_launch.cli.shared.bars import Bars, rich_on
+    from mimo_launch.diag.quantities import counted
 
     rich = rich_on(sys.stderr, console)
     shown: set[tuple[str, str]] = set()
@@ -127,7 +128,7 @@ def _progress(console: Console, stack: ExitStack) -> "Say":
     def tell(progress: "IndexProgress") -> None:
         if (progress.split, progress.why) not in shown:
             shown.add((progress.split, progress.why))
-            shards = f"{progress.shards:,} shard{'s' * (progress.shards != 1)}"
+            shards = counted(progress.shards, "shard")
             console.note(f"data: indexing {shards} ({progress.split}): {progress.why}")
 
     if not rich.is_terminal:

@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from zlib import crc32
 
-from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.dataset import READ_ERRORS, BadSample
 from mimo_launch.data.index.columns import Bad, IndexedSample, ShardIndex, ShardRows
 from mimo_launch.data.samples.decode_media import (
     Marker,
@@ -279,7 +279,7 @@ def read_part(
                 entries = indexer.look(list(member.places), read, shard.template)
             except BadSample as error:
                 bad.append(Bad(name, member.key, str(error)))
-            except (OSError, EOFError, ValueError, RecursionError) as error:
+            except READ_ERRORS as error:
                 bad.append(Bad(name, member.key, f"{type(error).__name__}: {error}"))
             else:
                 for entry in entries:

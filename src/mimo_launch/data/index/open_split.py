@@ -16,7 +16,14 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from mimo_launch.data.dataset import BadSample, Contents, FileContents, SourceSamples, no_sample
+from mimo_launch.data.dataset import (
+    READ_ERRORS,
+    BadSample,
+    Contents,
+    FileContents,
+    SourceSamples,
+    no_sample,
+)
 from mimo_launch.data.index.caption_rows import CaptionRows
 from mimo_launch.data.index.columns import (
     BAD,
@@ -475,5 +482,5 @@ class OpenSplit:
             return read()
         except BadSample as error:
             raise BadSample(f"{self.name(row)}: {error}") from error
-        except (OSError, EOFError, ValueError, RecursionError) as error:
+        except READ_ERRORS as error:
             raise BadSample(f"{self.name(row)}: {type(error).__name__}: {error}") from error

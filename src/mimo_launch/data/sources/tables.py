@@ -193,10 +193,9 @@ class ParquetTable(TableFile):
             self._path.fetching.cache.make_room(self._sizes[group])
         with locked(path.with_suffix(".lock")):
             if not path.is_file():
-                for left in path.parent.glob(
-                    f"{path.stem}.*.part"
-                ):  # By a process that was killed.
-                    left.unlink(missing_ok=True)
+                # Left by processes that were killed.
+                for part in path.parent.glob(f"{path.stem}.*.part"):
+                    part.unlink(missing_ok=True)
                 self._write(group, path)
         return path
 

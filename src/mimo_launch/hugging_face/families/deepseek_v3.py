@@ -183,11 +183,7 @@ SARVAM_MLA = replace(
     model_type="sarvam_mla",
     architecture="DeepseekV3ForCausalLM",
     published=(),
-    aliases={
-        **decoders.ROUTED_ALIAS,
-        "num_experts": "n_routed_experts",
-        "num_shared_experts": "n_shared_experts",
-    },
+    aliases=decoders.SARVAM_ALIASES,
     defaults=_SARVAM,
     prepared=with_defaults(_SARVAM),
     rank=2,

@@ -148,12 +148,7 @@ SARVAM_MOE = replace(
     loaded=decoders.GROUPED_TENSORS,
     prefixes=(("model.word_embeddings.", "model.embed_tokens."), ("", "")),
     depths=None,
-    aliases={
-        **decoders.ROUTED_ALIAS,
-        "num_experts": "n_routed_experts",
-        "num_shared_experts": "n_shared_experts",
-        "use_qkv_bias": BIAS,
-    },
+    aliases={**decoders.SARVAM_ALIASES, "use_qkv_bias": BIAS},
     defaults=GLM4_MOE.defaults
     | {
         "vocab_size": 262144, "intermediate_size": 8192, "num_hidden_layers": 19,
