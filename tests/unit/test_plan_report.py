@@ -282,6 +282,18 @@ def test_experts_are_where_their_grid_says() -> None:
     assert (row.ep, row.dp, row.per_rank, row.layers) == (2, 2, 4, 3)
 
 
+def test_a_token_uses_the_updates_of_its_own_experts_only() -> None:
+    def parameters(**adapted: object) -> tuple[int, int]:
+        model = {"moe": {"experts": 8, "top_k": 2, "width": 8}}
+        language = box(0, dp=2, model=model, experts={"ep": 2}, **adapted)
+        (row,) = build_report(Plan.of(spec({"language": language}, mbs=2))).experts
+        return row.parameters, row.active_parameters
+
+    (total, active), bare = parameters(adapter={"rank": 4, "targets": ["experts"]}), parameters()
+    assert total > bare[0]
+    assert 8 * (active - bare[1]) == 2 * (total - bare[0])
+
+
 def test_layers_by_kind_are_all_of_a_module_but_its_ends() -> None:
     report = build_report(Plan.of(EXPERTS))
     kinds = {row.kind: row for row in report.layers}

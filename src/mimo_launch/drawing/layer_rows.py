@@ -8,7 +8,6 @@ Leaves: seconds to `estimate.cost_model`, drawing to `cli`.
 """
 
 from dataclasses import replace
-from math import prod
 
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.activations import Activations
@@ -133,9 +132,9 @@ def _experts_row(spec: Spec, layout: Layout, module: ModuleLayout, step: StepWor
     alone = mine.model_copy(update={"grid": Grid(), "experts": ExpertGrid()})
     whole = Stage(module.name, 0, 0, model.layers, is_first=True, is_last=True)
     changed = spec.model_copy(update={"modules": {**spec.modules, module.name: alone}})
-    parameters = stage_weights(changed, whole, 0).numel
-    shape = kind.layer(layers[0])
-    one = sum(prod(each.shape) for held in shape.weights() for each in held if each.experts)
+    weights = stage_weights(changed, whole, 0)
+    # All experts of a layer are alike; an adapter has updates of each.
+    of_experts = sum(each.numel for each in weights.all() if each.experts)
     held = sum(work.held for work in step.slowest(module))
     # Per layer and microbatch, dispatch and combine: in the forward, in the backward, and in the
     # second forward where activations are recomputed.
@@ -160,8 +159,8 @@ def _experts_row(spec: Spec, layout: Layout, module: ModuleLayout, step: StepWor
         tp=view.size(Axis.EXPERT_TP),
         dp=view.size(Axis.EXPERT_DP),
         per_rank=moe.experts // view.size(Axis.EP),
-        parameters=parameters,
-        active_parameters=parameters - len(layers) * (moe.experts - moe.top_k) * one,
+        parameters=weights.numel,
+        active_parameters=weights.numel - of_experts // moe.experts * (moe.experts - moe.top_k),
         sent_bytes=round(ways * sent * max(in_stage)),
         places=tuple(
             ExpertPlace(
