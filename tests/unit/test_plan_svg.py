@@ -14,7 +14,7 @@ from tests.support.timelines import DEEP, SHARED, made_of
 
 from mimo_launch.drawing.spans import Timeline, Unit, planned
 from mimo_launch.drawing.svg import render_svg
-from mimo_launch.drawing.svg_layout import rows_of, sizes_of, ticks_of
+from mimo_launch.drawing.svg_layout import rows_of, sizes_of, text_width, ticks_of
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 
@@ -128,6 +128,19 @@ def test_stages_of_one_rank_are_told_apart() -> None:
 def test_nothing_to_draw_is_a_picture_too(unit: Unit) -> None:
     for timeline in (Timeline(unit, 2, ()), made_of((1, "language.0F0", 0, 0), unit=unit)):
         assert len(rects(drawn(timeline), "ground")) == 2
+
+
+def test_the_picture_is_as_wide_as_its_heading() -> None:
+    timeline = made_of((0, "language.0F0", 0, 1), unit=Unit.ESTIMATED)
+    for name, device in (("n" * 100, ""), ("n", "NVIDIA H200 " * 10)):
+        picture = drawn(timeline, name=name, device=device)
+        heading = [each for each in picture.iter(f"{NS}text") if float(each.get("y", 0)) < 60]
+        assert len(heading) == 2
+        for each in heading:
+            end = float(each.get("x", 0)) + text_width(
+                each.text or "", float(each.get("font-size", 0))
+            )
+            assert end <= float(picture.get("width", 0))
 
 
 def test_text_is_escaped() -> None:

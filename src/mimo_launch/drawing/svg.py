@@ -27,7 +27,7 @@ from mimo_launch.schedule.actions import Kind
 INK, DIM, IDLE, MARK = "#1f2328", "#59636e", "#e4e7ea", "#6b7580"
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
 MARGIN, BUBBLE_WIDTH, LEGEND_FONT, SWATCH, LINE = 16.0, 76.0, 12.0, 20.0, 20.0
-TICKS_HEIGHT = 28.0
+TICKS_HEIGHT, NAME_FONT, FACTS_FONT = 28.0, 18, 13
 # Transfers are drawn along the lower edge of a row; boxes end above them.
 MARK_HEIGHT, LEAST_MARK, GAP = 2.5, 1.2, 3.5
 # The second stage of a module on one rank is drawn lower than the first, and so on.
@@ -51,7 +51,12 @@ def render_svg(
     rows, left_out = rows_of(timeline, rank)
     # The width does not depend on the top, so wrap the legend to it first.
     free = sizes_of(timeline, rows, 0.0)
-    full = free.left + free.width + BUBBLE_WIDTH + MARGIN
+    facts = _facts(timeline, plan_hash, left_out, device)
+    full = max(
+        free.left + free.width + BUBBLE_WIDTH + MARGIN,
+        MARGIN + text_width(name, NAME_FONT) + MARGIN,
+        MARGIN + text_width(facts, FACTS_FONT) + MARGIN,
+    )
     legend, legend_bottom = _legend(timeline, rows, full)
     sizes = sizes_of(timeline, rows, legend_bottom + 34)
     picture = _Picture(timeline, rows, sizes, timeline.modules)
@@ -62,7 +67,7 @@ def render_svg(
         f"<title>{html_text(name)}</title>",
         *picture.defs(),
         '<rect width="100%" height="100%" fill="#ffffff"/>',
-        *_heading(timeline, name, plan_hash, left_out, device),
+        *_heading(name, facts),
         *legend,
         *picture.body(),
         "</svg>",
@@ -90,9 +95,7 @@ def figure(
     return "\n".join(parts)
 
 
-def _heading(
-    timeline: Timeline, name: str, plan_hash: str, left_out: str, device: str
-) -> Iterator[str]:
+def _facts(timeline: Timeline, plan_hash: str, left_out: str, device: str) -> str:
     word, factor = axis_unit(timeline)
     facts = [
         HEADINGS[timeline.unit] + f" for {device}" * bool(device),
@@ -102,12 +105,16 @@ def _heading(
         f"{timeline.unit.idle} {percent(mean_bubble(timeline))}",
         left_out,
     ]
-    line = " \u00b7 ".join(fact for fact in facts if fact)
+    return " \u00b7 ".join(fact for fact in facts if fact)
+
+
+def _heading(name: str, facts: str) -> Iterator[str]:
+    at = f'x="{px(MARGIN)}"'
     yield (
-        f'<text class="t" x="{px(MARGIN)}" y="28" font-size="18" font-weight="600">'
+        f'<text class="t" {at} y="28" font-size="{NAME_FONT}" font-weight="600">'
         f"{html_text(name)}</text>"
     )
-    yield f'<text class="d" x="{px(MARGIN)}" y="48" font-size="13">{html_text(line)}</text>'
+    yield f'<text class="d" {at} y="48" font-size="{FACTS_FONT}">{html_text(facts)}</text>'
 
 
 def _legend(timeline: Timeline, rows: tuple[Row, ...], full: float) -> tuple[list[str], float]:
