@@ -2,11 +2,14 @@
 
 import itertools
 import math
+import re
+from dataclasses import replace
 
 import pytest
 
 from mimo_launch.drawing.chart_files import chart_element
 from mimo_launch.drawing.charts import (
+    CHAR,
     HEIGHT,
     WIDTH,
     Chart,
@@ -15,6 +18,7 @@ from mimo_launch.drawing.charts import (
     Look,
     PlacedChart,
     Stroke,
+    Words,
     round_numbers,
     round_powers,
 )
@@ -79,17 +83,57 @@ def test_equal_ratios_are_equally_far_on_a_logarithmic_axis() -> None:
     assert len(second.points) == 2  # Zero has no place.
 
 
-@pytest.mark.parametrize("values", [(), (5.0,), (2.0, 2.0), (math.nan,), (1e-30, 1e30)])
+def assert_inside(drawn: Chart) -> None:
+    for shape in PlacedChart(drawn).shapes():
+        points = shape.points if isinstance(shape, Stroke) else (shape.at,)
+        assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points)
+        if isinstance(shape, Words) and shape.anchor == "start":
+            assert shape.at[0] + len(shape.text) * shape.size * CHAR <= WIDTH
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (), (5.0,), (2.0, 2.0), (math.nan,), (1e-30, 1e30), (-1.0, -2.0),
+        (1.0, 1e300), (1e308, -1e308), (5e-324, 1.0), (-math.inf, 1e308, 1.0),
+    ],
+)  # fmt: skip
 def test_everything_drawn_is_inside_of_the_chart(values: tuple[float, ...]) -> None:
-    for is_log in (False, True):
-        for shape in PlacedChart(chart(*values, is_log=is_log)).shapes():
-            points = shape.points if isinstance(shape, Stroke) else (shape.at,)
-            assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points)
+    for is_log, from_zero in ((False, False), (True, False), (False, True)):
+        assert_inside(chart(*values, is_log=is_log, from_zero=from_zero))
 
 
 def test_an_axis_may_begin_at_zero() -> None:
     drawing = PlacedChart(chart(40_000, 41_000, from_zero=True))
     assert drawing.ticks[0] == (0, "0")
+
+
+def test_ticks_around_a_lone_value_differ() -> None:
+    for value in (1.0, 3.0, 1e-3):
+        words = [words for _, words in PlacedChart(chart(value, is_log=True)).ticks]
+        assert len(set(words)) == len(words) > 1
+
+
+@pytest.mark.parametrize(
+    "names", [["long_" * 13], [", ".join(["vision"] * 20)], ["long_name_of_module"] * 64]
+)
+def test_a_legend_leaves_room_for_the_plot(names: list[str]) -> None:
+    legend = {f"{name} {number}": BLUE for number, name in enumerate(names)}
+    drawn = replace(chart(1, 2), legend=legend)
+    assert_inside(drawn)
+    drawing = PlacedChart(drawn)
+    assert drawing.bottom - drawing.top > HEIGHT / 4
+    said = [shape.text for shape in drawing.legend if isinstance(shape, Words)]
+    more = re.fullmatch(r"and (\d+) more", said[-1])
+    assert len(said) - bool(more) + (int(more[1]) if more else 0) >= len(names)
+
+
+def test_what_a_reader_sees_of_a_long_name_is_inside_of_the_chart() -> None:
+    line = Line("a_long_name_" * 10, [1, 2, 3], [1.0, 2.0, 3.0], BLUE)
+    drawn = Chart(title="", below="", lines=(line,), legend={})
+    boxes = re.findall(r'<rect x="([\d.-]+)" y="[\d.]+" width="([\d.]+)"', chart_element(drawn))
+    assert len(boxes) == 6  # A band and a box for each step.
+    assert all(float(x) >= 0 and float(x) + float(width) <= WIDTH for x, width in boxes)
 
 
 def test_a_reader_sees_all_values_of_the_step_pointed_at() -> None:

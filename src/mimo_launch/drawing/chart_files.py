@@ -135,7 +135,7 @@ def _stop(stop: Stop, drawing: PlacedChart) -> str:
     # The values are on the side of the plot with more room.
     wide = max(map(len, stop.text)) * FONT * CHAR + 12
     is_left = stop.x < (drawing.left + drawing.right) / 2
-    x = stop.x + 6 if is_left else stop.x - 6 - wide
+    x = min(stop.x + 6, WIDTH - wide) if is_left else max(stop.x - 6 - wide, 0.0)
     lines = "".join(
         f'<tspan x="{px(x + 6)}" dy="{FONT * 1.3:g}">{html_text(line)}</tspan>'
         for line in stop.text

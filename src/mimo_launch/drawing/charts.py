@@ -2,7 +2,8 @@
 
 Decides: sizes, ticks, and which values a reader sees on pointing at a step or tapping it. A chart
 is placed once, as strokes, dots and words; text has the colour of the page around it.
-Relies on: values that may be missing (not finite): a gap, as values up to 0 on a logarithmic axis.
+Relies on: values that may be missing (not finite): a gap, as values up to 0 on a logarithmic axis,
+and those too large or too small for the arithmetic of an axis.
 Leaves: which curves there are to `cli.report_figure`; files to `chart_files`.
 """
 
@@ -10,7 +11,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from textwrap import wrap
 
+from mimo_launch.diag.diagnostic import shortened
 from mimo_launch.diag.frozen import frozen
 
 Point = tuple[float, float]
@@ -25,8 +28,13 @@ _START = 14.0
 _TITLE_Y, _LEGEND_Y, _LINE, _BELOW, _RIGHT, _SWATCH = 16.0, 35.0, 16.0, 42.0, 18.0, 24.0
 # The least distance of two ticks.
 _TICK_X, _TICK_Y = 60.0, 34.0
-# At most this many steps, and values of one, are shown to a reader who points at them.
-_MOST_STOPS, _MOST_VALUES = 60, 9
+# At most this many steps, and values of one, are shown to a reader who points at them, with names
+# of at most so many characters.
+_MOST_STOPS, _MOST_VALUES, _MOST_OF_NAME = 60, 9, 40
+# The lines of a chart's legend: more would leave no room for its plot.
+_MOST_LINES = 7
+# Beyond this, and below its inverse on a logarithmic axis, the ends of an axis could overflow.
+_LARGEST = 1e250
 
 
 @frozen(kw_only=True)
@@ -117,20 +125,21 @@ class PlacedChart:
         usable = [v for line in chart.lines for v in line.values if self._fits(v)]
         low, high = min(usable, default=1.0), max(usable, default=1.0)
         self._scale = math.log10 if chart.is_log else float
-        self.low, self.high = _widened(self._scale(low), self._scale(high), 0.05)
-        if chart.from_zero:
+        least = 0.02 if chart.is_log else 1e-12
+        self.low, self.high = _widened(self._scale(low), self._scale(high), 0.05, least)
+        if chart.from_zero and low >= 0:
             self.low = 0.0
         steps = [float(each[0]) for each in chart.marks]
         steps += [end for line in chart.lines for end in (*line.steps[:1], *line.steps[-1:])]
         self.first, self.last = _widened(min(steps, default=0), max(steps, default=1), 0.02)
-        self.legend, bottom = legend_of(chart.legend, _LEGEND_Y, WIDTH - _RIGHT)
+        self.legend, bottom = legend_of(chart.legend, _LEGEND_Y, WIDTH - _RIGHT, _MOST_LINES)
         self.top, self.bottom = bottom + 8, HEIGHT - _BELOW
         self.ticks = tuple(self._ticks())
         self.left = _START + max((len(words) for _, words in self.ticks), default=1) * FONT * CHAR
         self.right = WIDTH - _RIGHT
 
     def _fits(self, value: float) -> bool:
-        return math.isfinite(value) and (value > 0 or not self._chart.is_log)
+        return abs(value) <= _LARGEST and (value >= 1 / _LARGEST or not self._chart.is_log)
 
     def _ticks(self) -> Iterator[tuple[float, str]]:
         """Yield values of the y axis with their words."""
@@ -195,7 +204,7 @@ class PlacedChart:
             before, after = chosen[max(0, place - 1)], chosen[min(number - 1, place + 1)]
             ends = (self.x((before + step) / 2), self.x((step + after) / 2))
             said = [
-                f"{line.name} {value:.5g}"
+                f"{shortened(line.name, _MOST_OF_NAME)} {value:.5g}"
                 for line in named
                 for value in _near(line, step, (before + step) / 2, (step + after) / 2)
             ]
@@ -216,19 +225,32 @@ def _near(line: Line, step: float, low: float, high: float) -> Iterator[float]:
         yield line.values[place]
 
 
-def legend_of(looks: dict[str, Look], y: float, width: float) -> tuple[tuple[Shape, ...], float]:
-    """Return a legend from the height `y`, wrapped to a width, and the height where it ends."""
+def legend_of(
+    looks: dict[str, Look], y: float, width: float, most: int | None = None
+) -> tuple[tuple[Shape, ...], float]:
+    """Return a legend from the height `y`, wrapped to a width, and the height where it ends.
+
+    It has at most `most` lines, of which the last one counts the names that found no place.
+    """
     shapes: list[Shape] = []
-    x = _START
-    for name, look in looks.items():
-        size = _SWATCH + (len(name) + 2) * FONT * CHAR
+    x, end = _START, math.inf if most is None else y + (most - 1) * _LINE
+    room = int((width - _START - _SWATCH) / (FONT * CHAR))
+    for number, (name, look) in enumerate(looks.items()):
+        lines = wrap(name, room) or [""]
+        size = _SWATCH + (max(map(len, lines)) + 2) * FONT * CHAR
         if x > _START and x + size > width:
             x, y = _START, y + _LINE
+        if y >= end:
+            shapes.append(Words((_START, y), f"and {len(looks) - number} more"))
+            break
         ends = ((x, y - 4), (x + _SWATCH - 6, y - 4))
-        shapes += [
-            Stroke(points=ends, color=look.color, width=1.8, dash=look.dash),
-            Words((x + _SWATCH, y), name),
-        ]
+        shapes.append(Stroke(points=ends, color=look.color, width=1.8, dash=look.dash))
+        for place, line in enumerate(lines):
+            y += _LINE * (place > 0)
+            is_cut = place + 1 < len(lines) and y + _LINE >= end
+            shapes.append(Words((x + _SWATCH, y), "..." if is_cut else line))
+            if is_cut:
+                break
         x += size
     return tuple(shapes), y if looks else y - _LINE
 
@@ -256,7 +278,7 @@ def round_powers(low: float, high: float, most: int) -> list[float]:
     return shown if len(shown) > 1 else round_numbers(10.0**low, 10.0**high, most)
 
 
-def _widened(low: float, high: float, share: float) -> tuple[float, float]:
-    """Return an interval with some room on both sides; never an empty one."""
-    room = (high - low) * share or max(abs(low) * share, 1e-12)
+def _widened(low: float, high: float, share: float, least: float = 1e-12) -> tuple[float, float]:
+    """Return an interval with some room on both sides, `least` or more if it was empty."""
+    room = (high - low) * share or max(abs(low) * share, least)
     return low - room, high + room
