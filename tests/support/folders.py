@@ -1045,7 +1045,8 @@ REFUSED: dict[tuple[str, str, str], list[Change]] = {
     ("arcee, bare", "decoder", ""): [{"hidden_act": "silu"}, AWQ],
     ("apertus, bare", "decoder", ""): [{"hidden_act": "silu"}, {"mlp_bias": True}, AWQ],
     ("llama4_text, bare", "decoder", ""): [
-        {"moe_layers": [0, 2]}, _layers("sliding_attention", 47), {"hidden_act": "gelu"},
+        {"moe_layers": [0, 2]}, {"moe_layers": []}, {"hidden_act": "gelu"},
+        _layers("sliding_attention", 47),
     ],
     ("starcoder2, bare", "decoder", ""): [
         {"hidden_act": "gelu"}, {"residual_dropout": 0.1}, {"embedding_dropout": 0.1},

@@ -18,6 +18,13 @@ ASKING: dict[str, dict[str, Any]] = {
     "of an odd number of patches": {"image_size": 9, "patch_size": 3},
     "`crop_size`": {"crop_size": 1},
     "`feature_layer`": {"feature_layer": 0},
+    "a scaling of positions": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 2.0,
+            "original_max_position_embeddings": 9,
+        },
+    },
     "`rope_type`": {"rope_parameters": {"rope_type": "strange", "full_attention": STRANGE}},
     "`mlp_layer_types`": {"mlp_layer_types": ["sparse", "dense"]},
     "other than `qk_rope_head_dim`": {"rope_parameters": {"partial_rotary_factor": 0.3}},

@@ -24,7 +24,7 @@ DYNAMIC, LONGEST = "dynamic", "max_position_embeddings"
 # The part of a head that rotates.
 FACTOR = "partial_rotary_factor"
 PROPORTIONAL = "proportional"
-_LENGTH = "original_max_position_embeddings"
+LENGTH = "original_max_position_embeddings"
 _SHORT, _LONG = "short_factor", "long_factor"
 # The keys of rotary settings, in transformers 5 and before.
 _ROPES = ("rope_parameters", "rope_scaling")
@@ -82,9 +82,12 @@ def longest_of(config: Config) -> int | None:
     return said if is_dynamic and type(said) is int else None
 
 
-def _original(rope: Config, config: Config) -> float:
-    """Return the original length, beside rotary settings or in them. Raises: ConfigError."""
-    return number({**rope, **config}, _LENGTH, config.get(LONGEST))
+def original_of(config: Config) -> float:
+    """Return the length before a scaling. Raises: ConfigError.
+
+    As in `transformers`: that beside rotary settings, or in them, or the longest.
+    """
+    return number({**rope_settings(config), **config}, LENGTH, config.get(LONGEST))
 
 
 def _factors_of(rope: Config) -> tuple[float, ...]:
@@ -127,8 +130,8 @@ def scaling_of(config: Config) -> dict[str, Any] | None:
     found = {**fields, "rope_type": kind, "factor": number(rope, "factor")}
     if kind == YARN:
         rope = {key: each for key, each in rope.items() if each is not None}
-        if _LENGTH not in rope:
-            rope[_LENGTH] = number(config, LONGEST)
+    if LENGTH in RopeScaling.USED[kind]:
+        rope = {**rope, LENGTH: original_of(config)}
     for key in RopeScaling.USED[kind]:
         if key == "truncate":
             found[key] = bool(rope.get(key, True))
@@ -139,14 +142,14 @@ def scaling_of(config: Config) -> dict[str, Any] | None:
 
 def _longrope(rope: Config, config: Config) -> dict[str, Any]:
     """Return the scaling of a Phi-3 up to its original length. Raises: ConfigError."""
-    length = _original(rope, config)
+    length = original_of(config)
     # As in `transformers`: without a factor both lengths decide, and one below 1 changes nothing.
     factor = number(rope, "factor", number(config, LONGEST, length) / length)
     found = defaults_of(RopeScaling) | {
         "rope_type": LONGROPE,
         "factor": max(1.0, factor),
         _SHORT: _factors_of(rope),
-        _LENGTH: length,
+        LENGTH: length,
     }
     said = rope.get("attention_factor")
     return found if said is None else found | {"attention_factor": number(rope, "attention_factor")}
@@ -191,7 +194,7 @@ def rope(also: Callable[[Any], Config] = lambda _: {}) -> dict[str, Computed]:
 def _written(rope: Config) -> Config:
     """Return rotary settings; `transformers` takes an original length beside them first."""
     found: Config = {"rope_parameters": rope}
-    return found | ({_LENGTH: rope[_LENGTH]} if rope["rope_type"] == LONGROPE else {})
+    return found | ({LENGTH: rope[LENGTH]} if rope["rope_type"] == LONGROPE else {})
 
 
 def factor_of(config: Config, default: float) -> float:

@@ -60,7 +60,7 @@ COHERE2 = Family(
     architecture="Cohere2ForCausalLM",
     published=("CohereLabs/c4ai-command-r7b-12-2024", "CohereLabs/c4ai-command-a-03-2025"),
     settings=decoders.decoder(
-        decoders.sizes() | {"head_dim": decoders.FILLED},
+        decoders.sizes(),
         _WINDOWS,
         rotary_interleaved=True,
         nope=Computed(_nope, words="layers without windows"),

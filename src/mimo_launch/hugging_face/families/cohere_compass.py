@@ -81,7 +81,7 @@ COMPASS_TEXT = Family(
     kind="decoder",
     architecture="CohereCompassForCausalLM",
     settings=decoders.decoder(
-        decoders.sizes() | {"head_dim": decoders.FILLED},
+        decoders.sizes(),
         rope_theta=Computed(
             lambda config: number(_first(config), "rope_theta", rotary.THETA),
             words=f"`{_ROPES}` of each kind of layer; 10000",

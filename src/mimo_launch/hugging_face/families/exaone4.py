@@ -25,7 +25,9 @@ def _slides(config: Config) -> bool:
 
 
 def _prepared(config: Config) -> Config:
-    every = int(number(config, _EVERY, 4)) if _slides(config) else 1
+    # Published folders have a word beside `layer_types`: `LLLG`.
+    asks = _slides(config) and not config.get("layer_types")
+    every = int(number(config, _EVERY, 4)) if asks else 1
     return in_turn(config, max(1, every))
 
 

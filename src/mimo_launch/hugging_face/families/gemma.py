@@ -184,11 +184,15 @@ def rope_refusal(*kinds: str) -> Refusal:
 
 
 def _as_if_alone(config: Config) -> Config:
-    """Return a configuration with the rotary settings of layers without windows."""
+    """Return a configuration with the rotary settings of layers without windows.
+
+    As in `transformers`, an original length beside these has no effect, nor has `truncate` in them.
+    """
     everywhere, _ = _ropes(config)
     rope = everywhere if everywhere["rope_type"] in rotary.SCALINGS else {"rope_type": "default"}
     theta = number(everywhere, "rope_theta")
-    return {**config, "rope_parameters": {**rope, "rope_theta": theta}}
+    kept = {key: each for key, each in config.items() if key != rotary.LENGTH}
+    return {**kept, "rope_parameters": {**rope, "rope_theta": theta, "truncate": True}}
 
 
 def _window(config: Config) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 Source: `transformers` 5.24, models/llama4.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from mimo_launch.hugging_face import decoders, rotary
@@ -12,10 +13,11 @@ from mimo_launch.hugging_face.family import Family
 from mimo_launch.hugging_face.folder import Config, number
 from mimo_launch.hugging_face.settings import Computed, Fixed, Settings, defaults_of
 from mimo_launch.hugging_face.tensors import MLP, ExpertStack, in_layers
-from mimo_launch.spec.layers import QueryScaling, SlidingWindow
+from mimo_launch.spec.layers import QueryScaling, RopeScaling, SlidingWindow
 
 _FULL, _CHUNKED, _SIZE = decoders.FULL, "chunked_attention", ("attention_chunk_size", 8192)
 _EXPERTS, _STEP, _WIDTH = "moe_layers", ("interleave_moe_layer_step", 1), "intermediate_size"
+_NORMED = ("use_qk_norm", True)
 _TUNES, _BETA, _LENGTH = "attn_temperature_tuning", ("attn_scale", 0.1), ("floor_scale", 8192)
 
 
@@ -60,8 +62,15 @@ def _chunks_as_written(model: Any) -> Config:
 
 def _uneven(config: Config) -> bool:
     every, layers = int(number(config, *_STEP)), int(number(config, "num_hidden_layers"))
-    usual = list(range(every - 1, layers, every))
-    return bool((config.get(_EXPERTS) or usual) != usual)
+    said = config.get(_EXPERTS)
+    return said is not None and said != list(range(every - 1, layers, every))
+
+
+def _grown(config: Config) -> Iterator[str]:
+    """Yield a scaling that makes scores grow: norms after the rotation take that back."""
+    scaling = rotary.scaling_of(config) if config.get(*_NORMED) else None
+    if scaling is not None and RopeScaling(**scaling).stretch != 1:
+        yield f"rope_type: {scaling['rope_type']} with {_NORMED[0]}: true"
 
 
 LLAMA4_TEXT = Family(
@@ -72,7 +81,7 @@ LLAMA4_TEXT = Family(
         decoders.sizes(kv_heads=8, head_size=128) | {"mlp": ("intermediate_size_mlp", 16384)},
         **{key: cohere.PARTS[key] for key in ("qkv_bias", "output_bias")},
         rotary_interleaved=True,
-        l2_qk_norm=("use_qk_norm", True),
+        l2_qk_norm=_NORMED,
         nope=Computed(_nope, _nope_as_written, "layers with 0 in `no_rope_layers`; every fourth"),
         sliding_window=Computed(_chunks, _chunks_as_written, f"`{_SIZE[0]}`; 8192"),
         moe=decoders.experts({
@@ -98,6 +107,10 @@ LLAMA4_TEXT = Family(
         refused.only("hidden_act", "silu"),
         rotary.rope_refusal(),
         refused.layer_types((_FULL, _CHUNKED), lambda config: config["layer_types"]),
+        refused.Refusal(
+            f"a scaling of positions with an `attention_factor` other than 1, with `{_NORMED[0]}`",
+            _grown,
+        ),
         refused.where(_EXPERTS, f"other than every n-th by `{_STEP[0]}`", _uneven),
     ),
     random=("attention_dropout", "router_jitter_noise"),

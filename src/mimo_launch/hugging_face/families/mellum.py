@@ -58,5 +58,6 @@ MELLUM = Family(
         "num_experts_per_tok": 8, "moe_intermediate_size": 896,
     },
     prepared=_prepared,
-    notes="Layers that predict further tokens are not read.",
+    notes="Layers that predict further tokens are not read. `truncate` in `rope_parameters` of a "
+    "kind of layer has no effect, as in `transformers`.",
 )  # fmt: skip

@@ -83,7 +83,7 @@ MIXTRAL = Family(
     },
     notes="`mlp` has no effect and is free. All layers have windows.",
 )  # fmt: skip
-_BETA, _LENGTH = "llama_4_scaling_beta", "original_max_position_embeddings"
+_BETA, _LENGTH = "llama_4_scaling_beta", rotary.LENGTH
 _ROPE: Config = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, _LENGTH: 16384, "beta_fast": 32.0,
     "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, _BETA: 0.1,
@@ -97,7 +97,9 @@ def _with_rope(config: Config) -> Config:
 def _growth(config: Config) -> dict[str, Any] | None:
     rope = rotary.rope_settings(config)
     beta = number(rope, _BETA)
-    found = {"beta": beta, "length": number(rope, _LENGTH)}
+    is_plain = rotary.type_of(rope, "default") == "default"
+    length = number(rope, _LENGTH) if is_plain else rotary.original_of(config)
+    found = {"beta": beta, "length": length}
     return defaults_of(QueryScaling) | found if beta else None
 
 

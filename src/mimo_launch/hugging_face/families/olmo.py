@@ -55,9 +55,7 @@ _THETA, _WINDOWS = 5e5, WindowKeys(by_layer=True)
 
 def _with_windows(config: Config) -> Config:
     """Return a configuration with kinds of layers; scaling changes those without windows alone."""
-    theta = config.get("rope_theta", _THETA)
-    both = {"rope_theta": theta, "rope_local_base_freq": theta}
-    return in_turn({**config, **both}, every=4)
+    return in_turn({"rope_theta": _THETA, **config, "rope_local_base_freq": _THETA}, every=4)
 
 
 OLMO3 = Family(
@@ -73,7 +71,8 @@ OLMO3 = Family(
     prepared=_with_windows,
     rank=1,
     notes="An OLMo 2 in which every fourth layer has no window, and, if at all, scaled rotary "
-    "positions. Their base is 5e5 if left out.",
+    "positions. Their base is 5e5 if left out; a `rope_theta` beside `rope_parameters` is that of "
+    "layers without windows alone, and `truncate` has no effect, as in `transformers`.",
 )
 _MOE = decoders.experts(
     {
