@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mimo_launch.hugging_face.architectures import Modules, alone
+from mimo_launch.hugging_face.folder import ConfigError
 from mimo_launch.hugging_face.registry import part_of
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.layers.rotary_angles import scaled
@@ -58,6 +59,23 @@ def test_yarn_is_that_of_transformers(name: str, theta: float, size: int) -> Non
     torch.testing.assert_close(found, wanted.double(), rtol=1e-5, atol=0)
     ours = torch.tensor(frequencies(size, theta, scaling), dtype=torch.float64)
     torch.testing.assert_close(found, ours, rtol=1e-12, atol=0)
+
+
+def test_longrope_without_a_factor_needs_the_longest_length() -> None:
+    """The default of a class would be the length, which differs from class to class."""
+    rope = {
+        "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+        "original_max_position_embeddings": 4096,
+    }  # fmt: skip
+    sizes = {
+        "num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 100, "intermediate_size": 96,
+        "num_attention_heads": 4, "num_key_value_heads": 4,
+    }  # fmt: skip
+    part = part_of({"model_type": "llama", **sizes, "rope_parameters": rope}, "decoder")
+    with pytest.raises(ConfigError, match="does not say `max_position_embeddings`"):
+        part.keys()
+    part = part_of({**part.config, "rope_parameters": {**rope, "factor": 8.0}}, "decoder")
+    assert part.keys()["rope_scaling"]["factor"] == 8.0
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,8 @@ def _longrope(rope: Config, config: Config) -> dict[str, Any]:
     """Return the scaling of a Phi-3 up to its original length. Raises: ConfigError."""
     length = original_of(config)
     # As in `transformers`: without a factor both lengths decide, and one below 1 changes nothing.
-    factor = number(rope, "factor", number(config, LONGEST, length) / length)
+    has_factor = rope.get("factor") is not None
+    factor = number(rope, "factor") if has_factor else number(config, LONGEST) / length
     found = defaults_of(RopeScaling) | {
         "rope_type": LONGROPE,
         "factor": max(1.0, factor),
