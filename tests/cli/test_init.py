@@ -161,7 +161,7 @@ def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: C
             "no layout on 2 GPUs: rank 1 (`language` stage 1) needs",
         ),
         ("--vision {llama}", "holds no supported vision: its model type is llama"),
-        ("--language {llama}/none", "config.json cannot be read"),
+        ("--language {llama}/none", "there is no such folder"),
         ("--language {llama} --gpus 3 --global-batch 7", "no layout on 3 GPUs: "),
         ("--gpu-memory much --gpus 4", "unit"),
         ("--gpu h100-80g --gpus 4", "did you mean `h100-80gb`"),

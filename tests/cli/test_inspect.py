@@ -296,6 +296,17 @@ def test_a_folder_that_cannot_be_read(
     assert says in err
 
 
+def test_a_missing_folder_or_config_is_told_without_a_number_of_the_system(
+    tmp_path: Path, run_cli: Cli
+) -> None:
+    for folder, says in (
+        (tmp_path, "config.json cannot be read: No such file or directory"),
+        (tmp_path / "gone", "there is no such folder"),
+    ):
+        code, _, err = run_cli(f"init {tmp_path}/new.yaml --model {folder}")
+        assert (code, err.splitlines()[0]) == (2, f"error: {folder}: {says}")
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_fifos_devices_and_lost_links_are_named(name: str, llama: Path, run_cli: Cli) -> None:
     path = llama / name

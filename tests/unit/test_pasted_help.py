@@ -302,6 +302,9 @@ def test_an_open_dp_that_leaves_ranks_over_gets_a_grid_on_the_same_ranks() -> No
                 ("train..steps", "train.steps", "3"),
             )
         ),
+        # The file has this key; the closest one that it lacks is `encoder_microbatches`.
+        ("schedule.microbatchs=8", "write `--set schedule.microbatches=8`"),
+        ("schedule.encoder_microbatchs=1", "write `--set schedule.encoder_microbatches=1`"),
         ("bf16=true", "write `--set train.precision=bf16`"),
         (
             "fp16=true",

@@ -204,6 +204,18 @@ def test_file_faults(tmp_path: Path) -> None:
     assert document.source.marks["b",].key == SourceSpan(2, 1, 1)
 
 
+def test_for_a_folder_help_names_a_spec_in_it(tmp_path: Path) -> None:
+    help_ = [read_file(tmp_path).diagnostics[0].help]
+    for name in ("b.yaml", "a.yaml", "spec.yaml"):
+        (tmp_path / name).touch()
+        help_.append(read_file(tmp_path).diagnostics[0].help)
+    assert help_[0].startswith("check the path")
+    assert help_[1:] == [
+        f"name a file in it, such as `{tmp_path / name}`"
+        for name in ("b.yaml", "a.yaml", "spec.yaml")
+    ]
+
+
 def test_a_file_that_is_no_spec_by_its_size_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "weights.bin"
     with path.open("wb") as file:

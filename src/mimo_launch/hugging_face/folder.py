@@ -53,7 +53,10 @@ def read_config(folder: Path) -> Config:
     try:
         config = read_json(folder / CONFIG)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{CONFIG} cannot be read: {error}") from error
+        if not os.path.lexists(folder):
+            raise ConfigError("there is no such folder") from error
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ConfigError(f"{CONFIG} cannot be read: {reason or error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{CONFIG} is not a JSON object")
     return config

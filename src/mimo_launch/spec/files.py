@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import stat
+from contextlib import suppress
 from itertools import count
 from os.path import lexists
 from pathlib import Path
@@ -35,6 +36,14 @@ def read_small(path: str | Path, most: int) -> bytes:
         if found.st_size > most:
             raise OSError(errno.EFBIG, f"it is larger than {most / MEGABYTE:g} MB")
         return file.read(most)
+
+
+def spec_in(folder: Path) -> str:
+    """Return help that names a spec in a folder, best that of a run; "" if there is none."""
+    with suppress(OSError, ValueError):
+        found = sorted(folder.glob("*.yaml"), key=lambda file: (file.name != "spec.yaml", file))
+        return f"name a file in it, such as `{found[0]}`" if found else ""
+    return ""
 
 
 def read_json(path: str | Path, most: int = 64 * MEGABYTE) -> Any:

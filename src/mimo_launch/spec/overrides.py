@@ -17,7 +17,7 @@ from typing import Any
 from mimo_launch.diag.diagnostic import SET_ROOT, Diagnostic, SpecSource, YamlPath
 from mimo_launch.spec.fields import all_paths, field_at, in_modules
 from mimo_launch.spec.foreign_words import synonym
-from mimo_launch.spec.near_words import did_you_mean
+from mimo_launch.spec.near_words import close_matches, did_you_mean
 from mimo_launch.spec.renaming import our_values
 from mimo_launch.spec.spec import Spec
 from mimo_launch.spec.wording import flow, listing
@@ -208,13 +208,25 @@ def _help(item: Diagnostic, source: SpecSource) -> str:
         if item.at_key and path == keys[: len(path)]:
             # A key in its path is wrong.
             before, after = keys[: len(path) - 1], keys[len(path) :]
-            help_ = _GUESS.sub(lambda m: f"write {_set([*before, m[1], *after], value)}", help_)
+            used = _used_keys(item.path, source)
+
+            def meant(match: re.Match[str]) -> str:
+                near = close_matches(path[-1], [*used, match[1]]) or [match[1]]
+                return f"write {_set([*before, near[0], *after], value)}"
+
+            help_ = _GUESS.sub(meant, help_)
         elif path == keys:
             help_ = _GUESS.sub(lambda m: f"write {_set(keys, m[1])}", help_)
     if override is not None and " in its place" in help_:
         help_ = help_.partition(", or delete it")[0]
     changed = _LINE.sub(lambda m: _set_line(m, item, source, override), help_)
     return changed if changed == help_ else changed.replace(" without quotes", "")
+
+
+def _used_keys(path: YamlPath, source: SpecSource) -> list[str]:
+    """Return the keys that the file has beside that of a path: a `--set` may replace these too."""
+    beside = [each for each in source.marks if each[:-1] == path[:-1] and each != path]
+    return [str(each[-1]) for each in beside if field_at(each, {}) is not None]
 
 
 def _set_line(

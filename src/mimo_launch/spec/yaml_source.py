@@ -26,7 +26,15 @@ from mimo_launch.diag.diagnostic import (
     shortened,
 )
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.spec.files import MEGABYTE, STDIN_NAME, is_toml, not_utf8, read_small, toml_fault
+from mimo_launch.spec.files import (
+    MEGABYTE,
+    STDIN_NAME,
+    is_toml,
+    not_utf8,
+    read_small,
+    spec_in,
+    toml_fault,
+)
 from mimo_launch.spec.yaml_syntax import (
     MAX_DEPTH,
     MAX_VALUES,
@@ -68,7 +76,8 @@ def read_file(path: str | Path) -> Document:
             code="unreadable-file",
             headline=f"`{name}` cannot be read: {reason}",
             why="the spec is read from this file and from nowhere else",
-            help="check the path; it is relative to the current folder unless it starts with `/`",
+            help=spec_in(Path(path))
+            or "check the path; it is relative to the current folder unless it starts with `/`",
         )
         return Document(None, SpecSource(name=name), (unreadable,))
     text, not_text = not_utf8(raw, name)
