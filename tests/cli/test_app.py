@@ -66,6 +66,26 @@ def test_wrong_usage_exits_with_2(run_cli: Cli, args: str) -> None:
     assert err.endswith("   = help: mimo-launch validate --help\n")
 
 
+def test_a_value_that_is_no_choice_is_told_without_the_name_of_an_exception(run_cli: Cli) -> None:
+    code, _, err = run_cli("train valid.yaml --device tpu")
+    assert (code, "error[usage]: " in err, "tpu" in err) == (2, True, True)
+    assert "Value error" not in err
+
+
+def test_help_says_what_happens_without_an_option(run_cli: Cli) -> None:
+    """typer prints only defaults that are values; the others stand in the text."""
+    for command, options in {
+        "init": "--gpu-memory --data --tokenizer --seq --global-batch --steps",
+        "plan": "--nproc --trace-ranks",
+        "train": "--nproc --console-ranks --nnodes",
+    }.items():
+        out = run_cli(f"{command} --help")[1].partition("Options:")[2]
+        texts = re.split(r"\n  (?=-)", out)
+        for option in options.split():
+            (text,) = [each for each in texts if each.startswith(f"{option} ")]
+            assert "default" in text.lower(), text
+
+
 def test_interrupt_exits_with_130(run_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt

@@ -200,6 +200,14 @@ def test_unwritable_file_fails_without_an_answer(
     assert f"give {option} a file" in err
 
 
+def test_a_picture_of_another_format_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call(capsys, "--timeline", str(tmp_path / "step.pdf"))
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+    assert f"write --timeline {tmp_path}/step.svg" in err
+
+
 def test_mistakes_come_before_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     svg = tmp_path / "step.svg"
     more = ["--set", "modules.vision.grid.dp=3", "--timeline", str(svg)]

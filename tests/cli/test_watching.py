@@ -352,3 +352,6 @@ def test_logs_are_those_of_the_newest_attempt_and_of_the_ranks_asked_for(
     code, _, err = run_cli(f"logs {run} --rank 7")
     assert code == 2
     assert "it has those of ranks 0-1" in err
+    for file in (run / "logs" / "attempt-1" / "rank-1").iterdir():
+        file.write_text("")
+    assert run_cli(f"logs {run} --rank 1") == (0, "", "no output of rank 1\n")

@@ -191,7 +191,8 @@ def _meant(args: list[str]) -> str:
 def _report(error: Exception, args: list[str], console: Console) -> int:
     # typer contains click or depends on it, by version; both mark usage errors like this.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        message = str(error.format_message())
+        # typer may pass on words of pydantic.
+        message = str(error.format_message()).replace("Value error, ", "")
         context = getattr(error, "ctx", None)
         help_ = f"{context.command_path if context else 'mimo-launch'} --help"
         if meant := _meant(args):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HELP = """
 \b
 Examples:
-  mimo-launch export runs/quickstart --to exported
+  mimo-launch export runs/llava --to exported
   mimo-launch export runs/llava --to llava-tuned --checkpoint 2000 --dtype bf16
   mimo-launch export runs/llava --to only-language --module language
   mimo-launch export runs/lora --to lora-adapter --adapter

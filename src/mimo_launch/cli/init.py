@@ -75,12 +75,15 @@ class InitCommand:
         typer.Option(metavar="NAME", help="GPU of every rank, as h100-80gb.", autocompletion=_gpus),
     ] = None
     gpu_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of a GPU; default: that of --gpu.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory of a GPU, as 80GB; default: that of --gpu."),
     ] = None
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="FILES", help="Tar shards, JSON lines or a folder to train on; quote patterns."
+            metavar="FILES",
+            help="Tar shards, JSON lines or a folder of these to train on; quote patterns. "
+            "Default: made-up samples.",
         ),
     ] = None
     tokenizer: Annotated[
@@ -89,9 +92,19 @@ class InitCommand:
     template: Annotated[str, typer.Option(help="How a sample becomes text: chat or caption.")] = (
         "chat"
     )
-    seq: Annotated[int | None, typer.Option(min=1, help="Tokens per sample.")] = None
-    global_batch: Annotated[int | None, typer.Option(min=1, help="Samples per step.")] = None
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the run.")] = None
+    seq: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens per sample; default: 2048 with model folders, or more if an image or clip "
+            "needs it.",
+        ),
+    ] = None
+    global_batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples per step; default: 32, or the next multiple of --gpus."),
+    ] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the run; default: 500.")] = None
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False
     yes: Annotated[bool, typer.Option("--yes", help="Ask no questions.")] = False
 

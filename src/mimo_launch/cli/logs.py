@@ -87,3 +87,5 @@ def logs(
             time.sleep(LOOK_SECONDS)
     finally:
         follower.stop()
+    if not any(file.stat().st_size for file in files if file.exists()):
+        console.note(f"no output of {named_ranks(shown)}")

@@ -69,7 +69,11 @@ class PlanCommand:
     ] = None
     trace_ranks: Annotated[
         str | None,
-        typer.Option(metavar="RANKS", help="Ranks in the trace, e.g. 0,5-7, or all of them: all."),
+        typer.Option(
+            metavar="RANKS",
+            help="Ranks in the trace, e.g. 0,5-7, or all of them: all; default: one of each kind, "
+            "or --rank.",
+        ),
     ] = None
     html: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="Draw the whole plan as one page.")

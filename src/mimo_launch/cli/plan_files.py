@@ -99,6 +99,9 @@ def check_targets(spec_file: Path, wanted: Drawings, console: Console, *, seeks:
         "--output": wanted.spec,
     }  # fmt: skip
     console.check_files(spec_file, ((path, option) for option, path in targets.items()))
+    if wanted.svg is not None and wanted.svg.suffix.lower() not in ("", ".svg"):
+        message = f"{wanted.svg} would be SVG; write --timeline {wanted.svg.with_suffix('.svg')}"
+        raise typer.BadParameter(message, param_hint="--timeline")
 
 
 def write_drawings(

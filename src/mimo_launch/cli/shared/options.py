@@ -42,14 +42,22 @@ Where = Annotated[
     Device, typer.Option("--device", help="Where workers compute; auto uses GPUs if there are any.")
 ]
 HostProcesses = Annotated[
-    int | None, typer.Option("--nproc", min=1, help="Processes per host that the job will have.")
+    int | None,
+    typer.Option(
+        "--nproc",
+        min=1,
+        help="Processes per host that the job will have; default: as many as the spec needs.",
+    ),
 ]
 HostCount = Annotated[int, typer.Option("--nnodes", min=1, help="Hosts, with --nproc.")]
 ResultAsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Runs = Annotated[Path, typer.Option(help="Folder that holds run folders.")]
 ConsoleRanks = Annotated[
     str | None,
-    typer.Option(metavar="RANKS", help="Show the output of these ranks too, e.g. 0,5-7."),
+    typer.Option(
+        metavar="RANKS",
+        help="Show the output of these ranks too, e.g. 0,5-7; default: none, it is in logs/.",
+    ),
 ]
 Nnodes = Annotated[
     int | None,
@@ -60,7 +68,10 @@ Nnodes = Annotated[
 NodeRank = Annotated[int, typer.Option(min=0, help="Number of this host, from 0.")]
 Endpoint = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help="Where the launchers meet: a port on host 0."),
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where the launchers meet: a port on host 0; needed with --nnodes above 1.",
+    ),
 ]
 JobName = Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")]
 
