@@ -204,7 +204,13 @@ def test_small_images_keep_their_size_where_the_folder_says_so(tmp_path: Path) -
     cut = read_recipe(folder).cut
     assert cut is not None
     assert cut.pieces(9, 15) == [(8, 16)]
-    assert slice_texts(folder) == ("<image><image_pad></image>", "<slice><image_pad></slice>")
+    wanted = ("<image><image_pad></image>", "<slice><image_pad></slice>")
+    assert slice_texts(folder) == wanted
+    # The processor of a model goes before the older file.
+    older = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": older}))
+    (folder / "preprocessor_config.json").write_text(json.dumps(older | {"use_image_id": True}))
+    assert slice_texts(folder) == wanted
 
 
 def test_the_index_follows_the_text_of_slices(tmp_path: Path) -> None:

@@ -143,16 +143,20 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
 SHAPES = [(61, 47), (20, 90), (9, 7), (200, 133), (32, 32)]
 
 
-def saved(folder: Path, name: str) -> Any:
-    module, cls, settings = PROCESSORS[name]
+def class_of(name: str) -> Any:
+    module, cls, _ = PROCESSORS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pil = "pil_" * cls.endswith("Pil")
         loaded = __import__(
             f"transformers.models.{module}.image_processing_{pil}{module}", fromlist=[cls]
         )
-        processor = getattr(loaded, cls)(**settings)
-        processor.save_pretrained(folder)
+    return getattr(loaded, cls)
+
+
+def saved(folder: Path, name: str) -> Any:
+    processor = class_of(name)(**PROCESSORS[name][2])
+    processor.save_pretrained(folder)
     return processor
 
 
@@ -238,6 +242,41 @@ def test_pixels_are_those_of_transformers(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        # The border keeps the colour of the mean.
+        ("llava", {"do_normalize": False}),
+        ("janus", {"do_normalize": False, "image_mean": [0.2, 0.4, 0.6]}),
+        # A size without names is that of a square, or of the shorter side.
+        ("gemma3", {"size": 28}),
+        ("internvl", {"size": 28}),
+        ("internvl", {"size": [28, 32]}),
+        ("pixtral", {"size": 60}),
+        ("siglip", {"size": 28}),
+        # These crop nothing.
+        ("gemma3", {"do_center_crop": True, "crop_size": 20}),
+        ("internvl", {"do_center_crop": True, "crop_size": 20}),
+        ("janus", {"do_center_crop": True, "crop_size": 20}),
+        ("qwen2-vl", {"do_center_crop": True, "crop_size": 20}),
+    ],
+)
+def test_settings_mean_what_they_mean_to_the_class(
+    tmp_path: Path, name: str, settings: dict[str, Any]
+) -> None:
+    _, cls, usual = PROCESSORS[name]
+    said = {"image_processor_type": cls.removesuffix("Pil"), **usual, **settings}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    theirs, recipe = class_of(name).from_pretrained(tmp_path), read_recipe(tmp_path)
+    for path in [each for each in files(tmp_path) if "RGB." in each.name]:
+        with Image.open(path) as file:
+            want = reference(theirs, path)
+            found = process(ImageOps.exif_transpose(file).convert("RGB"), recipe)
+        assert found.shape == want.shape, path
+        if "transparency" not in file.info:
+            assert np.abs(found - want).max() <= 1e-5, path
+
+
+@pytest.mark.parametrize(
     ("whole", "factor"),
     [
         ({"processor_class": "PixtralProcessor", "patch_size": 7, "spatial_merge_size": 2}, 14),
@@ -278,6 +317,19 @@ def test_a_processor_may_stand_inside_that_of_a_model(tmp_path: Path) -> None:
     assert read_recipe(tmp_path).resize == Smart(8, 256, 1920)
 
 
+def test_the_processor_of_a_model_goes_before_an_older_file(tmp_path: Path) -> None:
+    """As in `transformers` 5, which leaves the older file where it saves."""
+    inner = {"image_processor_type": "SiglipImageProcessor", "size": {"height": 9, "width": 9}}
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": inner}))
+    older = {**inner, "size": {"height": 7, "width": 7}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(older))
+    assert class_of("siglip").from_pretrained(tmp_path).size.height == 9
+    assert read_recipe(tmp_path).only_size == (9, 9)
+    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "X"}))
+    assert class_of("siglip").from_pretrained(tmp_path).size.height == 7
+    assert read_recipe(tmp_path).only_size == (7, 7)
+
+
 def test_pixels_are_divided_by_255_unless_a_file_says_otherwise(tmp_path: Path) -> None:
     saved(tmp_path, "qwen2-vl")
     file = tmp_path / "preprocessor_config.json"
@@ -297,6 +349,27 @@ def test_pixels_are_divided_by_255_unless_a_file_says_otherwise(tmp_path: Path) 
             "do_pan_and_scan: true, which adds crops",
         ),
         ({"image_processor_type": "CLIPImageProcessor", "size": {"longest_edge": 3}}, "size"),
+        (
+            {"image_processor_type": "CLIPImageProcessor", "use_square_size": True},
+            "use_square_size",
+        ),
+        ({"image_processor_type": "Qwen2VLImageProcessor", "size": 9}, "a setting of its Qwen2VL"),
+        ({"image_processor_type": "Qwen2VLImageProcessor", "size": "9"}, 'size: "9"'),
+        (
+            {
+                "image_processor_type": "PixtralImageProcessor",
+                "patch_size": {"height": 8, "width": 4},
+            },
+            'patch_size: {"height": 8, "width": 4}',
+        ),
+        (
+            {"image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": 336}},
+            "tiles are cut in one size and resized to another",
+        ),
+        (
+            {"image_processor_type": "LlavaOnevisionImageProcessor", "crop_size": 336},
+            "tiles are cut in one size and resized to another",
+        ),
         ({"image_processor_type": "JanusImageProcessor", "min_size": 999}, "min_size: 999"),
         (
             {"image_processor_type": "JanusImageProcessor", "do_resize": False},

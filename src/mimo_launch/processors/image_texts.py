@@ -134,19 +134,16 @@ def slice_texts(folder: Path) -> tuple[str, str] | None:
     name, specials = _of_processor(folder)
     if name not in _SLICING:
         return None
-    files = [
-        json_object(folder / file)
-        for file in (PREPROCESSOR, PROCESSOR)
-        if (folder / file).is_file()
-    ]
-    said = [each.get("image_processor", each).get("use_image_id") for each in files]
+    there = [x for x in (PROCESSOR, PREPROCESSOR) if (folder / x).is_file()]
+    files = {name: json_object(folder / name) for name in there}
+    inner = files.get(PROCESSOR, {}).get("image_processor")
+    said = (inner or files.get(PREPROCESSOR, {})).get("use_image_id")
     safe = {key: text.replace("{", "{{").replace("}", "}}") for key, text in specials.items()}
     try:
         number, whole, part = (each.format(**{**safe, "number": "{number}"}) for each in _SLICES)
     except KeyError:
         return None  # A tokenizer of another model.
-    numbered = next((each for each in said if each is not None), True)
-    return (number * bool(numbered)) + whole, part.format()
+    return number * (said is None or bool(said)) + whole, part.format()
 
 
 def _of_processor(folder: Path) -> tuple[str, dict[str, str]]:

@@ -59,6 +59,7 @@ class ImageRecipe:
     cut into tiles on one of them. With `cut`, each image becomes several, and the other steps apply
     to each; if it is `tiled` by a cut, these are tiles of one image. With a `canvas`, a resized
     image is centred on that height and width.
+    What is around an image in a square or on a canvas has the colour `fill`.
     If it is `made_by` the class of the processor in a folder, `resize` is the size that it makes.
     """
 
@@ -70,6 +71,7 @@ class ImageRecipe:
     scale: float = 1 / 255
     mean: tuple[float, ...] = HALF
     std: tuple[float, ...] = HALF
+    fill: tuple[int, ...] = (127, 127, 127)
     grids: tuple[tuple[int, int], ...] = ()
     cut: Cut | None = None
     tiled: Cut | None = None
@@ -112,8 +114,8 @@ class ImageRecipe:
 def _by_size(config: Config) -> Resize:
     """Return the rule of `size` alone."""
     size = config["size"]
-    if isinstance(size, int):
-        return ShortEdge(size)
+    if config.get("use_square_size", False):
+        raise ValueError("use_square_size: true")
     if set(size) == {"shortest_edge"}:
         return ShortEdge(int(size["shortest_edge"]))
     if set(size) == {"height", "width"}:
@@ -194,7 +196,9 @@ def _within(config: Config) -> Within:
     if isinstance(whole, dict) and whole.get("processor_class") == "PixtralProcessor":
         row = int(whole.get("patch_size", 16)) * int(whole.get("spatial_merge_size", 1))
     else:
-        row = int(patch["height"] if isinstance(patch, dict) else patch)
+        row, *others = set(patch.values()) if isinstance(patch, dict) else (int(patch),)
+        if others:
+            raise ValueError(f"patch_size: {json.dumps(patch)}")
     return Within(row, *map(int, sides))
 
 
@@ -212,7 +216,8 @@ class _ImageProcessor:
     which it becomes tiles of one image. `fixed` are settings
     that hold whatever the file says. If it `pads`, an image becomes a square before or after it is
     resized; `as_floats` is as in `ImageRecipe`. The model itself `centres` pixels: it maps 0 .. 1
-    to -1 .. 1.
+    to -1 .. 1. Only one that `crops` keeps the middle of an image if the file says so. A size
+    without names `is_short_edge`, or it is that of a square.
     """
 
     defaults: Config
@@ -224,6 +229,8 @@ class _ImageProcessor:
     has_tiles: bool = False
     as_floats: bool = False
     centres: bool = False
+    crops: bool = False
+    is_short_edge: bool = False
 
 
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
@@ -233,6 +240,7 @@ _CLIP = {
     "size": {"shortest_edge": 224}, "do_center_crop": True,
     "crop_size": {"height": 224, "width": 224}, **_CLIP_NORM,
 }  # fmt: skip
+_PLAIN: dict[str, Any] = {"crops": True, "is_short_edge": True}
 _SIGLIP = {"size": {"height": 224, "width": 224}, **_HALF_NORM}
 _OF_384 = {"size": {"height": 384, "width": 384}, **_CLIP_NORM}
 # Both pad the images of a batch, but the model ignores the padding, and tiles are alike.
@@ -258,9 +266,11 @@ _MINICPM = {
 }  # fmt: skip
 # By name, without `ImageProcessor`.
 _PROCESSORS: dict[str, _ImageProcessor] = {
-    "CLIP": _ImageProcessor(_CLIP),
+    "CLIP": _ImageProcessor(_CLIP, **_PLAIN),
     "DINOv3ViT": _ImageProcessor(
-        {"size": {"height": 224, "width": 224}, "resample": BILINEAR, **_IMAGENET}, as_floats=True
+        {"size": {"height": 224, "width": 224}, "resample": BILINEAR, **_IMAGENET},
+        as_floats=True,
+        crops=True,
     ),
     "Cosmos3Edge": _ImageProcessor(
         {
@@ -276,8 +286,8 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
         resize=_long_edge,
         pads="after",
     ),
-    "Llava": _ImageProcessor(_CLIP, pads="before"),
-    "Siglip": _ImageProcessor(_SIGLIP),
+    "Llava": _ImageProcessor(_CLIP, pads="before", **_PLAIN),
+    "Siglip": _ImageProcessor(_SIGLIP, **_PLAIN),
     "Gemma3": _ImageProcessor({**_SIGLIP, "resample": BILINEAR}),
     "Gemma4": _ImageProcessor(
         {
@@ -308,6 +318,7 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
         },
         fixed=_UNPADDED,
         has_tiles=True,
+        **_PLAIN,
     ),
     "LlavaOnevision": _ImageProcessor(
         {
@@ -319,6 +330,7 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
         fixed={"do_pad": True},
         pads="before",
         has_tiles=True,
+        **_PLAIN,
     ),
     "MiniCPMOcr": _ImageProcessor(_MINICPM, cut=sliced_of),
     "MiniCPMV4_6": _ImageProcessor({**_MINICPM, "downsample_mode": "16x"}, cut=sliced_of),
@@ -330,7 +342,7 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
         resize=_patch_count,
         as_floats=True,
     ),
-    "Ovis2": _ImageProcessor(_OF_384, tiled=covering_of),
+    "Ovis2": _ImageProcessor(_OF_384, tiled=covering_of, crops=True),
     "PaddleOCRVL": _ImageProcessor(
         {
             "size": {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536}, "patch_size": 14,
@@ -344,6 +356,7 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
         },
         resize=_within,
         fixed=_UNPADDED,
+        crops=True,
     ),
     "Qwen2VL": _ImageProcessor(
         {
@@ -360,7 +373,7 @@ _PROCESSORS: dict[str, _ImageProcessor] = {
         },
         resize=_smart,
     ),
-    "VideoLlava": _ImageProcessor(_CLIP),
+    "VideoLlava": _ImageProcessor(_CLIP, **_PLAIN),
 }  # fmt: skip
 
 
@@ -379,9 +392,30 @@ def read_recipe(folder: Path) -> ImageRecipe:
     processor = _PROCESSORS[kind]
     try:
         config = {**processor.defaults, **said, **processor.fixed, _FOLDER: folder}
-        return _recipe(processor, config)
+        return _recipe(processor, {**config, **_sizes(processor, config)})
     except (TypeError, ValueError, KeyError) as error:
         raise ProcessorError(f"a setting of its {name} is not supported: {error}") from error
+
+
+def _sizes(processor: _ImageProcessor, config: Config) -> Config:
+    """Return the sizes of a processor as transformers 5 writes them. Raises: TypeError."""
+    found = {}
+    for key in ("size", "crop_size"):
+        match config.get(key):
+            case int(side):
+                is_square = key == "crop_size" or not processor.is_short_edge
+                found[key] = (
+                    {"height": side, "width": side} if is_square else {"shortest_edge": side}
+                )
+            case [height, width]:
+                found[key] = {"height": height, "width": width}
+            case dict(size):
+                found[key] = {name: each for name, each in size.items() if each is not None}
+            case None:
+                pass
+            case other:
+                raise TypeError(f"{key}: {json.dumps(other)}")
+    return found
 
 
 def _recipe(processor: _ImageProcessor, config: Config) -> ImageRecipe:
@@ -392,9 +426,8 @@ def _recipe(processor: _ImageProcessor, config: Config) -> ImageRecipe:
     pads = bool(config.get("do_pad", False))
     if pads and processor.pads is None:
         raise ValueError("do_pad: true")
-    crop = config.get("crop_size") if config.get("do_center_crop", False) else None
-    if isinstance(crop, int):
-        crop = {"height": crop, "width": crop}
+    crops = processor.crops and config.get("do_center_crop", False)
+    crop = config["crop_size"] if crops else None
     resize: Resize | None = None if cut is None else cut.resize
     if cut is None and config.get("do_resize", True):
         resize = processor.resize(config)
@@ -409,11 +442,21 @@ def _recipe(processor: _ImageProcessor, config: Config) -> ImageRecipe:
         canvas=canvas,
         crop=None if crop is None else (int(crop["height"]), int(crop["width"])),
         **(_centred(pixels_of(config)) if processor.centres else pixels_of(config)),
-        grids=grids_of(config) if processor.has_tiles else (),
+        fill=tuple(int(each * 255) for each in config["image_mean"]),
+        grids=_grids(config) if processor.has_tiles else (),
         cut=cut,
         tiled=processor.tiled(config),
         as_floats=processor.as_floats,
     )
+
+
+def _grids(config: Config) -> tuple[tuple[int, int], ...]:
+    """Return the grids of tiles, all of which have one side. Raises: ValueError."""
+    sides = {*config["size"].values(), *(config.get("crop_size") or {}).values()}
+    if len(sides) > 1:
+        sizes = f"size: {json.dumps(config['size'])}, crop_size: {json.dumps(config['crop_size'])}"
+        raise ValueError(f"{sizes}, so that tiles are cut in one size and resized to another")
+    return grids_of(config)
 
 
 def _centred(pixels: dict[str, Any]) -> dict[str, Any]:
@@ -441,10 +484,14 @@ def pixels_of(config: Config) -> dict[str, Any]:
 
 def read_processor(folder: Path) -> dict[str, Any]:
     """Return the settings of the image processor in a folder. Raises: ProcessorError."""
-    for name, config in files_of(folder, (PREPROCESSOR, PROCESSOR)):
-        # A processor of several modalities contains the image processor.
-        found = config.get("image_processor", config) if isinstance(config, dict) else None
-        if isinstance(found, dict):
-            return found
+    for name, whole in files_of(folder, (PROCESSOR, PREPROCESSOR)):
+        config = whole
+        if name == PROCESSOR:
+            # A processor of several modalities contains the image processor; older ones do not.
+            config = whole.get("image_processor") if isinstance(whole, dict) else whole
+            if config is None:
+                continue
+        if isinstance(config, dict):
+            return config
         raise ProcessorError(f"{name} is not a JSON object")
     raise ProcessorError(f"it has neither {PREPROCESSOR} nor {PROCESSOR}")

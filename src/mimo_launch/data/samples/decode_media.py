@@ -307,9 +307,9 @@ def _process_canvas(image: Image.Image, recipe: ImageRecipe, cut: Canvas) -> Ite
 
 
 def _centred(image: Image.Image, size: tuple[int, int], recipe: ImageRecipe) -> Image.Image:
-    """Return an image in the middle of a canvas of height and width, in the mean colour."""
+    """Return an image in the middle of a canvas of height and width."""
     height, width = size
-    found = Image.new(image.mode, (width, height), tuple(int(each * 255) for each in recipe.mean))
+    found = Image.new(image.mode, (width, height), recipe.fill)
     found.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
     return found
 
