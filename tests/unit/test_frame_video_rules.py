@@ -235,6 +235,7 @@ def test_numbers_are_written_as_num2words_does() -> None:
     ("family", "settings", "said"),
     [
         ("InternVL", {"do_sample_frames": True}, "without num_frames or fps"),
+        ("SmolVLM", {"size": 20}, "size: 20, without names"),
         ("InternVL", {"initial_shift": -1}, "initial_shift: -1"),
         ("InternVL", {"size": {"shortest_edge": 9}}, "size"),
         ("InternVL", {"do_sample_frames": True, "fps": 0}, "fps: 0"),

@@ -220,6 +220,8 @@ def read_video_recipe(folder: Path, videos: Videos) -> VideoRecipe:
         said = config | _IMPOSED.get(processor_class(folder), {})
         said = {key: each for key, each in said.items() if each is not None}
         config = {**processor.defaults, **said}
+        if not isinstance(size := config.get("size", {}), dict):
+            raise TypeError(f"size: {json.dumps(size)}, without names")
         # Whatever it takes, the processor of Qwen3-Omni counts by this rate.
         nominal = 1.0 if videos.time == "exact_seconds" else FPS
         rest = {"nominal_fps": nominal, **_pixels(config)}
