@@ -163,6 +163,7 @@ def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: C
         ("--vision {llama}", "holds no supported vision: its model type is llama"),
         ("--language {llama}/none", "there is no such folder"),
         ("--language {llama} --gpus 3 --global-batch 7", "no layout on 3 GPUs: "),
+        ("--language {llama} --data {llama} --gpus 1", "no layout on 1 GPU: "),
         ("--gpu-memory much --gpus 4", "unit"),
         ("--gpu h100-80g --gpus 4", "did you mean `h100-80gb`"),
         ("--gpu mine --gpus 4", "no GPU has the name mine"),

@@ -16,7 +16,7 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.cli.init_text import MARKERS, spec_text
 from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.diag.frozen import frozen
-from mimo_launch.diag.quantities import percent
+from mimo_launch.diag.quantities import counted, percent
 from mimo_launch.hugging_face.contents import Module, read_contents
 from mimo_launch.hugging_face.families.siglip_clip import ALONE
 from mimo_launch.hugging_face.folder import ConfigError, FilesError, has_weights
@@ -84,7 +84,9 @@ def draft(answers: Answers) -> str:
     try:
         first = first_spec(data, answers.gpus)
     except NothingFits as error:
-        raise CannotDraft(f"no layout on {answers.gpus} GPUs: {error}", error.help) from error
+        raise CannotDraft(
+            f"no layout on {counted(answers.gpus, 'GPU')}: {error}", error.help
+        ) from error
     except ValueError as error:
         raise CannotDraft(str(error), "mimo-launch init --help") from error
     text = spec_text(first, answers.gpu_memory or answers.gpu, of_data)
