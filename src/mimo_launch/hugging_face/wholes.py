@@ -302,8 +302,9 @@ class VisionAndText:
     """A family of whole models of a tower with a merger and a language model, as a Qwen2-VL.
 
     `nested`: it writes the names of both inside `model`. `beside`: prefixes of tensors of the text
-    part outside `model`. `refused`: refused settings besides a width of rows that language lacks.
-    `reads_videos`: whether it is known how the whole reads videos.
+    part outside `model`. `either_ties`: the setting of the text part ties the output layer, too,
+    whatever that of the whole says. `refused`: refused settings besides a width of rows that
+    language lacks. `reads_videos`: whether it is known how the whole reads videos.
     """
 
     model_type: str
@@ -312,6 +313,7 @@ class VisionAndText:
     text: Family
     nested: bool = False
     beside: tuple[str, ...] = ()
+    either_ties: bool = False
     refused: Refusals = NOTHING
     reads_videos: bool = True
     rank: int = 0
@@ -349,8 +351,7 @@ class VisionAndText:
         if kind != self.text.kind:
             raise NoSuchPart(f"model_type: {self.model_type}")
         said = [each.get("tie_word_embeddings") for each in (config, text)]
-        # Where names are not nested, the setting of the text part counts as well.
-        tied = any(said) if not self.nested or said[0] is None else bool(said[0])
+        tied = any(said) if self.either_ties or said[0] is None else bool(said[0])
         return Part(
             family=self.text,
             config={**text, "tie_word_embeddings": tied},

@@ -148,6 +148,7 @@ GLM4V = VisionAndText(
     vision=_vision("glm4v_vision", "Glm4vVisionModel"),
     text=_TEXT,
     nested=True,
+    either_ties=True,
 )
 GLM4V_MOE = VisionAndText(
     model_type="glm4v_moe",
@@ -156,6 +157,7 @@ GLM4V_MOE = VisionAndText(
     vision=replace(_vision("glm4v_moe_vision", "Glm4vMoeVisionModel"), rank=1),
     text=_TEXT_MOE,
     nested=True,
+    either_ties=True,
 )
 GLM46V = replace(
     GLM4V,
@@ -165,6 +167,7 @@ GLM46V = replace(
     refused=refusals(
         of_type("text_config", "glm4v_text"), of_type("vision_config", "glm4v_vision")
     ),
+    either_ties=False,
     # Their sampling and the text of their times differ.
     reads_videos=False,
     rank=1,

@@ -74,6 +74,7 @@ GLM_OCR = VisionAndText(
         },
     ),
     nested=True,
+    either_ties=True,
     # Its processor is that of a GLM-4.6V.
     reads_videos=False,
     notes="A layer that predicts further tokens is left out.",

@@ -24,7 +24,6 @@ from mimo_launch.hugging_face.wholes import (
     ONE_LAYER,
     TowerAndDecoder,
     features_as_written,
-    tied_by_default,
 )
 from mimo_launch.spec.spec import VitModel
 
@@ -178,7 +177,7 @@ LLAVA_ONEVISION = TowerAndDecoder(
         grids_refused(_USUAL),
         where("vision_aspect_ratio", "other than `anyres_max_N`", lambda x: not _most(x), _RATIO),
     ),
-    tied=tied_by_default(False),
+    tied=tied_if_said,
     token="image_token_index",
     settings={
         _PINS: pins_of,

@@ -102,6 +102,7 @@ QWEN2_VL = VisionAndText(
     published=("Qwen/Qwen2-VL-7B-Instruct",),
     vision=_QWEN2_VL_VISION,
     text=text_family("qwen2_vl_text", "Qwen2VLTextModel"),
+    either_ties=True,
     notes="The merger is the projector: with `frozen: except_projector` its maps train, and the "
     "norm before it, called `norm`, does not. An image counts as a video of two equal frames, so "
     "the embedding keeps its weights over time. Two adjacent images count as two; `transformers` "
@@ -161,6 +162,7 @@ QWEN2_5_VL = VisionAndText(
     published=("Qwen/Qwen2.5-VL-7B-Instruct",),
     vision=QWEN2_5_VL_VISION,
     text=text_family("qwen2_5_vl_text", "Qwen2_5_VLTextModel"),
+    either_ties=True,
     notes="Windows are squares of rows, counted from the upper left corner of each image; those at "
     "its right and lower edge end with it. Any layout may cut a window anywhere.",
 )
