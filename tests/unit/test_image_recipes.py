@@ -390,6 +390,25 @@ def test_a_processor_that_is_not_understood_is_refused(
         read_recipe(tmp_path)
 
 
+def test_tiles_behind_other_words_are_refused(tmp_path: Path) -> None:
+    """The processor of an Aya Vision asks for tiles, whatever the file says, and numbers them."""
+    from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
+
+    assert AyaVisionProcessor.images_kwargs == {"crop_to_patches": True}
+    config = {
+        "image_processor_type": "GotOcr2ImageProcessor",
+        "processor_class": "InternVLProcessor",
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    assert read_recipe(tmp_path).cut is not None
+    config["processor_class"] = "AyaVisionProcessor"
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ProcessorError, match="Aya Vision cuts every image into tiles behind `TILE_1`"
+    ):
+        read_recipe(tmp_path)
+
+
 def test_a_folder_without_a_processor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProcessorError, match="neither preprocessor_config"):
         read_recipe(tmp_path)

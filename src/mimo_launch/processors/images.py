@@ -203,8 +203,18 @@ def _within(config: Config) -> Within:
 
 
 def _nearest(config: Config) -> Cut | None:
-    """Return the rule of InternVL; some processors request tiles, whatever the file says."""
-    asks = processor_class(config[_FOLDER]) in ("InternVL", "QianfanOCR")
+    """Return the rule of InternVL; some processors request tiles, whatever the file says.
+
+    Raises: KeyError, TypeError, ValueError.
+    """
+    name = processor_class(config[_FOLDER])
+    if name == "AyaVision":
+        raise ValueError(
+            "an Aya Vision cuts every image into tiles behind `TILE_1`, `TILE_2`, ..., which are "
+            "not written here; to show whole images, name a folder with another image processor, "
+            "such as SiglipImageProcessor, in `data.processors`"
+        )
+    asks = name in ("InternVL", "QianfanOCR")
     return nearest_of({**config, "crop_to_patches": True} if asks else config)
 
 
