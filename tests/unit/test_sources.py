@@ -1100,6 +1100,7 @@ def test_faulty_sources_are_found_before_a_run(
     assert [each.code for each in found] == ([] if code is None else [code])
     assert all(why in str(each.why) for each in found)
     assert not any("in place of `kind: webdataset`" in each.help for each in found)
+    assert source != "empty" or "a line of JSON for each" in found[0].help
     assert source != "hf://a/b.jsonl" or found[0].help.endswith("write `path: FOLDER/b.jsonl`")
 
 

@@ -139,8 +139,9 @@ def _files(path: YamlPath, source: Source) -> Findings:
         yield _not_read(
             (*path, "path"),
             f"`{empty[0]}` holds no file of records",
-            f"in a folder, files that end in {ends} are read",
-            "write the files: `path: FOLDER/NAME.json`, or a pattern",
+            f"in a folder, files that end in {ends} are read; images are named by records",
+            "write the files: `path: FOLDER/NAME.json`, or a pattern; for images alone, write "
+            "first a file with a line of JSON for each",
         )
     yield from _formats(path, [*chain(*files.values())][:MOST_OPENED])
 
