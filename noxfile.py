@@ -1,5 +1,6 @@
 """Every check that CI runs; `nox -l` lists them."""
 
+import os
 import sys
 
 import nox
@@ -14,9 +15,10 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 
 # The project with the extras that tests use: half a minute to install, small beside torch.
 WITH_EXTRAS = ("-e", ".[audio,data,mlflow,remote,report,tables,tensorboard,video,wandb]")
-IN_TWO_PROCESSES = ("-n", "2")
+# One more than cores, because tests wait for ranks and commands; each takes up to 3 GB.
+IN_PROCESSES = ("-n", str(min(8, (os.cpu_count() or 1) + 1)))
 # A file is a process's own: its fixtures are made once.
-BY_FILE = (*IN_TWO_PROCESSES, "--dist", "loadfile")
+BY_FILE = (*IN_PROCESSES, "--dist", "loadfile")
 # Also where the environment says otherwise: else each command that a test starts compiles all
 # sources anew.
 KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
@@ -29,7 +31,7 @@ def group(name: str) -> list[str]:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the default suite in two processes; arguments go to pytest."""
+    """Run the default suite in several processes; arguments go to pytest."""
     session.install(*WITH_EXTRAS, *group("test"))
     session.run("pytest", *BY_FILE, *session.posargs, env=KEEPS_BYTECODE)
 
@@ -73,7 +75,7 @@ def example(session: nox.Session) -> None:
         "tests/cli",
         "-m",
         "example",
-        *IN_TWO_PROCESSES,
+        *IN_PROCESSES,
         *session.posargs,
         env=KEEPS_BYTECODE,
     )
