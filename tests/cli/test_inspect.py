@@ -352,6 +352,14 @@ def test_a_configuration_of_no_model_is_refused(
     assert code == (1 if "rope" in says else 2)
 
 
+@pytest.mark.parametrize("more", ["models/new", "--draft"])
+def test_a_list_of_all_families_reads_no_folder(more: str, run_cli: Cli) -> None:
+    code, out, err = run_cli(f"inspect --families {more}")
+    assert (code, out) == (2, "")
+    assert "--families lists all types; it reads no folder" in err
+    assert "mimo-launch inspect DIR" in err
+
+
 def test_all_families_are_listed_with_what_is_refused(run_cli: Cli) -> None:
     code, out, err = run_cli("inspect --families")
     assert (code, err) == (0, "")

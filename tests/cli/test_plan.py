@@ -222,6 +222,16 @@ def test_a_change_that_cannot_be_written_is_refused(
     assert not Path("new.yaml").exists()
 
 
+@pytest.mark.parametrize("option", ["--full", "--tokens 1T"])
+def test_what_one_rank_does_not_show_is_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "topologies/quickstart.yaml", "--rank", "0", *option.split()]) == 2
+    assert (
+        f"for {option.split(maxsplit=1)[0]}: --rank shows a rank alone" in capsys.readouterr().err
+    )
+
+
 def test_calibration_changes_the_estimates(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from tests.support.specs import box, spec
 
+from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.tune_bench import ranked_again
 from mimo_launch.estimate.estimates import Estimator
 from mimo_launch.estimate.rows import Estimates
@@ -107,7 +109,15 @@ def test_layouts_that_ran_are_ranked_by_what_they_took_and_others_by_what_that_s
 
     assert ranked(9.0, 2.2) == [(2, 2.2), (3, None), (4, None), (1, 9.0)]
     assert ranked(None, 2.2, 1.0) == [(3, 1.0), (1, None), (4, None), (2, 2.2)]
-    assert ranked(None) == [(1, None), (2, None), (3, None), (4, None)]
+
+
+def test_where_no_layout_runs_the_command_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = rows_of(planned(PIPE, step_seconds=1.0))
+    runs: Any = SimpleNamespace(seconds=lambda file, console: None)
+    with pytest.raises(typer.Exit) as ended:
+        ranked_again(rows, [Path("01.yaml")], 1, runs, Console())
+    assert ended.value.exit_code == 1
+    assert "no layout ran" in capsys.readouterr().err
 
 
 WASTE = Waste(kind="pads", modules=("language",), ranks=(0,), share=0.5, of_all=0.5, text="pads")

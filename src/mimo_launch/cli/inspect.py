@@ -70,6 +70,9 @@ def inspect(
 
     console = console_of(ctx)
     if families:
+        if folder is not None or draft:
+            help_ = "mimo-launch inspect --families, or mimo-launch inspect DIR"
+            console.refuse("--families lists all types; it reads no folder", help_=help_)
         _answer(_Families(), console, as_json=as_json)
         return
     if folder is None:

@@ -118,6 +118,10 @@ class PlanCommand:
         from mimo_launch.schedule.deadlock_proof import DeadlockError
 
         console = console_of(self.ctx)
+        for option, given in {"--full": self.full, "--tokens": self.tokens is not None}.items():
+            if given and self.rank is not None:
+                message = "--rank shows a rank alone; leave out one of them"
+                raise typer.BadParameter(message, param_hint=option)
         wanted = Drawings(
             svg=self.timeline,
             trace=self.trace,

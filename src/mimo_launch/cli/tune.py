@@ -56,7 +56,7 @@ The answer is a table of estimates; --to writes specs that are ready to run. The
 --seconds give the same answer on every machine, because plans are counted, not time. Without
 --bench it starts nothing and needs no GPU.
 Exits with 0, with 2 when the spec has a mistake or no layout fits, or with 1 when a file cannot be
-written.
+written or no layout of --bench runs.
 """
 
 

@@ -61,11 +61,15 @@ class Runs:
 def ranked_again(
     rows: Sequence[LayoutRow], files: Sequence[Path], number: int, runs: Runs, console: Console
 ) -> list[LayoutRow]:
-    """Return the rows in the order of measured or corrected seconds; the first `number` run."""
+    """Return the rows in the order of measured or corrected seconds; the first `number` run.
+
+    Raises: typer.Exit if none of these runs.
+    """
     measured = [runs.seconds(file, console) for file in files[:number]]
     known = [(row, each) for row, each in zip(rows, measured, strict=False) if each is not None]
     if not known:
-        return list(rows)
+        help_ = f"mimo-launch bench {files[0]} says why; without --bench, tune ranks by estimates"
+        console.refuse("no layout ran", help_=help_, code=1)
     by = factors([terms_of(row.time) for row, _ in known], [each for _, each in known])
     seconds = {row.number: each for row, each in known}
     made = [
