@@ -171,7 +171,16 @@ def test_a_whole_model_on_gpus_that_all_modules_share(tmp_path: Path, run_cli: C
             "--language {llama} --data shards/000.tar --tokenizer {llama}",
             "cannot be used: it has no tokenizer.json",
         ),
-        ("--data x.tar", "--data and --tokenizer are for models"),
+        ("--data x.tar", "--data, --tokenizer and --template are for models"),
+        ("--template caption", "--data, --tokenizer and --template are for models"),
+        (
+            "--language {llama} --template caption",
+            "--tokenizer and --template read files of --data",
+        ),
+        (
+            "--language {llama} --tokenizer {llama}",
+            "--tokenizer and --template read files of --data",
+        ),
     ],
 )
 def test_what_cannot_be_written(

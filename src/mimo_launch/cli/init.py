@@ -89,9 +89,12 @@ class InitCommand:
     tokenizer: Annotated[
         Folder, typer.Option(metavar="DIR", help="Default: the folder of the language model.")
     ] = None
-    template: Annotated[str, typer.Option(help="How a sample becomes text: chat or caption.")] = (
-        "chat"
-    )
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="How a sample becomes text: chat, the default, or caption."
+        ),
+    ] = None
     seq: Annotated[
         int | None,
         typer.Option(

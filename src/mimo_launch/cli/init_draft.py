@@ -63,7 +63,7 @@ class Answers:
     gpu_memory: str | None = None
     data: str | None = None
     tokenizer: Path | None = None
-    template: str = "chat"
+    template: str | None = None
     seq: int | None = None
     global_batch: int | None = None
     steps: int | None = None
@@ -137,8 +137,11 @@ def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
             # As in LLaVA, the format of `export`; in a whole model, its own config decides.
             said = {"final_norm": False} if contents.model_type in ALONE else {}
             found[name] = (replace(part, keys={**part.keys, **said}), folder)
-    if not found and (answers.data or answers.tokenizer):
-        raise CannotDraft("--data and --tokenizer are for models", "give --language or --model")
+    if not found and (answers.data or answers.tokenizer or answers.template):
+        message = "--data, --tokenizer and --template are for models"
+        raise CannotDraft(message, "give --language or --model")
+    if answers.data is None and (answers.tokenizer or answers.template):
+        raise CannotDraft("--tokenizer and --template read files of --data", "give --data, too")
     if found and "language" not in found:
         raise CannotDraft("there is no language model", "give --language or --model")
     return {name: found[name] for name in dict.fromkeys(NAMES.values()) if name in found}
@@ -166,7 +169,7 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
             samples = {
                 **(where if is_tar else {"kind": "files", "sources": [answers.data]}),
                 "tokenizer": str(tokenizer),
-                "template": answers.template,
+                "template": answers.template or "chat",
             }
         elif "vision" in parts and (image := parts["vision"][0].keys.get("image")) is not None:
             # Whole rows, also where the table is no multiple of them.
