@@ -49,6 +49,9 @@ SAID: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": 6,
         },
     ),
+    "no shared experts, of which the file has empty tensors": (
+        "deepseek_v3", {"n_shared_experts": 0},
+    ),
     "original length beside kinds of layers": (
         "olmo3",
         {
@@ -98,6 +101,7 @@ def _settings(kind: str, changes: dict[str, Any]) -> dict[str, Any]:
     return {key: each for key, each in said.items() if each is not None or key != "rope_parameters"}
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("name", SAID)
 def test_a_configuration_is_read_as_by_transformers(name: str, tmp_path: Path) -> None:
     kind, changes = SAID[name]
