@@ -62,3 +62,20 @@ def files_of(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
         except (OSError, ValueError) as error:
             raise ProcessorError(f"{name} cannot be read: {error}") from error
         yield name, config
+
+
+def settings_of(folder: Path, part: str, names: Iterable[str]) -> dict[str, Any] | None:
+    """Return the settings of a processor in a folder; None if no file has them.
+
+    A processor of several modalities contains that of each `part`, such as `image_processor`; older
+    ones do not, and their `names` of files follow. Raises: ProcessorError.
+    """
+    for name, whole in files_of(folder, (PROCESSOR, *names)):
+        is_nested = name == PROCESSOR and isinstance(whole, dict)
+        config = whole.get(part) if is_nested else whole
+        if is_nested and config is None:
+            continue
+        if isinstance(config, dict):
+            return config
+        raise ProcessorError(f"{name} is not a JSON object")
+    return None

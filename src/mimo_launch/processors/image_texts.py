@@ -12,6 +12,7 @@ from mimo_launch.processors.files import (
     PROCESSOR,
     json_object,
     processor_class,
+    settings_of,
 )
 from mimo_launch.processors.tokenizer import special_texts, token_id
 
@@ -134,10 +135,7 @@ def slice_texts(folder: Path) -> tuple[str, str] | None:
     name, specials = _of_processor(folder)
     if name not in _SLICING:
         return None
-    there = [x for x in (PROCESSOR, PREPROCESSOR) if (folder / x).is_file()]
-    files = {name: json_object(folder / name) for name in there}
-    inner = files.get(PROCESSOR, {}).get("image_processor")
-    said = (inner or files.get(PREPROCESSOR, {})).get("use_image_id")
+    said = (settings_of(folder, "image_processor", (PREPROCESSOR,)) or {}).get("use_image_id")
     safe = {key: text.replace("{", "{{").replace("}", "}}") for key, text in specials.items()}
     try:
         number, whole, part = (each.format(**{**safe, "number": "{number}"}) for each in _SLICES)

@@ -22,8 +22,8 @@ from mimo_launch.processors.files import (
     PROCESSOR,
     ProcessorError,
     UnknownProcessor,
-    files_of,
     processor_class,
+    settings_of,
 )
 from mimo_launch.processors.resize_rules import (
     Exact,
@@ -494,14 +494,6 @@ def pixels_of(config: Config) -> dict[str, Any]:
 
 def read_processor(folder: Path) -> dict[str, Any]:
     """Return the settings of the image processor in a folder. Raises: ProcessorError."""
-    for name, whole in files_of(folder, (PROCESSOR, PREPROCESSOR)):
-        config = whole
-        if name == PROCESSOR:
-            # A processor of several modalities contains the image processor; older ones do not.
-            config = whole.get("image_processor") if isinstance(whole, dict) else whole
-            if config is None:
-                continue
-        if isinstance(config, dict):
-            return config
-        raise ProcessorError(f"{name} is not a JSON object")
-    raise ProcessorError(f"it has neither {PREPROCESSOR} nor {PROCESSOR}")
+    if (found := settings_of(folder, "image_processor", (PREPROCESSOR,))) is None:
+        raise ProcessorError(f"it has neither {PREPROCESSOR} nor {PROCESSOR}")
+    return found

@@ -18,8 +18,8 @@ from mimo_launch.processors.files import (
     PROCESSOR,
     VIDEO_PREPROCESSOR,
     ProcessorError,
-    files_of,
     processor_class,
+    settings_of,
 )
 from mimo_launch.processors.frame_sampling import (
     FPS,
@@ -244,14 +244,7 @@ def _pixels(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(folder: Path) -> dict[str, Any]:
     """Return the settings of the video processor in a folder. Raises: ProcessorError."""
-    for name, whole in files_of(folder, (PROCESSOR, VIDEO_PREPROCESSOR, PREPROCESSOR)):
-        config = whole
-        if name == PROCESSOR:
-            # A processor of several modalities contains the video processor; older ones do not.
-            config = whole.get("video_processor") if isinstance(whole, dict) else None
-            if config is None:
-                continue
-        if isinstance(config, dict):
-            return config
-        raise ProcessorError(f"{name} is not a JSON object")
-    raise ProcessorError(f"it has neither {PROCESSOR}, {VIDEO_PREPROCESSOR} nor {PREPROCESSOR}")
+    found = settings_of(folder, "video_processor", (VIDEO_PREPROCESSOR, PREPROCESSOR))
+    if found is None:
+        raise ProcessorError(f"it has neither {PROCESSOR}, {VIDEO_PREPROCESSOR} nor {PREPROCESSOR}")
+    return found
