@@ -56,8 +56,8 @@ def deviations_of(
     shards = sorted((seen for part in parts for seen in part), key=lambda seen: seen.shard)
     found = []
     for key in sorted({(seen.replica, seen.group) for seen in shards}):
-        samples = views.encoder(name, *key).samples
-        read = [each for sample in samples for each in inputs.images(sample, name)]
+        view = views.encoder(name, *key)
+        read = [each for n in view.samples for each in view.own(n, inputs.images(n, name))]
         mine = [seen for seen in shards if (seen.replica, seen.group) == key]
         if not module.sequence_parallel:
             mine = [seen for seen in mine if seen.shard[1] == 0]

@@ -30,7 +30,11 @@ def built(model: dict[str, Any]) -> set[str]:
     """Return the names of a module's tensors, without the module."""
     is_language = model["kind"] in ("decoder", "hybrid")
     name = "language" if is_language else "encoder"
-    modules = {"language": {"model": LANGUAGE, "ranks": 0}, name: {"model": model, "ranks": 0}}
+    reads = {"reads": ["language"]} if model["kind"] == "talker" else {}
+    modules = {
+        "language": {"model": LANGUAGE, "ranks": 0},
+        name: {"model": model, "ranks": 0, **reads},
+    }
     spec = spec_from_data(
         {
             "version": 1, "name": "t", "modules": modules, "batch": {"global": 1, "seq": 64},
