@@ -9,7 +9,7 @@ from mimo_launch.checks.all_checks import check
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.member_readers import ImageReader
 from mimo_launch.data.samples.readers import CutReader
-from mimo_launch.processors.images import ImageRecipe
+from mimo_launch.processors.image_recipe import ImageRecipe
 from mimo_launch.spec.gemma4_vision import Gemma4VisionModel
 
 LEARNED = {"positions": "learned", "image": [2, 2]}

@@ -31,8 +31,9 @@ from mimo_launch.data.sample_sizes import longest_sample
 from mimo_launch.data.samples.decode_media import process, process_cut
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL
 from mimo_launch.processors.files import ProcessorError
+from mimo_launch.processors.image_recipe import ImageRecipe
 from mimo_launch.processors.image_texts import slice_texts
-from mimo_launch.processors.images import ImageRecipe, read_recipe
+from mimo_launch.processors.images import read_recipe
 from mimo_launch.processors.resize_rules import ImageTooThin
 from mimo_launch.processors.slice_rules import Sliced
 from mimo_launch.processors.tokenizer import token_id

@@ -21,7 +21,7 @@ from mimo_launch.data.samples.decode_media import (
     process,
 )
 from mimo_launch.data.sources.media_suffixes import AUDIO_SUFFIXES, IMAGE_FORMATS
-from mimo_launch.processors.images import ImageRecipe
+from mimo_launch.processors.image_recipe import ImageRecipe
 
 # A directory of five EXIF entries that ends inside the first one.
 BROKEN_EXIF = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01"

@@ -15,7 +15,8 @@ from transformers.image_utils import IMAGENET_DEFAULT_STD as IMAGENET_STD
 
 from mimo_launch.data.samples.decode_media import decode_image, process
 from mimo_launch.processors.files import ProcessorError
-from mimo_launch.processors.images import ImageRecipe, read_recipe
+from mimo_launch.processors.image_recipe import ImageRecipe
+from mimo_launch.processors.images import read_recipe
 from mimo_launch.processors.resize_rules import ImageTooThin, ShortEdge, Smart
 
 PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -28,7 +28,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 )
 
 from mimo_launch.data.torch_media import resize
-from mimo_launch.processors.images import BICUBIC
+from mimo_launch.processors.image_recipe import BICUBIC
 
 SIDE, PATCH = 29, 7
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)

@@ -19,7 +19,7 @@ from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.samples.decode_video import video_groups, video_size
 from mimo_launch.processors.frame_sampling import FrameSampling, VideoSize
 from mimo_launch.processors.frame_sizes import FrameSize
-from mimo_launch.processors.images import BICUBIC
+from mimo_launch.processors.image_recipe import BICUBIC
 from mimo_launch.processors.video_recipe import VideoRecipe
 from mimo_launch.spec.spec import Videos
 

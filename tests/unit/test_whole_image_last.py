@@ -11,7 +11,7 @@ from mimo_launch.data.samples.readers import tile_reader
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.tiles import Tiling
 from mimo_launch.models.tiled_rows import NEWLINE, SEPARATOR, row_patches
-from mimo_launch.processors.images import ImageRecipe
+from mimo_launch.processors.image_recipe import ImageRecipe
 from mimo_launch.processors.resize_rules import Exact
 from mimo_launch.spec.load import model_from_data
 

@@ -41,7 +41,7 @@ from mimo_launch.spec.spec import Images, Spec, UserData, WebdatasetData
 from mimo_launch.spec.user_data import Patterns, patterns_of
 
 if TYPE_CHECKING:
-    from mimo_launch.processors.images import ImageRecipe
+    from mimo_launch.processors.image_recipe import ImageRecipe
     from mimo_launch.processors.video_recipe import VideoRecipe
 
 # Number of members to read the headers of, in a millisecond or two.

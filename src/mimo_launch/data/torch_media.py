@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mimo_launch.processors.images import BICUBIC, BILINEAR, LANCZOS
+from mimo_launch.processors.image_recipe import BICUBIC, BILINEAR, LANCZOS
 from mimo_launch.processors.sounds import EMPHASIS, HOP, RATE, TOP_OF_PHI4, TRANSFORM, WINDOW
 from mimo_launch.spec.media import FRAMES_PER_TOKEN
 from mimo_launch.spec.spec import Clips

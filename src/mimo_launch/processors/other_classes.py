@@ -9,7 +9,8 @@ Leaves: running the class to `data.samples.class_runner`.
 from pathlib import Path
 
 from mimo_launch.processors.files import ProcessorError
-from mimo_launch.processors.images import HALF, ImageRecipe, pixels_of, read_processor
+from mimo_launch.processors.image_recipe import HALF, ImageRecipe
+from mimo_launch.processors.images import pixels_of, read_processor
 from mimo_launch.processors.resize_rules import Exact, Size
 
 # Settings by which one image becomes several.

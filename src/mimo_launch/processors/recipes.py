@@ -19,7 +19,7 @@ from mimo_launch.spec.load import earlier_specs
 from mimo_launch.spec.spec import Spec, UserData, VitModel
 
 if TYPE_CHECKING:
-    from mimo_launch.processors.images import ImageRecipe
+    from mimo_launch.processors.image_recipe import ImageRecipe
     from mimo_launch.processors.video_recipe import VideoRecipe
 
 
@@ -29,7 +29,8 @@ def recipe_of(spec: Spec, encoder: str) -> "ImageRecipe":
     images = kind_of(model).images
     if images is None or not isinstance(data, UserData):
         raise ProcessorError(f"`{encoder}` does not read images of shards")
-    from mimo_launch.processors.images import ImageRecipe, read_recipe
+    from mimo_launch.processors.image_recipe import ImageRecipe
+    from mimo_launch.processors.images import read_recipe
     from mimo_launch.processors.resize_rules import Exact, Smart
 
     folder = processor_folder(spec, encoder)

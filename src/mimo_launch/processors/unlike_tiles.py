@@ -11,7 +11,7 @@ from mimo_launch.kinds.tiles import IndicatorRule, TileRule
 from mimo_launch.spec.spec import Images
 
 if TYPE_CHECKING:
-    from mimo_launch.processors.images import ImageRecipe
+    from mimo_launch.processors.image_recipe import ImageRecipe
 
 
 def tiles_unlike(images: Images, rule: TileRule | None, recipe: "ImageRecipe") -> tuple[str, str]:

@@ -19,7 +19,7 @@ from mimo_launch.processors.frame_sampling import (
     VideoSize,
 )
 from mimo_launch.processors.frame_sizes import ExactFrames, FrameSize
-from mimo_launch.processors.images import BICUBIC, HALF
+from mimo_launch.processors.image_recipe import BICUBIC, HALF
 from mimo_launch.processors.resize_rules import Size
 from mimo_launch.processors.sound_of_videos import CHUNK
 from mimo_launch.processors.video_words import told_of

@@ -33,15 +33,9 @@ from mimo_launch.processors.frame_sampling import (
     ShiftedSampling,
 )
 from mimo_launch.processors.frame_sizes import ExactFrames, FrameSize, SquareFrames
-from mimo_launch.processors.images import (
-    BICUBIC,
-    BILINEAR,
-    CLIP_MEAN,
-    CLIP_STD,
-    HALF,
-    LANCZOS,
-    pixels_of,
-)
+from mimo_launch.processors.image_classes import CLIP_NORM
+from mimo_launch.processors.image_recipe import BICUBIC, BILINEAR, HALF, LANCZOS
+from mimo_launch.processors.images import pixels_of
 from mimo_launch.processors.video_recipe import VideoRecipe
 from mimo_launch.spec.spec import Videos
 
@@ -159,9 +153,8 @@ class _VideoProcessor:
     rules: Callable[[Mapping[str, Any]], _Rules]
 
 
-_CLIP_NORM = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD}
 _HALF_NORM = {"image_mean": HALF, "image_std": HALF}
-_OF_384 = {"size": {"height": 384, "width": 384}, **_CLIP_NORM}
+_OF_384 = {"size": {"height": 384, "width": 384}, **CLIP_NORM}
 _GROUPS = {
     "merge_size": 2, "temporal_patch_size": 2, "min_frames": MIN_FRAMES, "max_frames": MAX_FRAMES,
 }  # fmt: skip
@@ -173,7 +166,7 @@ _PROCESSORS = {
     "Qwen2VL": _VideoProcessor(
         {
             **_GROUPS, "size": _OF_QWEN2, "patch_size": 14, "max_video_tokens": 128_000,
-            **_CLIP_NORM,
+            **CLIP_NORM,
         },
         _grouped,
     ),
@@ -187,7 +180,7 @@ _PROCESSORS = {
     "Glm4v": _VideoProcessor(
         {
             **_GROUPS, "size": {"shortest_edge": 112**2, "longest_edge": 28**2 * 2 * 30000},
-            "patch_size": 14, "max_duration": 300, **_SAMPLED, **_CLIP_NORM,
+            "patch_size": 14, "max_duration": 300, **_SAMPLED, **CLIP_NORM,
         },
         partial(_grouped, over_time=True, by_second=True),
     ),

@@ -4,7 +4,7 @@ Decides: that an image is turned upright and put on white; which files are refus
 names; that resizing works on 8-bit pixels unless a recipe says otherwise, and the arithmetic after
 it on float32, with the same results as transformers' Pillow processors.
 Relies on: Pillow for images and soundfile for sound, each imported on first use;
-`processors.images` for sizes.
+`processors.image_recipe` for sizes.
 Leaves: spectrograms of sound to `torch_media`.
 """
 
@@ -31,7 +31,7 @@ from mimo_launch.data.sources.media_suffixes import (
 )
 from mimo_launch.processors.canvas_rules import Canvas
 from mimo_launch.processors.cut_rules import Cut, fitted
-from mimo_launch.processors.images import ImageRecipe
+from mimo_launch.processors.image_recipe import ImageRecipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -1,7 +1,7 @@
 """Members of samples as inputs of modules: the number of rows of each member, and its array.
 
 Decides: which targets of a sample a generator gets.
-Relies on: `processors.images` and `torch_media` for sizes; `decode_media` for contents.
+Relies on: `processors.image_recipe` and `torch_media` for sizes; `decode_media` for contents.
 Leaves: which suffixes are media to `sources.media_suffixes`, the places of rows in a sample to
 `media_rows`.
 """
@@ -30,7 +30,7 @@ from mimo_launch.data.sources.media_suffixes import CODES_SUFFIX, target_of
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.frame_sampling import VideoSize, VideoTooShort
-from mimo_launch.processors.images import ImageRecipe
+from mimo_launch.processors.image_recipe import ImageRecipe
 from mimo_launch.processors.resize_rules import ImageTooThin
 from mimo_launch.processors.sounds import HOP, RATE, WINDOW
 from mimo_launch.processors.video_recipe import TakenVideo, VideoRecipe

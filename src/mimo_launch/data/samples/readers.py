@@ -39,7 +39,7 @@ from mimo_launch.kinds.tiles import IndicatorRule, TileRule
 from mimo_launch.layout.step_data import ImageSpan
 from mimo_launch.processors.cut_rules import Cut, tiling
 from mimo_launch.processors.files import ProcessorError
-from mimo_launch.processors.images import ImageRecipe
+from mimo_launch.processors.image_recipe import ImageRecipe
 from mimo_launch.processors.recipes import recipe_of, video_recipe_of
 from mimo_launch.processors.resize_rules import ImageTooThin
 from mimo_launch.processors.unlike_tiles import tiles_unlike
