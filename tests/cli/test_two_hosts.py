@@ -13,6 +13,7 @@ from tests.support.faulty_train import Launcher, gone
 from tests.support.two_hosts import ADDRESSES, TwoHosts
 
 from mimo_launch.cli.app import run
+from mimo_launch.diag.exit_codes import ExitCode
 from mimo_launch.launcher import host_rendezvous
 
 SPEC = str(Path(__file__).parents[1] / "fixtures" / "tiny_train.yaml")
@@ -128,7 +129,7 @@ def test_a_launcher_that_is_killed_ends_the_others(start: Start) -> None:
     launchers[0].wait_for_step(3)
     os.kill(launchers[0].pid, signal.SIGKILL)
     code, _, err = launchers[1].finish()
-    assert code == 1
+    assert code == ExitCode.ELSEWHERE
     assert "(node 0, rank 0) does not answer" in err
 
 

@@ -12,7 +12,7 @@ from tests.support.specs import box, spec
 from torch import nn
 
 from mimo_launch.comm.async_copies import HostCopy
-from mimo_launch.comm.finite_flags import FiniteFlag
+from mimo_launch.comm.finite_flags import FiniteFlag, not_finite
 from mimo_launch.comm.gradient_reduction import GradientReduction
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.layers.parallel_context import ParallelContext
@@ -225,3 +225,13 @@ def test_gradients_over_one_rank_are_seen_once_they_are_in_the_buffer(
         assert bool(flag.value.isnan()) == (alone and math.isnan(value))
         assert (output is filled) == (alone and kept)
         flag.clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_tensors_are_not_finite_by_their_numbers_not_by_their_sum(dtype: torch.dtype) -> None:
+    largest = torch.full((8,), torch.finfo(dtype).max, dtype=dtype)
+    both = torch.tensor([math.inf, 0, -math.inf], dtype=dtype)
+    named = [("large", largest), ("both", both), ("fine", torch.ones(3, dtype=dtype))]
+    assert not largest.sum().isfinite()
+    assert not_finite([*named, ("nothing", largest[:0]), ("nan", both * 0)]) == ["both", "nan"]
+    assert not_finite([]) == []

@@ -51,12 +51,10 @@ class Counts:
     """Counts at the moment of a save: the run's, and the updates of each segment on this rank.
 
     `best` is the best evaluation until then, as a mapping.
-    `not_finite` lists the weights on this rank that hold a NaN or an infinity.
     """
 
     run: dict[str, int]
     updates: dict[str, int]
-    not_finite: list[str]
     best: dict[str, float] | None
 
 
@@ -119,9 +117,6 @@ class CheckpointSaver:
             best=run.pop("best"),
             run=run,
             updates=update_counts(session.modules, session.updates),
-            not_finite=not_finite(
-                [(plain(c.name), c.tensor) for c in boxes if c.name.startswith(WEIGHTS)]
-            ),
         )
         if not self._settings.asynchronous:
             self._note(self._write(boxes, counts, started, None))
@@ -183,10 +178,12 @@ class CheckpointSaver:
         step = counts.run["step"]
         final = self._run / CHECKPOINTS / folder_name(step)
         unfinished = final.with_name(final.name + PARTIAL)
+        # Of the copies, so that training does not wait for it.
+        mine = not_finite([(plain(c.name), c.tensor) for c in boxes if c.name.startswith(WEIGHTS)])
         try:
             write_boxes(unfinished, boxes, self._group, self._beat)
             files = self._files(unfinished)
-            bad = self._complete(unfinished, final, counts, files)
+            bad = self._complete(unfinished, final, counts, mine, files)
         except CheckpointError as error:
             self._discard(unfinished)
             return CheckpointFailed(step=step, reason=str(error))
@@ -231,15 +228,22 @@ class CheckpointSaver:
         return {name: entry for part, _ in everyone for name, entry in part.items()}
 
     def _complete(
-        self, unfinished: Path, final: Path, counts: Counts, files: dict[str, tuple[int, int]]
+        self,
+        unfinished: Path,
+        final: Path,
+        counts: Counts,
+        mine: list[str],
+        files: dict[str, tuple[int, int]],
     ) -> list[str]:
         """Complete the folder on the first rank; return the weights that are not finite.
+
+        `mine` are those of this rank.
 
         Raises: CheckpointError on all ranks.
         """
         updates: dict[str, int] = {}
         bad: set[str] = set()
-        for part, names in gather_objects((counts.updates, counts.not_finite), self._group):
+        for part, names in gather_objects((counts.updates, mine), self._group):
             updates |= part
             bad.update(names)
         failed = ""

@@ -124,9 +124,7 @@ def resume_point(root: Path, spec: Spec, *, resume: bool | None) -> ResumePoint 
     saved = None if resume is False else newest_checkpoint(run)
     if saved is None and resume is not False and (damaged := damages(run)):
         listed = "; ".join(damaged)
-        raise NothingToResume(
-            f"every checkpoint in {run} is damaged ({listed}); --no-resume starts anew"
-        )
+        raise NothingToResume(f"every checkpoint in {run} is damaged ({listed})")
     if saved is None and resume:
         raise NothingToResume(f"there is no complete checkpoint in {run}")
     return saved

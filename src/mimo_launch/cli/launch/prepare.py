@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from mimo_launch.cli.shared.console import Console
 from mimo_launch.cli.shared.options import device_here
 from mimo_launch.diag.frozen import frozen
@@ -195,7 +193,7 @@ def screen_of(
 def _nothing_to_run(request: "Start", console: Console) -> int | None:
     """If nothing is left to do or the disk is too small, say so and return an exit code.
 
-    Raises: typer.BadParameter.
+    Raises: typer.Exit.
     """
     from mimo_launch.cli.shared.lines import no_better
     from mimo_launch.launcher.host_resources import lacks_room
@@ -205,7 +203,7 @@ def _nothing_to_run(request: "Start", console: Console) -> int | None:
     try:
         saved = resume_point(request.runs, request.spec, resume=request.resume)
     except NothingToResume as error:
-        raise typer.BadParameter(str(error), param_hint="--resume") from error
+        console.refuse(str(error), help_="--no-resume starts anew")
     if (
         saved is not None
         and has_ended(request.spec, saved.step, saved.best)
