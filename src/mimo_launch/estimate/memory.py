@@ -136,8 +136,11 @@ def weight_memory(
         # to those of the backwards before. Without units, replicas sum sharded gradients from a
         # copy of whole ones; one rank alone holds as much at the end.
         reduce_buffer=((2 * block + block // shards * full) or (replicas > 1) * last) * stored,
-        # Without shards, replicas divide by 1 into a copy; one rank alone divides nothing.
-        last_buffer=(1 + (shards == 1 < replicas)) * last * stored,
+        # Without shards, replicas divide by 1 into a copy. One rank alone divides nothing: its sums
+        # are the buffer, beside the gradients that it was filled from.
+        last_buffer=(1 + (shards == 1 < replicas))
+        * last
+        * (computed if replicas == 1 and not (full or accumulates) else stored),
         kept=0,
         offloaded=0,
         in_flight=0,
