@@ -134,7 +134,7 @@ def weight_memory(
         backward_gradients=sum(each.numel for each in beside) * computed,
         # The buffer of the unit before is still there. Fully sharded, new shards are added
         # to those of the backwards before. Without units, replicas sum sharded gradients from a
-        # copy of whole ones; one rank alone holds as much at the end.
+        # copy of whole ones; one rank alone holds its gradients at the end.
         reduce_buffer=((2 * block + block // shards * full) or (replicas > 1) * last) * stored,
         # Without shards, replicas divide by 1 into a copy. One rank alone divides nothing: its sums
         # are the buffer, beside the gradients that it was filled from.
