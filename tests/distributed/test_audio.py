@@ -94,3 +94,13 @@ def test_beside_vision_on_the_ranks_of_language(
     }
     made = spec(modules, microbatches=2, encoder_microbatches=1, **DATA, **data)
     assert failures(verdicts(made)) == []
+
+
+def test_shrinking_leaves_a_conformer_channels_that_its_activation_does_not_zero() -> None:
+    """With this seed, ReLU zeroes all of three channels, and nothing before them can be judged."""
+    model = PHI4 | {"channels": 64, "frames": 1000}
+    made = spec(
+        {"audio": box(0, model=model), "language": box(0)},
+        seed=26, mbs=2, microbatches=2, max_frames=1000, seq=512,
+    )  # fmt: skip
+    assert failures(verdicts(made)) == []

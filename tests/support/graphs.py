@@ -187,6 +187,9 @@ def _reads(
     sizes: dict[str, Any] = {name: _size(modules[name]) for name in encoders}
     for name in connectors:
         found, model = [sizes[each] for each in reads[name]], modules[name]["model"]
+        if found == [("queries", 1)] and model["queries"] is None:
+            # Attention over one row has no gradients of its queries and keys.
+            model["queries"] = 2
         if len(found) > 1 and all(each == found[0] for each in found) and draw(st.booleans()):
             model["merge"] = "width"
         alone = found[0] if len(found) == 1 or "merge" in model else ("rows of", *found)

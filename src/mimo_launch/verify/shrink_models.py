@@ -439,7 +439,8 @@ def shrink_audio(model: AudioModel, module: ModuleSpec, layers: int) -> AudioMod
     if isinstance(model, AutModel):
         update |= {"channels": min(3, model.channels), "window": min(2, model.window)}
     if isinstance(model, ConformerModel):
-        update |= {"channels": min(3, model.channels), "mels": 8, "kernel": min(3, model.kernel)}
+        # Of few channels, ReLU may zero all: then nothing before them has a gradient.
+        update |= {"channels": min(8, model.channels), "mels": 8, "kernel": min(3, model.kernel)}
         if model.distance_bias is not None:
             # Some tokens of a clip are further apart.
             update["distance_bias"] = min(2, model.distance_bias)
