@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.gpu_ranks import (
     DEVICE,
     NUM_DEVICES,
@@ -62,6 +63,13 @@ def run_on(ranks_of: Callable[[int], Ranks]) -> Callable[..., list[Any]]:
         return ranks_of(world_size).run(function, *args, timeout_s=TIMEOUT_SECONDS)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def cuda_on_ranks_alone() -> Iterator[None]:
+    """Fail a test that uses CUDA in this process: from then on, no ranks could be forked."""
+    yield
+    assert not torch.cuda.is_initialized(), "use CUDA in a function that `run_on` calls"
 
 
 @pytest.fixture

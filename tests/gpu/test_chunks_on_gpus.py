@@ -23,6 +23,7 @@ pytestmark = [
 ]  # fmt: skip
 CP = 2
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+RunOn = Callable[..., list[Any]]
 
 
 def _by_chunks(q: Tensor, k: Tensor, v: Tensor, index: int) -> Tensor:
@@ -55,37 +56,52 @@ def _results(attend: Attend, inputs: list[Tensor], index: int, dtype: torch.dtyp
     return [out, *torch.autograd.grad(out, taken, grad.bfloat16().to(dtype))]
 
 
-@pytest.mark.parametrize("index", range(CP))
-@pytest.mark.parametrize("kv_heads", [8, 2])
-@pytest.mark.parametrize("head_size", [64, 72, 80, 96, 128])
-def test_chunks_are_as_exact_as_a_mask(
-    head_size: int, kv_heads: int, index: int, say: Callable[[str], None]
-) -> None:
+def _errors(head_size: int, kv_heads: int, index: int) -> list[list[float]]:
+    """Return the errors of a mask and of chunks: of the output, and of each gradient."""
     inputs = _made(1024, head_size, kv_heads, index)
     assert takes_chunks(inputs[0].bfloat16(), inputs[1].bfloat16())
     exact = _results(_by_mask, inputs, index, torch.float64)
-    errors = []
-    for way in (_by_mask, _by_chunks):
-        found = _results(way, inputs, index, torch.bfloat16)
-        errors.append([_error(*both) for both in zip(found, exact, strict=True)])
-    say(f"heads of {head_size}, {kv_heads} of keys, rank {index}: {errors}")
-    assert all(mine <= 1.5 * bar for bar, mine in zip(*errors, strict=True))
+    found = [_results(way, inputs, index, torch.bfloat16) for way in (_by_mask, _by_chunks)]
+    return [[_error(*both) for both in zip(each, exact, strict=True)] for each in found]
 
 
 def _error(found: Tensor, exact: Tensor) -> float:
     return ((found.detach().double() - exact.detach()).norm() / exact.detach().norm()).item()
 
 
-def test_other_types_keep_their_masks() -> None:
+@pytest.mark.parametrize("index", range(CP))
+@pytest.mark.parametrize("kv_heads", [8, 2])
+@pytest.mark.parametrize("head_size", [64, 72, 80, 96, 128])
+def test_chunks_are_as_exact_as_a_mask(
+    head_size: int, kv_heads: int, index: int, run_on: RunOn, say: Callable[[str], None]
+) -> None:
+    [errors] = run_on(1, _errors, head_size, kv_heads, index)
+    say(f"heads of {head_size}, {kv_heads} of keys, rank {index}: {errors}")
+    assert all(mine <= 1.5 * bar for bar, mine in zip(*errors, strict=True))
+
+
+def _takes_chunks_in_fp32() -> bool:
     q, k, _ = _made(256, 64, 8, 0)
-    assert not takes_chunks(q, k)
+    return takes_chunks(q, k)
 
 
-def test_chunks_of_long_sequences_take_less_time_than_masks(say: Callable[[str], None]) -> None:
+def test_other_types_keep_their_masks(run_on: RunOn) -> None:
+    assert run_on(1, _takes_chunks_in_fp32) == [False]
+
+
+def _times() -> list[float]:
+    """Return the milliseconds of a mask and of chunks."""
     inputs, times = _made(32768, 128, 2, 1), []
     for way in (_by_mask, _by_chunks):
         taken = [x.bfloat16().requires_grad_() for x in inputs]
         times.append(_milliseconds(lambda way=way, taken=taken: way(*taken, 1), taken))
+    return times
+
+
+def test_chunks_of_long_sequences_take_less_time_than_masks(
+    run_on: RunOn, say: Callable[[str], None]
+) -> None:
+    [times] = run_on(1, _times)
     say(f"32,768 tokens, cp 2, rank 1: mask {times[0]:.2f} ms, chunks {times[1]:.2f} ms")
     assert times[1] < 0.75 * times[0]
 
