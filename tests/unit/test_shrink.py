@@ -296,6 +296,25 @@ LARGE = {
         virtual_stages=2,
         mbs=8,
     ),
+    "64 ranks, a tower with shared key/value heads": spec(
+        {
+            "vision": box(0, tp=16, dp=4, model={"heads": 16, "kv_heads": 2}),
+            "language": box(0, tp=3, dp=4),
+        },
+        mbs=8,
+    ),
+    "64 ranks, key/value heads shared in windows alone": spec(
+        {
+            "vision": box(0, tp=3, dp=4),
+            "language": box(
+                0,
+                tp=16,
+                dp=4,
+                model={"heads": 16, "sliding_window": {"size": 4, "full": [1], "kv_heads": 2}},
+            ),
+        },
+        mbs=8,
+    ),
     "96 ranks, Mamba groups shared over cp": spec(
         {"language": box(0, tp=4, cp=6, dp=4, model=hybrid({"tp": 4, "cp": 6}, "M*", groups=12))}
     ),

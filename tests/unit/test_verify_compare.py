@@ -10,6 +10,7 @@ from tests.support.specs import box, spec
 
 from mimo_launch.train.events import EvalFinished, StepFinished
 from mimo_launch.verify.compare import (
+    ModuleVerdict,
     TensorPiece,
     compare_numbers,
     compare_tensors,
@@ -164,9 +165,9 @@ def test_a_head_whose_loss_does_not_count_is_unused(weight: float, unused: list[
 
 @pytest.mark.parametrize(
     ("reads", "vision", "unused"),
-    [("instead", False, True), ("instead", True, False), (True, False, False)],
+    [("instead", False, True), ("instead", True, True), (True, False, False)],
 )
-def test_a_map_of_rows_of_images_is_unused_without_an_encoder(
+def test_a_map_of_rows_of_images_is_unused_if_it_reads_none(
     reads: Any, vision: bool, unused: bool
 ) -> None:
     modules = {"language": box(0), "speech": box(0, **talker(reads_text=reads))}
@@ -174,6 +175,20 @@ def test_a_map_of_rows_of_images_is_unused_without_an_encoder(
     maps = ["speech.project.states.up.weight", "speech.project.text.up.weight"]
     right = {name: torch.zeros(2) for name in maps}
     assert unused_states(made, right) == maps[: int(unused)]
+
+
+def test_a_map_that_reads_nothing_in_any_step_is_said() -> None:
+    name, other = "speech.project.states.up.weight", "speech.norm.weight"
+
+    def step(size: float) -> list[ModuleVerdict]:
+        right = {name: torch.full((2,), size), other: torch.ones(2)}
+        got = [TensorPiece(each, (0,), tensor) for each, tensor in right.items()]
+        return compare_tensors("gradients", ["speech"], got, right, unused=[name])
+
+    [remark] = not_reached(merge([*step(0.0), *step(0.0)]))
+    assert remark.key == "gradients of `speech.project.states`"
+    assert not list(not_reached(merge([*step(0.0), *step(1.0)])))
+    assert not list(not_reached(merge([*step(1.0), *step(0.0)])))
 
 
 def test_an_earlier_evaluation_that_is_missing_or_wrong_on_one_rank_fails() -> None:

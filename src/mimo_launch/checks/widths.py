@@ -42,7 +42,7 @@ def heads_over_tp(spec: Spec, name: str) -> Findings:
 def kv_heads_over_tp(spec: Spec, name: str, model: CausalModel | VitModel) -> Findings:
     """Key/value heads are shared out over tp, or repeated evenly."""
     tp = spec.modules[name].grid.tp
-    for key, kv in _kv_heads(model).items():
+    for key, kv in kind_of(model).cuts.kv_heads.items():
         if kv % tp == 0 or tp % kv == 0:
             continue
         fits = [size for size in divisors(model.heads) if kv % size == 0 or size % kv == 0]
@@ -57,24 +57,9 @@ def kv_heads_over_tp(spec: Spec, name: str, model: CausalModel | VitModel) -> Fi
         )
 
 
-def _kv_heads(model: CausalModel | VitModel) -> dict[tuple[str, ...], int]:
-    """Return the numbers of key/value heads that a model sets, by their keys."""
-    if not _attends(model):
-        return {}
-    window = model.sliding_window if isinstance(model, DecoderModel) else None
-    said: dict[tuple[str, ...], int | None] = {("kv_heads",): model.kv_heads}
-    if window is not None:
-        said["sliding_window", "kv_heads"] = window.kv_heads
-    return {key: number for key, number in said.items() if number is not None}
-
-
-def _attends(model: CausalModel | VitModel) -> bool:
-    return isinstance(model, VitModel) or model.attends
-
-
 def heads_over_kv_heads(spec: Spec, name: str, model: CausalModel | VitModel) -> Findings:
     """Each key/value head serves the same number of query heads."""
-    for key, kv in _kv_heads(model).items():
+    for key, kv in kind_of(model).cuts.kv_heads.items():
         if model.heads % kv == 0:
             continue
         yield Diagnostic(

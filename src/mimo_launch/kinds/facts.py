@@ -7,7 +7,7 @@ Relies on: the spec's types, `tiles` for images in tiles.
 Leaves: their values to subclasses in the files of kinds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from mimo_launch.diag.frozen import frozen
@@ -157,9 +157,9 @@ class TpCuts:
         return None
 
     @property
-    def kv_heads(self) -> int | None:
-        """Number of key/value heads, if query heads of a language model may share them."""
-        return None
+    def kv_heads(self) -> Mapping[tuple[str, ...], int]:
+        """Numbers of key/value heads that query heads may share, by their keys in the model."""
+        return {}
 
     @property
     def heads_of_hidden(self) -> bool:

@@ -26,7 +26,7 @@ from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.base import LANGUAGE
 from mimo_launch.spec.language_models import CausalModel, GateActivation
 from mimo_launch.spec.layers import Moe, Mtp, QueryScaling, SlidingWindow
-from mimo_launch.spec.spec import LanguageModel, RopeScaling
+from mimo_launch.spec.spec import DecoderModel, LanguageModel, RopeScaling
 
 # The part of the last stage that is a user's loss; its weights are in no folder of a model.
 LOSS = "loss"
@@ -71,9 +71,16 @@ class CausalCuts(TpCuts):
         return self.model.heads if self.model.attends else None
 
     @property
-    def kv_heads(self) -> int | None:
-        """Number of key/value heads, which query heads may share."""
-        return self.model.num_kv_heads if self.model.attends else None
+    def kv_heads(self) -> Mapping[tuple[str, ...], int]:
+        """Those of all layers, and those of layers with windows if these have others."""
+        model = self.model
+        found = dict[tuple[str, ...], int]()
+        if model.attends:
+            found["kv_heads",] = model.num_kv_heads
+        window = model.sliding_window if isinstance(model, DecoderModel) else None
+        if window is not None and window.kv_heads is not None:
+            found["sliding_window", "kv_heads"] = window.kv_heads
+        return found
 
     @property
     def heads_of_hidden(self) -> bool:

@@ -12,13 +12,14 @@ from dataclasses import replace
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.kinds.attention_shapes import AttentionShape, Pairs
 from mimo_launch.kinds.block_shapes import BlockShape, ProjectorShape
-from mimo_launch.kinds.facts import Attending, TokenFacts
+from mimo_launch.kinds.facts import Attending, TokenFacts, TpCuts
 from mimo_launch.kinds.layer import Ends, Flops, Workload
 from mimo_launch.kinds.mlp_shapes import MlpShape
 from mimo_launch.kinds.saved_activations import AttentionPattern, HeldAtEnds
 from mimo_launch.kinds.shapes import ListShape, NormShape, OneShape, WholeShape, table
 from mimo_launch.kinds.tiles import TileRule
 from mimo_launch.kinds.transformer_encoder import (
+    BlocksCuts,
     PatchWork,
     TransformerEncoderKind,
 )
@@ -175,6 +176,18 @@ class ImageAttending(Attending):
 
 
 @frozen
+class VisionCuts(BlocksCuts):
+    """Heads, some of which may share keys and values."""
+
+    model: VitModel
+
+    @property
+    def kv_heads(self) -> Mapping[tuple[str, ...], int]:
+        """Those that query heads share."""
+        return {} if self.model.kv_heads is None else {("kv_heads",): self.model.kv_heads}
+
+
+@frozen
 class VisionKind(TransformerEncoderKind):
     """A ViT (arXiv:2010.11929) over images of any size."""
 
@@ -205,6 +218,11 @@ class VisionKind(TransformerEncoderKind):
         """The keys set in the model that blocks of other libraries do not support."""
         keys = ("layer_scale", "qk_norm", "kv_heads")
         return [key for key in keys if getattr(self.model, key)]
+
+    @property
+    def cuts(self) -> TpCuts:
+        """Heads, some of which may share keys and values."""
+        return VisionCuts(self.model)
 
     @property
     def turns(self) -> PatchTurns:

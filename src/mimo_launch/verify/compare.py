@@ -56,6 +56,7 @@ BOUNDS = {"fp64": EXACT, "fp32": Bound(1e-3, 1e-3, 1e-1, 1e-6)}
 MAX_FLOOR_SHARE = 0.05
 EXEMPT_SUFFIX = ".attention.k.bias"
 EXPERTS = ".experts."
+STATES = ".project.states."
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,10 @@ class TensorPiece:
 
 @dataclass(slots=True)
 class ModuleVerdict:
-    """Result for one kind of tensor (gradients, weights) of one module."""
+    """Result for one kind of tensor (gradients, weights) of one module.
+
+    `unread` names the tensors of a talker's map of rows of images and clips that read none.
+    """
 
     module: str
     what: str
@@ -78,6 +82,7 @@ class ModuleVerdict:
     worst_name: str = ""
     judged: int = 0
     by_floor: int = 0
+    unread: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -127,13 +132,16 @@ def unused_heads(spec: Spec, right: Mapping[str, Tensor]) -> list[str]:
 
 
 def unused_states(spec: Spec, right: Mapping[str, Tensor]) -> list[str]:
-    """Return the tensors of a talker's own map of rows of images and clips, if there are none."""
+    """Return the tensors of a talker's own map of rows of images and clips, if it reads none.
+
+    The places that it reads may all hold text: then the oracle's tensors are zero.
+    """
     talkers = tuple(
-        f"{name}.project.states."
+        f"{name}{STATES}"
         for name, module in spec.generators.items()
         if isinstance(module.model, TalkerModel) and module.model.maps_text_apart
     )
-    return [] if spec.encoders else [name for name in right if name.startswith(talkers)]
+    return [name for name in right if name.startswith(talkers) and not right[name].any()]
 
 
 def norm_of(tensors: Iterable[Tensor]) -> float:
@@ -179,6 +187,8 @@ class _Judge:
             verdict.tensors += 1
             difference, norm = _difference(got[name], full), self.sizes[name]
             is_unused = norm == 0 and (EXPERTS in name or name in self.unused)
+            if is_unused and STATES in name:
+                verdict.unread.add(name)
             if (is_unused or module_norm <= rounding) and difference <= rounding:
                 continue
             # Where nothing rotates, a bias of keys adds the same to all scores of a query.
@@ -207,9 +217,11 @@ def merge(verdicts: Iterable[ModuleVerdict]) -> list[ModuleVerdict]:
     """
     merged: dict[tuple[str, str], ModuleVerdict] = {}
     for verdict in verdicts:
-        into = merged.setdefault(
-            (verdict.module, verdict.what), ModuleVerdict(verdict.module, verdict.what)
-        )
+        key = verdict.module, verdict.what
+        if key not in merged:
+            merged[key] = ModuleVerdict(*key, unread=verdict.unread)
+        into = merged[key]
+        into.unread = into.unread & verdict.unread
         into.tensors += verdict.tensors
         into.judged += verdict.judged
         into.by_floor += verdict.by_floor

@@ -86,9 +86,11 @@ def consequences(spec: Spec) -> Facts:
         if name != LANGUAGE:
             alone = gcd(module.grid.dp, spec.language.grid.dp) == 1
             facts[f"islands of `{name}`"] = "one" if alone else "several"
+        for place, heads in kind_of(module.model).cuts.kv_heads.items():
+            what = "key/value heads" if place == ("kv_heads",) else "key/value heads in windows"
+            where = "" if name == LANGUAGE else f" of `{name}`"
+            facts[f"{what}{where}"] = kv_sharing(heads, module.grid.tp)
     kind, grid = kind_of(spec.language.model), spec.language.grid
-    if kind.cuts.kv_heads is not None:
-        facts["key/value heads"] = kv_sharing(kind.cuts.kv_heads, grid.tp)
     if kind.moe is not None:
         experts = spec.language.experts or ExpertGrid()
         replicas = grid.tp * grid.cp * grid.dp // (experts.tp * experts.ep)
@@ -169,11 +171,15 @@ def _never_proved(spec: Spec) -> Iterator[Remark]:
 def not_reached(verdicts: Iterable["ModuleVerdict"]) -> Iterator[Remark]:
     """Yield a remark on each module that trains, but with no gradient beyond rounding in any step.
 
-    Then usually no row of it reached a loss, and its backward proves nothing.
+    Then usually no row of it reached a loss, and its backward proves nothing. The same of a
+    talker's map of rows of images and clips, if it read only text.
     """
     for verdict in verdicts:
         if verdict.what == "gradients" and verdict.tensors and not verdict.judged:
             yield Remark("run", f"gradients of `{verdict.module}`", "any", "0, or rounding")
+        elif verdict.what == "gradients" and verdict.unread:
+            layer = min(verdict.unread).partition(".states.")[0]
+            yield Remark("run", f"gradients of `{layer}.states`", "any", "0")
 
 
 def lines_of(remarks: Iterable[Remark]) -> Iterator[str]:

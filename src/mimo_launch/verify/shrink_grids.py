@@ -24,7 +24,6 @@ from mimo_launch.layout.layout import world_size
 from mimo_launch.layout.space import divisors, expert_grids, smaller_grids
 from mimo_launch.schedule.orders import ORDERS
 from mimo_launch.spec.base import LANGUAGE, Axis, rank_range, rank_text
-from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.spec import ExpertGrid, Grid, ModuleSpec, Spec
 from mimo_launch.verify.coverage import fan, kv_sharing
 
@@ -195,8 +194,7 @@ def _loss(module: ModuleSpec, grid: Grid) -> int:
         else:
             loss += OTHER_PARITY * ((new - old) % 2)
             loss += LOST_MIDDLE.get(axis, 0) * (new == 2 < old)
-    kv_heads = kind_of(module.model).cuts.kv_heads
-    if kv_heads is not None:
+    for kv_heads in kind_of(module.model).cuts.kv_heads.values():
         shared = kv_sharing(kv_heads_on(kv_heads, module.grid, grid), grid.tp)
         loss += LOST_SHARING * (shared != kv_sharing(kv_heads, module.grid.tp))
     return loss
@@ -273,9 +271,12 @@ def _shards(module: ModuleSpec, grid: Grid) -> int | None:
 def _regrid_model(module: ModuleSpec, grid: Grid) -> object:
     """Return the model with key/value heads and groups of heads shared as before."""
     model = module.model
-    if isinstance(model, CausalModel) and model.num_kv_heads < module.grid.tp:
-        heads = kv_heads_on(model.num_kv_heads, module.grid, grid)
-        model = model.replace(kv_heads=heads)
+    for (*section, last), kv_heads in kind_of(model).cuts.kv_heads.items():
+        if kv_heads < module.grid.tp:
+            update: dict[str, object] = {last: kv_heads_on(kv_heads, module.grid, grid)}
+            for key in section:
+                update = {key: getattr(model, key).replace(**update)}
+            model = model.replace(**update)
     for key, sizes in kind_of(model).recurrent.items():
         # Whether tp ranks, and cp ranks inside each of them, share a group or have several.
         old, groups = module.grid, 1
