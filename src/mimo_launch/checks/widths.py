@@ -43,8 +43,8 @@ def kv_heads_over_tp(spec: Spec, name: str, model: CausalModel | VitModel) -> Fi
     """Key/value heads are shared out over tp, or repeated evenly."""
     tp = spec.modules[name].grid.tp
     for key, kv in kind_of(model).cuts.kv_heads.items():
-        if kv % tp == 0 or tp % kv == 0:
-            continue
+        if kv == model.heads or kv % tp == 0 or tp % kv == 0:
+            continue  # As many as query heads are judged with them.
         fits = [size for size in divisors(model.heads) if kv % size == 0 or size % kv == 0]
         yield Diagnostic(
             code="kv-heads-over-tp",
