@@ -6,6 +6,10 @@ import pytest
 from tests.support.proof import failures, verdicts
 from tests.support.specs import OF_PHI4, box, spec
 
+from mimo_launch.kinds.registry import kind_of
+from mimo_launch.spec.spec import SyntheticData
+from mimo_launch.verify.shrink import shrink
+
 AUDIO: dict[str, Any] = {"kind": "audio", "heads": 2, "stack": 2}
 # Chunks of 8 frames and 2 rows; some clips end with a frame or a token alone.
 CHUNKS: dict[str, Any] = {
@@ -93,6 +97,19 @@ def test_beside_vision_on_the_ranks_of_language(
         "language": box(0, **language),
     }
     made = spec(modules, microbatches=2, encoder_microbatches=1, **DATA, **data)
+    assert failures(verdicts(made)) == []
+
+
+@pytest.mark.parametrize("model", [AUT, PHI4], ids=["aut", "phi4"])
+def test_no_clip_is_proved_whose_only_token_attends_to_itself(model: dict[str, Any]) -> None:
+    """Of the clips of 2 to 16 frames that the data has, one of 8 has one token."""
+    modules = {"audio": box(0, model=model), "language": box(0)}
+    made = spec(modules, seed=1, **{**DATA, "mbs": 1, "text_only": 0.0, "max_images": 1})
+    [clips] = [kind_of(module.model).clips for module in shrink(made).encoders.values()]
+    assert clips is not None
+    data = shrink(made).data
+    assert isinstance(data, SyntheticData)
+    assert clips.tokens_of(data.min_frames) == 2
     assert failures(verdicts(made)) == []
 
 

@@ -51,6 +51,7 @@ TASKS = {
         12,
         seq=32768,
         data=LONG,
+        encoder_microbatches=12,
     ),
     "64, 30B of experts": job(
         {"language": module(B30, 0, 63, tp=2, pp=8, dp=4, experts={"ep": 4})}, 256, 32, data=TEXT
@@ -59,6 +60,7 @@ TASKS = {
         {"vision": module(VIT_H, 0, 63, dp=64), "language": module(B32, 64, 127, tp=8, dp=8)},
         512,
         16,
+        encoder_microbatches=2,
     ),
     "256, 32B: a deep pipeline": job(
         {
@@ -78,6 +80,7 @@ TASKS = {
         },
         1536,
         32,
+        encoder_microbatches=16,
     ),
     "1,024, 235B of experts": job(
         {"language": module(B235, 0, 1023, tp=4, pp=8, dp=32, experts={"ep": 8})},

@@ -82,7 +82,7 @@ class ModuleVerdict:
     worst_name: str = ""
     judged: int = 0
     by_floor: int = 0
-    unread: set[str] = field(default_factory=set)
+    unread: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -188,7 +188,7 @@ class _Judge:
             difference, norm = _difference(got[name], full), self.sizes[name]
             is_unused = norm == 0 and (EXPERTS in name or name in self.unused)
             if is_unused and STATES in name:
-                verdict.unread.add(name)
+                verdict.unread.append(name)
             if (is_unused or module_norm <= rounding) and difference <= rounding:
                 continue
             # Where nothing rotates, a bias of keys adds the same to all scores of a query.
@@ -221,7 +221,7 @@ def merge(verdicts: Iterable[ModuleVerdict]) -> list[ModuleVerdict]:
         if key not in merged:
             merged[key] = ModuleVerdict(*key, unread=verdict.unread)
         into = merged[key]
-        into.unread = into.unread & verdict.unread
+        into.unread = [name for name in into.unread if name in verdict.unread]
         into.tensors += verdict.tensors
         into.judged += verdict.judged
         into.by_floor += verdict.by_floor

@@ -131,13 +131,15 @@ def _shrink_data(spec: Spec) -> Data:
         return data
     kinds = [kind_of(module.model) for module in spec.encoders.values()]
     shuffles = [kind.images.shuffle for kind in kinds if kind.images]
-    frames = [kind.clips.frames_per_row for kind in kinds if kind.clips]
-    of_row, frames_of_row = max(shuffles, default=1) ** 2, max(frames, default=FRAMES_PER_TOKEN)
+    clips = [kind.clips for kind in kinds if kind.clips]
+    of_row = max(shuffles, default=1) ** 2
+    frames_of_row = max((each.frames_per_row for each in clips), default=FRAMES_PER_TOKEN)
+    two_tokens = max((each.frames_of(2) for each in clips), default=2 * FRAMES_PER_TOKEN)
     # An image of one patch has nothing to attend to: its queries and keys have no gradient. The
     # same is true for an image of one row in a connector if its tokens are rows.
     joined = any(kind.reading.takes_rows and not kind.reading.beside for kind in kinds)
     min_patches = 2 * (of_row if joined else 1)
-    min_frames = 2 * (frames_of_row if joined else FRAMES_PER_TOKEN)
+    min_frames = 2 * frames_of_row if joined else two_tokens
     max_frames, depths = MAX_CLIP_ROWS * frames_of_row, kind_of(spec.language.model).depths
     update: dict[str, object] = {
         "min_patches": min_patches,
