@@ -66,7 +66,7 @@ SPECS: dict[str, Callable[[], Spec]] = {
     ),
     "videos": lambda: split_apart(model={"video": {"time": "patches"}}),
     "clips": lambda: split_apart(model={"kind": "audio"}),
-    "clips in chunks": lambda: split_apart(model={"kind": "aut"}),
+    "clips in chunks": lambda: split_apart({"max_frames": 40}, model={"kind": "aut"}),
     "dropout, adapters": lambda: split_apart(
         dropout=0.2, adapter={"rank": 3, "alpha": 5.0, "dropout": 0.3}
     ),
