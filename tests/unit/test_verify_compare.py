@@ -177,6 +177,32 @@ def test_a_map_of_rows_of_images_is_unused_if_it_reads_none(
     assert unused_states(made, right) == maps[: int(unused)]
 
 
+@pytest.mark.parametrize(
+    ("size", "part", "counted", "passes"),
+    [
+        (1e-8, 0.0, 0, True),
+        (1e-8, 1e-7, 0, False),
+        (1e-13, 0.0, 0, True),
+        (1e-13, 0.01, 0, False),
+        (1e-15, 0.0, 1, False),
+        (0.0, 0.0, 1, False),
+    ],
+)
+def test_a_tensor_counts_as_too_small_where_a_hundredth_of_it_may_be_wrong(
+    size: float, part: float, counted: int, passes: bool
+) -> None:
+    want = {
+        "vision.a": torch.ones(1, dtype=torch.float64),
+        "vision.b": torch.full((1,), size, dtype=torch.float64),
+    }
+    got = [
+        TensorPiece("vision.a", (0,), want["vision.a"]),
+        TensorPiece("vision.b", (0,), want["vision.b"] * (1 + part)),
+    ]
+    [found] = merge(compare_tensors("gradients", ["vision"], got, want))
+    assert (found.by_floor, found.passed) == (counted, passes)
+
+
 def test_a_map_that_reads_nothing_in_any_step_is_said() -> None:
     name, other = "speech.project.states.up.weight", "speech.norm.weight"
 

@@ -7,8 +7,9 @@ Leaves: printing to `cli.verify`.
 
 Two tensors agree if ||a - b|| <= t * max(||b||, f * ||all tensors of the module||): in float64 t is
 1e-10 and f 1e-6, in float32 both are 1e-3 (see `BOUNDS`). The second term is the floor: relative
-errors below it would be noise. It is a failure if the floor decides for more than 5 % of a module's
-tensors over all steps. Two kinds of tensors do not count. The exact gradient of an encoder's key
+errors below it would be noise. A tensor is too small to be judged if an error of 1 % of it would
+pass; it is a failure if these are more than 5 % of a module's tensors over all steps. Two kinds of
+tensors do not count. The exact gradient of an encoder's key
 bias is zero, because a softmax does not change when all scores shift (unless rotary embeddings come
 between, as in the decoder and some encoders). Other gradients that are exactly zero may hold only
 rounding: of an expert with no token that reaches a loss, of an output layer if its loss does not
@@ -54,6 +55,8 @@ TRAINED = Bound(1e-10, 1e-6, 1.0)
 MADE = Bound(1e-6, 0.0, 0.0)
 BOUNDS = {"fp64": EXACT, "fp32": Bound(1e-3, 1e-3, 1e-1, 1e-6)}
 MAX_FLOOR_SHARE = 0.05
+# An error of this part of a tensor must not pass.
+PART = 0.01
 EXEMPT_SUFFIX = ".attention.k.bias"
 EXPERTS = ".experts."
 STATES = ".project.states."
@@ -200,13 +203,12 @@ class _Judge:
             error = 0.0 if difference == 0 else difference / scale if scale else float("inf")
             if not error <= verdict.worst:
                 verdict.worst, verdict.worst_name = error, name
-            is_small = norm < floor * module_norm
             if not error <= bound.tolerance:
-                to = ", to the floor" if is_small else ""
+                to = ", to the floor" if norm < scale else ""
                 verdict.failures.append(f"{name}: relative error {error:.1e}{to}")
             if not is_zero and not is_unused:
                 verdict.judged += 1
-                verdict.by_floor += is_small
+                verdict.by_floor += bound.tolerance * scale > PART * norm
         return verdict
 
 
