@@ -31,12 +31,15 @@ def test_a_task_begins_with_a_layout_that_may_train(task: str) -> None:
     assert [found.headline for found in check(TASKS[task]) if found.is_error] == []
 
 
+# Advice makes near moves and ends early. On these two it stays 10 and 14 % behind.
+BEHIND = {"64, 30B of experts": 0.89, "4,096, 405B": 0.86}
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("task", TASKS)
 def test_three_advices_reach_what_tune_finds(task: str) -> None:
-    """Advice makes near moves and ends early: on two of the tasks it stays 10 to 14 % behind."""
     made = TASKS[task]
     least = min(each.step_seconds for each in followed(made, 3))
     best = tune(made, Wish(gpus=world_size(made), top=1)).found[0][0].seconds
     print(f"| {task} | {least:.3f} | {best:.3f} |")
-    assert best >= 0.85 * least
+    assert best >= BEHIND.get(task, 0.9) * least

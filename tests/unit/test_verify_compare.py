@@ -175,6 +175,7 @@ def test_a_map_of_rows_of_images_is_unused_if_it_reads_none(
     maps = ["speech.project.states.up.weight", "speech.project.text.up.weight"]
     right = {name: torch.zeros(2) for name in maps}
     assert unused_states(made, right) == maps[: int(unused)]
+    assert unused_states(made, {**right, maps[0]: torch.ones(2)}) == []
 
 
 @pytest.mark.parametrize(

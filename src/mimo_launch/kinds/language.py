@@ -74,9 +74,9 @@ class CausalCuts(TpCuts):
     def kv_heads(self) -> Mapping[tuple[str, ...], int]:
         """Those of all layers, and those of layers with windows if these have others."""
         model = self.model
-        found = dict[tuple[str, ...], int]()
-        if model.attends:
-            found["kv_heads",] = model.num_kv_heads
+        if not model.attends:
+            return {}
+        found: dict[tuple[str, ...], int] = {("kv_heads",): model.num_kv_heads}
         window = model.sliding_window if isinstance(model, DecoderModel) else None
         if window is not None and window.kv_heads is not None:
             found["sliding_window", "kv_heads"] = window.kv_heads

@@ -9,11 +9,11 @@ Two tensors agree if ||a - b|| <= t * max(||b||, f * ||all tensors of the module
 1e-10 and f 1e-6, in float32 both are 1e-3 (see `BOUNDS`). The second term is the floor: relative
 errors below it would be noise. A tensor is too small to be judged if an error of 1 % of it would
 pass; it is a failure if these are more than 5 % of a module's tensors over all steps. Two kinds of
-tensors do not count. The exact gradient of an encoder's key
-bias is zero, because a softmax does not change when all scores shift (unless rotary embeddings come
-between, as in the decoder and some encoders). Other gradients that are exactly zero may hold only
-rounding: of an expert with no token that reaches a loss, of an output layer if its loss does not
-count, and of a whole module if no row of a step reaches a loss.
+tensors do not count. The exact gradient of an encoder's key bias is zero, because a softmax does
+not change when all scores shift (unless rotary embeddings come between, as in the decoder and some
+encoders). Other gradients that are exactly zero may hold only rounding: of an expert with no token
+that reaches a loss, of an output layer if its loss does not count, of a talker's map of rows of
+images if it reads none, and of a whole module if no row of a step reaches a loss.
 
 AdamW's first moment is a running sum of gradients, which may cancel, and its rounding error is as
 large as that of the gradients. There ||b|| is computed as if none cancelled, from absolute values.
@@ -220,9 +220,7 @@ def merge(verdicts: Iterable[ModuleVerdict]) -> list[ModuleVerdict]:
     merged: dict[tuple[str, str], ModuleVerdict] = {}
     for verdict in verdicts:
         key = verdict.module, verdict.what
-        if key not in merged:
-            merged[key] = ModuleVerdict(*key, unread=verdict.unread)
-        into = merged[key]
+        into = merged.setdefault(key, ModuleVerdict(*key, unread=verdict.unread))
         into.unread = [name for name in into.unread if name in verdict.unread]
         into.tensors += verdict.tensors
         into.judged += verdict.judged
