@@ -15,6 +15,7 @@ from mimo_launch.data.order.sample_order import global_order, records_of
 from mimo_launch.data.sample_sizes import sizes_drawn
 from mimo_launch.kinds.tiles import Frame, Tiling
 from mimo_launch.layout.layout import world_size
+from mimo_launch.spec.ovis2_vision import Ovis2VisionModel
 from mimo_launch.spec.spec import Grid, HybridModel, Spec, SyntheticData, TalkerModel
 from mimo_launch.verify.coverage import (
     consequences,
@@ -71,6 +72,15 @@ def test_shards_that_are_packed_are_proved_in_packs_of_several_images() -> None:
     order = global_order(small, build_dataset(small))
     assert max(len(records_of(sample)) for sample in order.take(0)) > 1
     assert not [finding for finding in check(small) if finding.is_error]
+
+
+def test_images_are_mixtures_of_several_words() -> None:
+    """The norm of two numbers is 1 and -1: the gradients of what makes them are rounding alone."""
+    model = {"kind": "ovis2_vision", "image": [2, 2], "words": 2, "tiles": {}}
+    small = shrink(spec({"vision": box(0, model=model), "language": box(1)}))
+    shrunk = small.modules["vision"].model
+    assert isinstance(shrunk, Ovis2VisionModel)
+    assert shrunk.words > 2
 
 
 TIMES: dict[str, dict[str, Any]] = {

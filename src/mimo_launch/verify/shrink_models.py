@@ -421,7 +421,8 @@ def shrink_vit(model: VitModel, module: ModuleSpec, layers: int) -> VitModel:
         # As few lines and columns of tiles as show whether there were several.
         grids = {(min(2, tall), min(2, wide)) for tall, wide in model.tiles.grids}
         update["tiles"] = model.tiles.replace(grids=tuple(sorted(grids)))
-        update |= {"image": (2 * model.shuffle, model.shuffle), "words": min(11, model.words)}
+        # The norm of two words is 1 and -1, whatever they are: then nothing before has a gradient.
+        update |= {"image": (2 * model.shuffle, model.shuffle), "words": 11}
     if model.windows is not None:
         # A small image has several windows; a window of one patch has nothing to attend to.
         side = 2 if model.shuffle == 1 else min(2, model.windows.side)
