@@ -18,6 +18,7 @@ from mimo_launch.bench.result import BenchOptions, Shares
 from mimo_launch.comm.step_clock import Section, StepClock
 from mimo_launch.comm.world import device_for
 from mimo_launch.estimate.device_constants import Calibration
+from mimo_launch.launcher.run_on_ranks import Ranks
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec
 from mimo_launch.train.rank_session import RankSession
@@ -34,6 +35,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "tp2 under cp2": (4, box(0, tp=2, dp=2), box(0, tp=2, cp=2)),
 }
 FITTING = [name for name, (size, _, _) in LAYOUTS.items() if size in SIZES]
+# The first of a machine compiles and tunes kernels of all kinds, for four minutes.
+CALIBRATION_SECONDS = 600
 OPTIONS = BenchOptions(warmup=2, steps=3, calibration=Calibration(), command="bench")
 
 
@@ -46,6 +49,8 @@ def made_of(layout: str, precision: str = "bf16") -> Spec:
 
 
 def benched(made: Spec, kind: Any) -> Any:
+    if kind == "cuda":
+        torch.cuda.empty_cache()  # What tests before this one left.
     with RankSession(Plan.of(made), device=device_for(kind, dist.get_rank())) as session:
         return bench(session, OPTIONS, lambda event: None, lambda: 0)
 
@@ -92,9 +97,11 @@ def test_memory_of_gradients_is_there_for_activations(
 
 
 @pytest.mark.parametrize("layout", FITTING)
-def test_a_calibration(run_on: Callable[..., list[Any]], device: str, layout: str) -> None:
+def test_a_calibration(ranks_of: Callable[[int], Ranks], device: str, layout: str) -> None:
     size, vision, language = LAYOUTS[layout]
-    results = run_on(size, calibrated, made_of(layout), device)
+    results: list[Any] = ranks_of(size).run(
+        calibrated, made_of(layout), device, timeout_s=CALIBRATION_SECONDS
+    )
     made, measured = results[0].constants, results[0].measured
     assert results[0].step_seconds > 0
     assert all(each == results[0] for each in results)
