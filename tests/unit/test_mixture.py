@@ -15,7 +15,8 @@ from mimo_launch.checkpoint.loading import refuse_other_mixture
 from mimo_launch.checks.mixtures import weights_mix
 from mimo_launch.data.dataset import SourceSamples
 from mimo_launch.data.order import epochs, mixture, sample_order
-from mimo_launch.data.order.mixture import BLOCK, BadMixture, MixedOrder, Phase, schedule_of
+from mimo_launch.data.order.block_counts import BLOCK, BadMixture
+from mimo_launch.data.order.mixture import MixedOrder, Phase, schedule_of
 from mimo_launch.data.order.sample_order import GlobalOrder, PackedOrder, record_order
 from mimo_launch.data.random_draws import generator
 from mimo_launch.spec.load import dump_spec
@@ -306,6 +307,12 @@ CHANGE = {"step": 10, "weights": {"text": 1}}
             "mixture-not-usable",
             "from step 7 on, no source has a weight",
         ),
+        ({"weights": (3, 0.001, 2)}, "mixture-not-usable", "the weight of `charts` is less"),
+        (
+            {"weight_changes": [{"step": 7, "weights": {"text": 0.001}}]},
+            "mixture-not-usable",
+            "the weight of `text` is less than one in 1,000",
+        ),
     ],
 )
 def test_weights_that_do_not_mix_are_found(given: dict[str, Any], code: str, said: str) -> None:
@@ -314,7 +321,24 @@ def test_weights_that_do_not_mix_are_found(given: dict[str, Any], code: str, sai
     assert said in headline
 
 
+def test_weights_that_help_names_for_rare_sources_mix() -> None:
+    """Also of several sources that are rare, and in a change."""
+    at_start = mixed((3, 1e-9, 0.001))
+    assert isinstance(at_start.data, FilesData)
+    first, second = (each.help for each in weights_mix(at_start, at_start.data))
+    assert first == second == "write `weight: 0.00301`, or 0 to leave it out"
+    assert faults(weights=(3, 0.00301, 0.00301)) == []
+    change = {"step": 7, "weights": {"text": 1e-5}}
+    changed = mixed(weight_changes=[change])
+    assert isinstance(changed.data, FilesData)
+    found = next(iter(weights_mix(changed, changed.data)))
+    assert found.path == ("data", "weight_changes", 0, "weights", "text")
+    assert found.help.startswith("write `text: 0.00401`")
+    assert faults(weight_changes=[change | {"weights": {"text": 0.00401}}]) == []
+
+
 def test_weights_that_mix_are_sound() -> None:
+    assert faults(weights=(3, 0.001, 2), weigh="tokens") == []  # Depends on the lengths.
     assert faults(weight_changes=[CHANGE]) == []
     assert faults(weights=(None, None, None)) == []
     order = order_of(mixed((0, 1, 0)))

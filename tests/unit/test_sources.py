@@ -26,6 +26,7 @@ from transformers import ParakeetEncoderConfig, ParakeetFeatureExtractor
 
 from mimo_launch.checks import sources
 from mimo_launch.checks.all_checks import check
+from mimo_launch.checks.shards import members_for_encoders
 from mimo_launch.checks.sources import sources_are_there
 from mimo_launch.cli.data_tables import as_text, page
 from mimo_launch.data.dataset import BadSample
@@ -33,7 +34,9 @@ from mimo_launch.data.index import indexer, kept_parts
 from mimo_launch.data.index.columns import BAD, Bad, ShardIndex, ShardRows
 from mimo_launch.data.index.indexer import tasks_of
 from mimo_launch.data.index.kept_parts import KeptParts
+from mimo_launch.data.index.open_split import NotTrainable
 from mimo_launch.data.known_shards import records_of_shards
+from mimo_launch.data.order.block_counts import BadMixture
 from mimo_launch.data.order.known_order import known_order
 from mimo_launch.data.order.sample_order import global_order, steps_of
 from mimo_launch.data.samples.decode_media import decode_clip
@@ -877,6 +880,43 @@ def test_a_plan_without_an_index_looks_at_every_source_and_mixes_them(tmp_path: 
     assert known_order(made, exact).tokens.mean() == pytest.approx(looked, rel=0.05)
 
 
+@pytest.mark.parametrize("is_held_out", [False, True])
+def test_a_source_of_records_that_are_all_too_long_says_so(
+    tmp_path: Path, is_held_out: bool
+) -> None:
+    for name, number, words in (("short", 3, 1), ("long", 2, 500)):
+        turns = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "ho " * words})
+        text = "\n".join([json.dumps({"messages": turns})] * number)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    short, long = ({"path": str(tmp_path / f"{each}.jsonl")} for each in ("short", "long"))
+    index = {"index": str(tmp_path / "index"), "too_long": "drop"}
+    if is_held_out:
+        sets = {"few": [short], "many": [long]}
+        made = files_spec(tmp_path, short, eval_sources=sets, **index)
+        made = made.replace(eval=EvalSpec(samples="all"))
+    else:
+        made = files_spec(tmp_path, short | {"weight": 1}, long | {"weight": 1}, **index)
+    of = "held-out set `many`" if is_held_out else "source `long`"
+    said = f"the {of} holds no usable sample: 2 are longer than `batch.seq` {made.batch.seq}"
+    with pytest.raises(NotTrainable) as refused:
+        opened(with_vocab(made))
+    assert str(refused.value) == said
+
+
+def test_weights_of_tokens_that_leave_a_block_without_a_source_are_refused(tmp_path: Path) -> None:
+    """Of samples it would have one in a block, but its records are several times as long."""
+    for name, words in (("short", 1), ("long", 40)):
+        turns = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "ho " * words})
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"messages": turns}))
+    given = [
+        {"path": str(tmp_path / f"{name}.jsonl"), "weight": weight}
+        for name, weight in (("short", 1), ("long", 0.001))
+    ]
+    made = with_vocab(files_spec(tmp_path, *given, weigh="tokens", index=str(tmp_path / "index")))
+    with pytest.raises(BadMixture, match="the weight of source `long` is less than one in 1,000"):
+        opened(made)
+
+
 def test_a_source_has_a_template_of_its_own(tmp_path: Path) -> None:
     """Captions beside conversations; each sample is what it is in data of its source alone."""
     said = [json.dumps(each) for each in records(tmp_path, chats(4))]
@@ -1065,6 +1105,15 @@ def test_faults_in_a_list_of_sources_are_found_where_they_are() -> None:
         ("wide.jsonl", "source-not-read", "wide.jsonl is text in UTF-16, not in UTF-8"),
         ("x.csv", "source-not-read", "x.csv is a table"),
         ("notes.txt", "source-not-read", "holds no tar archive, JSON or table"),
+        ("notes.jsonl", "source-not-read", "holds no tar archive, JSON or table"),
+        ("blank.jsonl", "source-not-read", "blank.jsonl holds blank lines alone"),
+        ("page.jsonl", "source-not-read", "is a web page"),
+        ("pipe.jsonl", "source-not-read", "pipe.jsonl is no plain file"),
+        ("piped", "source-not-read", "a.jsonl is no plain file"),
+        ("/dev/zero", "source-not-read", "zero is no plain file"),
+        ("chats [v2].jsonl", None, ""),
+        ("of [v2]/x.jsonl", None, ""),
+        ("of [v2]", None, ""),
         ("x.jsonl.gz", "source-not-read", "is compressed"),
         ("empty", "source-not-read", "files that end in .tar, .jsonl"),
         ({"path": ["x.jsonl", "empty"]}, "source-not-read", "files that end in .tar, .jsonl"),
@@ -1084,7 +1133,16 @@ def test_faulty_sources_are_found_before_a_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     as_lines(tmp_path, chats(3))
-    (tmp_path / "notes.txt").write_text("hello there")
+    for name in ("notes.txt", "notes.jsonl"):
+        (tmp_path / name).write_text("hello there")
+    (tmp_path / "blank.jsonl").write_text("\n\n")
+    (tmp_path / "page.jsonl").write_text("<!DOCTYPE html>")
+    for name in ("piped", "of [v2]"):
+        (tmp_path / name).mkdir()
+    for name in ("pipe.jsonl", "piped/a.jsonl"):
+        os.mkfifo(tmp_path / name)
+    for name in ("chats [v2].jsonl", "of [v2]/x.jsonl"):
+        shutil.copy(tmp_path / "x.jsonl", tmp_path / name)
     (tmp_path / "x.jsonl.gz").write_bytes(b"\x1f\x8b..")
     (tmp_path / "wide.jsonl").write_text('{"messages": []}', encoding="utf-16")
     (tmp_path / "x.csv").write_text("image,caption")
@@ -1102,6 +1160,21 @@ def test_faulty_sources_are_found_before_a_run(
     assert not any("in place of `kind: webdataset`" in each.help for each in found)
     assert source != "empty" or "a line of JSON for each" in found[0].help
     assert source != "hf://a/b.jsonl" or found[0].help.endswith("write `path: FOLDER/b.jsonl`")
+
+
+@pytest.mark.parametrize("first", ["text", "seen"])
+def test_an_encoder_needs_inputs_from_one_source_at_least(tmp_path: Path, first: str) -> None:
+    """In any order of sources; sound is in none."""
+    as_lines(tmp_path, chats(1))
+    (tmp_path / "x.jsonl").rename(tmp_path / "text.jsonl")
+    (tmp_path / "seen").mkdir()
+    as_lines(tmp_path / "seen", chats(3)[1:])
+    paths = {"text": tmp_path / "text.jsonl", "seen": tmp_path / "seen" / "x.jsonl"}
+    named = [str(paths.pop(first)), *map(str, paths.values())]
+    assert list(members_for_encoders(files_spec(tmp_path, *named))) == []
+    [only] = members_for_encoders(files_spec(tmp_path, *named, vision=False))
+    assert only.headline == "`sound` reads clips, but 2 sources begin without any"
+    assert only.help == "delete `sound`, or name sources with clips"
 
 
 def test_help_for_splits_keeps_the_other_paths(

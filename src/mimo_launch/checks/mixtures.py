@@ -1,13 +1,16 @@
 """Checks of weights of sources: which have one, and which changes hold.
 
-Decides: that all sources have weights or none; which settings then do nothing.
-Relies on: `spec.user_data` for the names of sources.
-Leaves: counts in a block, which may need the lengths of samples, to `data.order.mixture`.
+Decides: that all sources have weights or none; which settings then do nothing; that a block has a
+sample of each source, where weights share out samples.
+Relies on: `spec.user_data` for the names of sources, `data.order.block_counts`.
+Leaves: weights of tokens, which need the lengths of samples, to `data.order.mixture`.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 from mimo_launch.checks.rule import Findings, no_effect
+from mimo_launch.data.order.block_counts import BLOCK, too_rare
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.spec import FilesData, Spec
@@ -45,9 +48,41 @@ def weights_mix(spec: Spec, data: FilesData) -> Findings:
                 f"`epochs` of `{name}` does nothing beside weights",
                 "a weight says how many samples of each block are of a source, whatever its size",
             )
-    if not any(data.source_weights.values()):
+    weights = data.source_weights
+    if not any(weights.values()):
         yield _nothing(("data", "sources", 0, "weight"), 0, "write a weight above 0")
+
+    places = {name: ("data", "sources", n, "weight") for n, name in enumerate(weights)}
+    yield from _rare(data, weights, places)
     yield from _changes(spec, data)
+
+
+def _rare(
+    data: FilesData, weights: Mapping[str, float], places: Mapping[str, YamlPath]
+) -> Iterator[Diagnostic]:
+    """Yield a finding of each source that a block would have no sample of, at its place."""
+    if data.weigh != "samples" or not any(weights.values()):
+        return
+    names = list(weights)
+    rare = [names[place] for place in too_rare([*weights.values()])]
+    # Each of them then has one sample, and the others share the rest.
+    others = sum(weight for name, weight in weights.items() if name not in rare)
+    for name in rare:
+        key = "weight" if places[name][-1] == "weight" else name
+        yield Diagnostic(
+            code="mixture-not-usable",
+            headline=f"the weight of `{name}` is less than one in {BLOCK:,} samples",
+            path=places[name],
+            why=f"each block of {BLOCK:,} samples has the same number of samples of each source",
+            help=f"write `{key}: {_rounded_up(others / (BLOCK - len(rare)))}`, or 0 to "
+            "leave it out",
+        )
+
+
+def _rounded_up(number: float) -> str:
+    """Return a number above 0 with three digits."""
+    unit = 10.0 ** (math.floor(math.log10(number)) - 2)
+    return f"{math.ceil(number / unit) * unit:.3g}"
 
 
 def _nothing(path: YamlPath, step: int, help_: str) -> Diagnostic:
@@ -80,6 +115,10 @@ def _changes(spec: Spec, data: FilesData) -> Iterator[Diagnostic]:
         if not unknown and not any(weights.values()):
             help_ = f"write `weights: {{{names[0]}: 1}}`"
             yield _nothing((*path, "weights"), change.step, help_)
+        if not unknown:
+            at = (*path, "weights")
+            places = {name: (*at, name) if name in change.weights else at for name in names}
+            yield from _rare(data, weights, places)
         if change.step <= before:
             yield Diagnostic(
                 code="mixture-not-usable",

@@ -1,7 +1,7 @@
 """Recognises files that are named as shards but are not plain tar files, and says what to do.
 
-Decides: which addresses and formats are known: an address by how it begins, a file by its name,
-or else by its first bytes.
+Decides: which addresses and formats are known: an address by how it begins, a file by its first
+bytes, or else by its name.
 Relies on: the first block of a file. A tar file without members is sound, but a long file of
 zeros is not: a copy that was cut off leaves one.
 Leaves: whether the records inside are good to the index.
@@ -11,6 +11,7 @@ import re
 import tarfile
 from pathlib import Path
 
+from mimo_launch.data.sources.file_formats import NoFormat, beginning
 from mimo_launch.diag.frozen import frozen
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://|(pipe):", re.IGNORECASE)
@@ -61,6 +62,9 @@ _PACKED = OtherFormat(
 )
 _POINTER = OtherFormat("is a pointer of Git LFS, not the file", "run `git lfs pull` beside it")
 _PAGE = OtherFormat("is a web page, such as the message of a failed download", "download it again")
+_NO_FILE = OtherFormat(
+    "is no plain file", "copy what it holds to a file, because samples are read from anywhere in it"
+)
 _BY_CONTENT = {
     **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), _WIDE),
     b"PAR1": _TABLE,
@@ -101,8 +105,9 @@ def help_for_address(key: str, pattern: str) -> str | None:
 def other_format(path: Path) -> OtherFormat | None:
     """Return what a file is, or what is wrong with its first header or its size; None if sound."""
     try:
-        with path.open("rb") as file:
-            head, size = file.read(tarfile.BLOCKSIZE), path.stat().st_size
+        head, size = beginning(path), path.stat().st_size
+    except NoFormat:
+        return _NO_FILE
     except OSError as error:
         return OtherFormat(f"cannot be read: {error.strerror}")
     if not head:
@@ -122,8 +127,9 @@ def other_format(path: Path) -> OtherFormat | None:
 def known_format(path: Path) -> OtherFormat | None:
     """Return what a file is that holds no records, as far as it is known."""
     try:
-        with path.open("rb") as file:
-            head = file.read(tarfile.BLOCKSIZE)
+        head = beginning(path)
+    except NoFormat:
+        return _NO_FILE
     except OSError as error:
         return OtherFormat(f"cannot be read: {error.strerror}")
     return _known(path, head) if head else OtherFormat("is empty")
@@ -135,5 +141,9 @@ def _known(path: Path, head: bytes) -> OtherFormat | None:
     if name.endswith(_COMPRESSED):
         return _PACKED
     begin = head.lstrip()
+    if not begin:
+        return OtherFormat("holds blank lines alone", of_source="write a record in each line of it")
     known = next((each for start, each in _BY_CONTENT.items() if begin.startswith(start)), None)
-    return known if known is _WIDE else _BY_NAME.get(Path(name).suffix, known)
+    named = _BY_NAME.get(Path(name).suffix)
+    # JSON must begin as JSON, whatever its name; other files may begin so.
+    return named if known in (None, _LINES) and named not in (None, _LINES) else known

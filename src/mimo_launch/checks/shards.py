@@ -6,7 +6,8 @@ Relies on: `data.sources.shard_names` for names, `shard_formats` for other files
 Leaves: tokenizers to `vocabulary`, records to the index that `train` builds.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -297,60 +298,56 @@ def processors_have_encoders(spec: Spec, data: UserData) -> Findings:
             )
 
 
-def first_suffixes(data: UserData) -> tuple[DataPath | None, list[str]]:
-    """Return the first file with samples, if any, and the suffixes of its first members."""
+def first_suffixes(data: UserData) -> tuple[list[DataPath], list[str]]:
+    """Return the first file with samples of each source, and suffixes of their first members."""
     try:
         shards = split_files(data, "train")[:MOST_OPENED]
     except NotFetched:
-        return None, []
+        return [], []
+    first, suffixes = dict[int, DataPath](), list[str]()
     for shard in shards:
+        if shard.source in first:
+            continue
         found: list[str] = []
-        try:
+        with suppress(OSError, ValueError, BrokenFile):
             for member in open_file(shard).records(Part()):
                 found += member.places
                 if len(found) >= _LOOKED_AT:
                     break
-        except (OSError, ValueError, BrokenFile):
-            return (shard.path, found) if found else (None, [])
         if found:
-            return shard.path, found
-    return None, []
+            first[shard.source] = shard.path
+            suffixes += found
+    return [*first.values()], suffixes
 
 
 def members_for_encoders(spec: Spec) -> Findings:
     """The first samples have inputs for each encoder, and targets (a warning)."""
     if not isinstance(spec.data, UserData) or len(spec.modules) == 1:
         return
-    shard, suffixes = first_suffixes(spec.data)
-    if shard is None:
+    shards, suffixes = first_suffixes(spec.data)
+    if not shards:
         return
     targets = [each for each in suffixes if each.startswith(TARGET)]
     found = {each.rpartition(".")[2] for each in suffixes if each not in targets}
     ends = ", ".join(sorted({*found, *targets})) or "nothing"
+    begins, why = f"{shards[0]} begins", f"its first {len(suffixes)} members end in {ends}"
+    if len(shards) > 1:
+        begins, why = f"{len(shards)} sources begin", why.replace("its", "their", 1)
+    key = "shards" if isinstance(spec.data, WebdatasetData) else "sources"
 
     def without(name: str, does: str, members: str) -> Diagnostic:
         return Diagnostic(
             code="encoder-without-members",
             severity=Severity.WARNING,
-            headline=f"`{name}` {does}, but {shard} begins without any",
+            headline=f"`{name}` {does}, but {begins} without any",
             path=("modules", name),
             at_key=True,
-            why=f"its first {len(suffixes)} members end in {ends}",
-            help=f"delete `{name}`, or name shards with {members}",
-            related=(Related(("data", "shards"), "these shards"),),
+            why=why,
+            help=f"delete `{name}`, or name {key} with {members}",
+            related=(Related(("data", key), f"these {key}"),),
         )
 
-    for name in makers(spec):
-        made = {t.rpartition(".")[2] for t in targets if target_of(t)[0] in ("", name)}
-        kind = kind_of(spec.modules[name].model)
-        what, ending, fits = "images", "png", {*IMAGE_FORMATS}
-        if kind.clips is not None:
-            what, ending, fits = "clips", "wav", {*AUDIO_SUFFIXES}
-        elif kind.codes is not None:
-            what, ending, fits = "codes", CODES_SUFFIX, {CODES_SUFFIX}
-        if not made & fits:
-            members = f"members such as `KEY.target.{ending}`"
-            yield without(name, f"learns to make {what}", members)
+    yield from _without_targets(spec, targets, without)
     for name, module in spec.encoders.items():
         kind = kind_of(module.model)
         if kind.input is None:
@@ -362,3 +359,19 @@ def members_for_encoders(spec: Spec) -> Findings:
         if not found & (AUDIO_SUFFIXES if sound else seen):
             what = "clips" if sound else "images"
             yield without(name, f"reads {what}", what)
+
+
+def _without_targets(
+    spec: Spec, targets: Sequence[str], without: Callable[[str, str, str], Diagnostic]
+) -> Findings:
+    for name in makers(spec):
+        made = {t.rpartition(".")[2] for t in targets if target_of(t)[0] in ("", name)}
+        kind = kind_of(spec.modules[name].model)
+        what, ending, fits = "images", "png", {*IMAGE_FORMATS}
+        if kind.clips is not None:
+            what, ending, fits = "clips", "wav", {*AUDIO_SUFFIXES}
+        elif kind.codes is not None:
+            what, ending, fits = "codes", CODES_SUFFIX, {CODES_SUFFIX}
+        if not made & fits:
+            members = f"members such as `KEY.target.{ending}`"
+            yield without(name, f"learns to make {what}", members)

@@ -25,7 +25,8 @@ from mimo_launch.data.dataset import (
 )
 from mimo_launch.data.index.indexer import SampleIndexer
 from mimo_launch.data.index.open_index import Say, open_index
-from mimo_launch.data.index.open_split import NotTrainable, OpenSplit
+from mimo_launch.data.index.open_split import OpenSplit
+from mimo_launch.data.order.mixture import begun_phases
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.record_facts import Int64s, RecordFacts
 from mimo_launch.data.samples.decode_media import Marker, marker_of
@@ -61,6 +62,7 @@ class ShardSamples(Dataset):
             index = open_index(indexer, split, say)
             self.splits[split] = OpenSplit(spec, data, self._inputs, split, index)
             self.splits[split].check()
+        begun_phases(spec, self.sources(), 0)  # Raises if a block would lack a source.
         self._sets = self._named_sets() if "heldout" in self.splits else {}
 
     def num_samples(self, split: Split) -> int:
@@ -83,8 +85,9 @@ class ShardSamples(Dataset):
         if "" in sets:
             return {"": range(found.num_samples)}
         members = {name: found.samples_of(name).tolist() for name in sets}
-        if empty := [name for name, samples in members.items() if not samples]:
-            raise NotTrainable(f"the held-out set `{empty[0]}` holds no usable sample")
+        for name, samples in members.items():
+            if not samples:
+                raise found.none_usable(f"the held-out set `{name}`", found.files_in_set(name))
         return members
 
     def length(self, split: Split, index: int) -> int:

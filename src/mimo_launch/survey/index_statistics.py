@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mimo_launch.data.dataset import Dataset
-from mimo_launch.data.order.mixture import BLOCK, MixedOrder, schedule_of
+from mimo_launch.data.order.block_counts import BLOCK
+from mimo_launch.data.order.mixture import MixedOrder, schedule_of
 from mimo_launch.data.order.packing import best_fit
 from mimo_launch.data.order.record_order import Sample, SampleOrder
 from mimo_launch.data.order.sample_order import CHUNK, global_order, make_step_data, record_order

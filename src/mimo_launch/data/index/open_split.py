@@ -7,7 +7,7 @@ Leaves: the meaning of members to `shard_samples`.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice, pairwise
 from typing import TypeVar
@@ -154,16 +154,27 @@ class OpenSplit:
                 f"the data ({self.split}) hold no usable sample: {index.num_bad} are bad, "
                 f"{self.num_too_long} are longer than `batch.seq` {self._seq}\n{self.first_bad()}"
             )
-        is_mixed = isinstance(data, FilesData) and data.is_mixed
-        if is_mixed and (empty := [each.name for each in self.sources if not each.number]):
-            raise NotTrainable(
-                f"the source `{empty[0]}` holds no usable sample; {index.folder / BAD} lists bad "
-                f"records, the first:\n{self.first_bad()}"
-            )
+        if isinstance(data, FilesData) and data.is_mixed:
+            for number, source in enumerate(self.sources):
+                if not source.number:
+                    is_of = [each.source == number for each in self._shards]
+                    raise self.none_usable(f"the source `{source.name}`", is_of)
 
-    def first_bad(self) -> str:
-        """Return the first bad records, one per line."""
-        first = islice(self.index.bad(), _MOST_LISTED)
+    def none_usable(self, of: str, is_of: Sequence[bool]) -> NotTrainable:
+        """Return the error that some of the files hold no usable sample, and why."""
+        names = {each.path.name for each, wanted in zip(self._shards, is_of, strict=True) if wanted}
+        columns, why = self.index.columns, list[str]()
+        is_long = (columns["tokens"] > self._seq) & np.array(is_of)[columns["shard"]]
+        if too_long := int(is_long.sum()):
+            why.append(f"{too_long} are longer than `batch.seq` {self._seq}")
+        if bad := self.first_bad(names):
+            why.append(f"{self.index.folder / BAD} lists bad records, the first:\n{bad}")
+        return NotTrainable(f"{of} holds no usable sample: {'; '.join(why) or 'it has no record'}")
+
+    def first_bad(self, names: Container[str] | None = None) -> str:
+        """Return the first bad records, one per line; with `names`, of files with these names."""
+        found = (each for each in self.index.bad() if names is None or each["shard"] in names)
+        first = islice(found, _MOST_LISTED)
         return "\n".join(f"{each['shard']} {each['key']}: {each['why']}" for each in first)
 
     def summary(self) -> str:
@@ -348,11 +359,15 @@ class OpenSplit:
 
     def samples_of(self, name: str) -> npt.NDArray[np.int64]:
         """Return the samples of a held-out set, each once."""
-        is_other = ~np.array(in_set(self._data, name, self._shards))
+        is_other = ~np.array(self.files_in_set(name))
         rows = self._rows_used()
         # A shard that counts twice has each of its rows twice in a row.
         is_first = np.diff(rows, prepend=-1) != 0
         return np.flatnonzero(is_first & ~is_other[self.index.columns["shard"][rows]])
+
+    def files_in_set(self, name: str) -> list[bool]:
+        """Return which files belong to a held-out set."""
+        return in_set(self._data, name, self._shards)
 
     def row(self, sample: int) -> int:
         """Return the place of a sample in the index. Raises: IndexError."""

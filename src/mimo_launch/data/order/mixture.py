@@ -3,7 +3,7 @@
 Decides: that each block of `BLOCK` places has the same number of samples of each source, in random
 places, until weights change; that a source goes on where it was, through epochs of its own; how
 weights of tokens become numbers of samples; that weights change with a block, never inside of one.
-Relies on: the index for the samples and the mean length of each source.
+Relies on: `block_counts` for the numbers; the index for samples and the mean length of each source.
 Leaves: steps to `sample_order`.
 """
 
@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from mimo_launch.data.dataset import SourceSamples
+from mimo_launch.data.order.block_counts import BLOCK, counts_of
 from mimo_launch.data.order.captions import Captions
 from mimo_launch.data.order.epochs import LARGE, Epochs
 from mimo_launch.data.order.permutation import Int64s
@@ -21,13 +22,8 @@ from mimo_launch.data.random_draws import Purpose, generator, order_of, split_ke
 from mimo_launch.diag.frozen import frozen
 from mimo_launch.spec.spec import FilesData, Spec
 
-BLOCK = 1000
 # More places than any run has: a mixture has no epoch of its own.
 _ENDLESS = 1 << 62
-
-
-class BadMixture(ValueError):
-    """Sources cannot be mixed as a spec says; the message says why."""
 
 
 @frozen
@@ -36,25 +32,6 @@ class Phase:
 
     block: int
     counts: tuple[int, ...]
-
-
-def counts_of(shares: Sequence[float], names: Sequence[str]) -> tuple[int, ...]:
-    """Return numbers of samples in proportion to shares, which add up to a block.
-
-    Largest remainders are rounded up, the first ones of equal. Raises: BadMixture.
-    """
-    exact = [share * BLOCK / sum(shares) for share in shares]
-    counts = [int(each) for each in exact]
-    by_rest = sorted(range(len(exact)), key=lambda n: (counts[n] - exact[n], n))
-    for number in by_rest[: BLOCK - sum(counts)]:
-        counts[number] += 1
-    for share, count, name in zip(shares, counts, names, strict=True):
-        if share and not count:
-            raise BadMixture(
-                f"the weight of source `{name}` is less than one in {BLOCK:,} samples: a block of "
-                "so many has the same number of each source; raise it, or leave the source out"
-            )
-    return tuple(counts)
 
 
 @frozen

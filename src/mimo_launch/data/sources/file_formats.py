@@ -8,8 +8,10 @@ Leaves: records to the formats.
 
 import json
 import re
+import stat
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -148,8 +150,18 @@ def splits_in(path: Path) -> list[str]:
 
 def is_table(path: DataPath) -> bool:
     """Return whether a file is one of those that pyarrow reads. Raises: OSError."""
+    with suppress(NoFormat):
+        return beginning(path).startswith(tuple(_TABLES))
+    return False
+
+
+def beginning(path: DataPath) -> bytes:
+    """Return the first block of a file. Raises: OSError; NoFormat if it is no plain file."""
+    if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
+        # A pipe would have nothing to read for ever, and a device no end.
+        raise NoFormat(f"{path} is no plain file")
     with path.open("rb") as file:
-        return file.read(6).startswith(tuple(_TABLES))
+        return file.read(tarfile.BLOCKSIZE)
 
 
 def in_set(data: UserData, name: str, shards: Sequence[NamedShard]) -> list[bool]:
@@ -178,8 +190,7 @@ def open_file(shard: NamedShard, recent: Recent | None = None) -> SourceFile:
 
 def format_of(path: DataPath) -> Format:
     """Return the class that opens a file, by its first bytes. Raises: OSError, NoFormat."""
-    with path.open("rb") as file:
-        head = file.read(tarfile.BLOCKSIZE)
+    head = beginning(path)
     begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if begin.startswith(b"{"):
         return JsonLines

@@ -181,7 +181,9 @@ def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:
 def _paths(name: str, fetching: Fetching | None) -> list[DataPath]:
     """Return the files that a name without braces matches."""
     if fetching is None or not is_address(name):
-        return [*map(Path, sorted(_Glob().names(name)) if has_magic(name) else [name])]
+        # `chats [v2].jsonl` is a file if there is one, as `*` and `?` also match themselves.
+        is_pattern = has_magic(name) and not ("[" in name and os.path.lexists(name))
+        return [*map(Path, sorted(_Glob().names(name)) if is_pattern else [name])]
     # An HTTP server lists no names, and the `?` of an address may begin a query.
     is_listed = has_magic(name) and not name.lower().startswith("http")
     names = remote_names(name, fetching) if is_listed else [name]
