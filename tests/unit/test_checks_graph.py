@@ -1,5 +1,6 @@
 """What `validate` says of `reads` and connectors: every fault, and every sound graph."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.data.sample_sizes import longest_sample, sizes_drawn
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.plan.plan import Plan
+from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.spec import Spec
 
 Modules = dict[str, dict[str, Any]]
@@ -394,6 +396,18 @@ def test_weights_of_connectors_do_not_come_from_models_of_transformers(tmp_path:
     assert {item.path[1] for item in found} == {"vision", "m", "language"}
 
 
+@pytest.mark.parametrize("lacks", ["layers", "heads", "vocab"])
+def test_a_code_predictor_that_lacks_a_key_is_one_finding(lacks: str) -> None:
+    """Rules that need the predictor leave it out."""
+    predictor = {key: n for key, n in PREDICTOR.items() if key != lacks}
+    model = {"codebooks": 2, "predictor": predictor}
+    given: dict[str, Any] = dump_spec(made({"t": box(**talker())}))
+    given["modules"]["t"]["model"] |= model
+    [found] = [each for each in check_text(json.dumps(given)).diagnostics if each.is_error]
+    assert found.code == "missing-key"
+    assert found.headline == f"`modules.t.model.predictor` lacks `{lacks}`"
+
+
 def test_a_talker_behind_a_connector_reads_no_text() -> None:
     modules = {"m": box(**connector("language")), "t": box(**talker(reads=["m"], reads_text=True))}
     [item] = findings(modules)
@@ -402,6 +416,7 @@ def test_a_talker_behind_a_connector_reads_no_text() -> None:
 
 
 LATE = {"reads_layer": 1}
+PREDICTOR = {"layers": 1, "heads": 2, "vocab": 9}
 
 
 @pytest.mark.parametrize(
@@ -418,7 +433,7 @@ LATE = {"reads_layer": 1}
 def test_a_code_predictor_fits_its_talker(
     inside: dict[str, Any], codes: dict[str, Any], code: str, key: str
 ) -> None:
-    predictor = {"layers": 1, "heads": 2, "vocab": 9, **inside}
+    predictor = PREDICTOR | inside
     model = {"codebooks": 2, **codes, "predictor": predictor}
     found = findings({"t": box(0, tp=2, **talker(model=model))})
     assert code in {each.code for each in found}

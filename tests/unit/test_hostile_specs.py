@@ -8,11 +8,15 @@ import pytest
 from braceexpand import braceexpand
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.support.specs import box, spec
 
 from mimo_launch.checks.load_and_check import Checked, check_text, load_and_check
 from mimo_launch.data.sources.shard_names import MAX_FILES, PatternError, num_names, shard_files
 from mimo_launch.diag.diagnostic import to_json
 from mimo_launch.diag.text import render
+from mimo_launch.kinds.kind import layer_shape
+from mimo_launch.kinds.registry import layer_of
+from mimo_launch.spec.base import MAX_LAYERS
 
 ROOT = Path(__file__).parents[2]
 VALID = (ROOT / "tests" / "fixtures" / "valid.yaml").read_text(encoding="utf-8")
@@ -131,6 +135,15 @@ def test_a_long_value_is_shown_without_its_middle(old: str, new: str) -> None:
     _, answer = answered(VALID.replace(old, new))
     assert max(map(len, answer.splitlines())) < 400
     assert "..." in answer.partition("\n")[0]
+
+
+def test_shapes_of_the_most_layers_are_made_once() -> None:
+    """A cache for fewer would make all of them anew for each layout of a search."""
+    model = spec({"language": box(model={"layers": MAX_LAYERS})}).language.model
+    before = layer_shape.cache_info().misses
+    shapes = [layer_of(model, number) for number in (*range(MAX_LAYERS), *range(MAX_LAYERS))]
+    assert layer_shape.cache_info().misses - before == MAX_LAYERS
+    assert len({*map(id, shapes)}) == 1
 
 
 def test_more_findings_than_anybody_reads_are_counted() -> None:

@@ -14,7 +14,7 @@ from mimo_launch.diag.diagnostic import Diagnostic, Related, Severity, YamlPath
 from mimo_launch.hugging_face.adapter_config import read_adapter_config
 from mimo_launch.hugging_face.folder import FilesError, is_hugging_face
 from mimo_launch.kinds.adapters import EXPERTS, is_adapter
-from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.kind import ModelKind, layer_shape
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import Adapter
 from mimo_launch.spec.adapters import AdapterSpec, adapter_in
@@ -215,8 +215,8 @@ def _cannot(name: str, why: str, help_: str, *related: Related) -> Diagnostic:
 
 def targets_of(kind: ModelKind, layers: int, frozen: range = range(0)) -> Iterator[str]:
     """Yield the parts of layers with maps, and the maps, as targets name them; none of `frozen`."""
-    for layer in (number for number in range(layers) if number not in frozen):
-        shape = kind.layer(layer)
+    shapes = (layer_shape(kind, number) for number in range(layers) if number not in frozen)
+    for shape in dict.fromkeys(shapes):
         words = (word for held in shape.weights() for each in held for word in each.name.split("."))
         every = Adapter(1, 1.0, frozenset(words))
         for held in shape.weights(adapter=every):

@@ -9,7 +9,8 @@ A forward runs in Python, a backward mostly in the engine of autograd, which sta
 fast. A forward that a backward repeats is a forward.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from itertools import chain
 
@@ -17,9 +18,9 @@ from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.block_shapes import num_updates
-from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.kind import ModelKind, layer_shape
 from mimo_launch.kinds.layer import LayerKind
-from mimo_launch.kinds.registry import kind_of, layer_of
+from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.layout.layout import ModuleLayout
 from mimo_launch.layout.stages import Stage
@@ -65,8 +66,9 @@ class HostStarts:
     def _kind(self) -> ModelKind:
         return kind_of(self.spec.modules[self.module.name].model)
 
-    def _numbers(self) -> tuple[int, ...]:
-        return tuple(self._kind.numbers(self.stage.layers, is_last=self.stage.is_last))
+    def _groups(self) -> tuple[tuple[int, int], ...]:
+        numbers = self._kind.numbers(self.stage.layers, is_last=self.stage.is_last)
+        return _alike(self._kind, tuple(numbers))
 
     def _layers(self) -> float:
         """Return the host's time for all layers, in plain blocks."""
@@ -74,14 +76,15 @@ class HostStarts:
         factors = dict.fromkeys(LayerKind, rates.recurrent_starts)
         factors |= {LayerKind.BLOCK: 1.0, LayerKind.EXPERTS: rates.experts_starts}
         factors[LayerKind.DELTANET] = rates.deltanet_starts
-        found = sum(factors[kind.layer_kind(each)] for each in self._numbers())
+        groups = self._groups()
+        found = sum(n * factors[kind.layer_kind(each)] for each, n in groups)
         # Layers of hybrids are parts of a block; only Mamba-2 and Gated DeltaNet are not.
-        parts = [kind.layer_widths(each) for each in self._numbers() if not kind.is_custom]
-        found -= sum(_MIXER for each in parts if not each.scored and not each.between)
-        found -= sum(1 - _MIXER for each in parts if each.scored and not each.inner)
+        parts = [(kind.layer_widths(each), n) for each, n in groups if not kind.is_custom]
+        found -= sum(n * _MIXER for each, n in parts if not each.scored and not each.between)
+        found -= sum(n * (1 - _MIXER) for each, n in parts if each.scored and not each.inner)
         if adapter := adapter_of(own):
-            layers = (each for each in self._numbers() if not kind.is_depth(each))
-            updates = (num_updates(layer_of(own.model, each), adapter) for each in layers)
+            layers = ((layer_shape(kind, x), n) for x, n in groups if not kind.is_depth(x))
+            updates = (n * num_updates(each, adapter) for each, n in layers)
             found += rates.adapter_starts * sum(updates)
         if own.backend == "torch":
             return found + rates.norm_starts * sum(self._norms())
@@ -92,30 +95,43 @@ class HostStarts:
         own = self.spec.modules[self.module.name]
         if not own.recomputes_mixers:
             return 0.0
-        kinds = [self._kind.layer_kind(each) for each in self._numbers()]
-        return _AGAIN * self.constants.deltanet_starts * kinds.count(LayerKind.DELTANET)
+        kinds = [(self._kind.layer_kind(each), n) for each, n in self._groups()]
+        number = sum(n for each, n in kinds if each is LayerKind.DELTANET)
+        return _AGAIN * self.constants.deltanet_starts * number
 
     def _norms(self) -> Iterator[int]:
-        """Yield how many norms each layer has beyond the two of a plain block."""
-        model = self.spec.modules[self.module.name].model
+        """Yield how many norms layers have beyond the two of a plain block, for each group."""
         if not self._kind.is_custom:
-            yield from (max(0, _num_norms(layer_of(model, each)) - 2) for each in self._numbers())
+            for each, n in self._groups():
+                yield n * max(0, _num_norms(layer_shape(self._kind, each)) - 2)
 
     def _exchanges(self) -> float:
         """Return how often the layers exchange data over tp or cp in one direction."""
         kind, grid = self._kind, self.module.grid
         if kind.is_custom:
             return 0.0
-        widths = [kind.layer_widths(each) for each in self._numbers()]
-        found = 2.0 * sum(each.regions for each in widths) if grid.size(Axis.TP) > 1 else 0.0
+        widths = [(kind.layer_widths(each), n) for each, n in self._groups()]
+        found = 2.0 * sum(n * each.regions for each, n in widths) if grid.size(Axis.TP) > 1 else 0.0
         if grid.size(Axis.CP) > 1:
-            found += sum(bool(each.exchanges) + bool(each.gathers) for each in widths)
+            found += sum(n * (bool(each.exchanges) + bool(each.gathers)) for each, n in widths)
         return found
 
     def _share_again(self) -> float:
         """Return which share of the kernels of a forward runs again in its backward."""
         own = self.spec.modules[self.module.name]
         return float(own.recomputes) or sum(_KERNELS[part] for part in own.recomputed_parts)
+
+
+@lru_cache(maxsize=1024)
+def _alike(kind: ModelKind, numbers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Return the first of each group of layers that a host starts alike, and the group's size."""
+    first, sizes = dict[Hashable, int](), Counter[Hashable]()
+    for number in numbers:
+        shape = None if kind.is_custom else layer_shape(kind, number)
+        key = shape, kind.layer_kind(number), kind.is_depth(number)
+        first.setdefault(key, number)
+        sizes[key] += 1
+    return tuple((number, sizes[key]) for key, number in first.items())
 
 
 @lru_cache(maxsize=1024)

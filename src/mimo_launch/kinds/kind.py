@@ -28,11 +28,15 @@ from mimo_launch.kinds.saved_activations import (
     Temporary,
 )
 from mimo_launch.kinds.weights import LayerShape, Weight, widths_of
+from mimo_launch.spec.base import MAX_LAYERS
 from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.hybrid import RecurrentSizes
 from mimo_launch.spec.language_models import CausalModel
 from mimo_launch.spec.layers import Moe, Mtp
 from mimo_launch.spec.spec import Clips, Codes, Images, LanguageModel
+
+# Two of the largest models: a cache that is smaller than what is asked for in turn finds nothing.
+CACHED = 2 * MAX_LAYERS
 
 
 @frozen
@@ -268,7 +272,7 @@ class ModelKind(ABC):
 
     def temporary_activations(self, number: int) -> Temporary:
         """Return the tensors that are alive together in a layer."""
-        return _layer(self, number).temporary()
+        return layer_shape(self, number).temporary()
 
     @abstractmethod
     def saved_at_ends(self, ends: Ends, held: HeldAtEnds) -> int:
@@ -293,21 +297,27 @@ def _alike(kind: ModelKind, numbers: tuple[int, ...]) -> tuple[tuple[int, int], 
     return tuple((group[0], len(group)) for group in found.values())
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=CACHED)
 def _widths(kind: ModelKind, number: int) -> Widths:
     """Return the sizes of what a layer computes (cached: shapes take long to make)."""
-    return widths_of(_layer(kind, number))
+    return widths_of(layer_shape(kind, number))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=CACHED)
 def _saved(kind: ModelKind, number: int, passes: Passes) -> tuple[Saved, ...]:
     """Return the tensors that a layer saves (cached: the forwards of all layouts ask for them)."""
-    saved = _layer(kind, number).saved(passes, kind.attention_pattern(number))
+    saved = layer_shape(kind, number).saved(passes, kind.attention_pattern(number))
     keeps = passes.weights_train or passes.adapts
     return tuple(each for each in saved if keeps or not each.for_weights)
 
 
-@lru_cache(maxsize=4096)
-def _layer(kind: ModelKind, number: int) -> LayerShape:
+@lru_cache(maxsize=CACHED)
+def layer_shape(kind: ModelKind, number: int) -> LayerShape:
     """Return the shape of a layer (cached)."""
-    return kind.layer(number)
+    return _first_equal(kind.layer(number))
+
+
+@lru_cache(maxsize=1024)
+def _first_equal(shape: LayerShape) -> LayerShape:
+    """Return the first shape that equals this one: later caches find one object at once."""
+    return shape

@@ -14,7 +14,7 @@ from pkgutil import iter_modules
 from typing import get_args, get_type_hints
 
 from mimo_launch import kinds
-from mimo_launch.kinds.kind import ModelKind
+from mimo_launch.kinds.kind import CACHED, ModelKind, layer_shape
 from mimo_launch.kinds.weights import LayerShape
 from mimo_launch.spec.encoders import EncoderModel
 from mimo_launch.spec.language_models import CausalModel
@@ -28,10 +28,10 @@ def kind_of(model: EncoderModel | CausalModel) -> ModelKind:
     return _kind_of(type(model))(model)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=CACHED)
 def layer_of(model: EncoderModel | CausalModel, number: int) -> LayerShape:
     """Return the shape of a layer of a model."""
-    return kind_of(model).layer(number)
+    return layer_shape(kind_of(model), number)
 
 
 @cache

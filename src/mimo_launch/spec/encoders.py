@@ -302,7 +302,9 @@ class TalkerModel(Codes, DecoderBlocks, EncoderModel):
 @lru_cache(maxsize=64)
 def _blocks_of(model: TalkerModel, predictor: CodePredictor) -> PredictorModel:
     like = ("hidden", "norm_eps", "rope_theta", "qk_norm", "qkv_bias")
-    said = {key: value for key, value in predictor.model_dump().items() if value is not None}
+    # Reading a faulty key raises MissingPartError; `model_dump` would leave the key out.
+    asked = {key: getattr(predictor, key) for key in CodePredictor.model_fields}
+    said = {key: value for key, value in asked.items() if value is not None}
     own = {key: getattr(model, key) for key in like}
     return PredictorModel.model_validate({"kind": "predictor", **own, **said})
 
