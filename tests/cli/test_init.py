@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from tests.support.exports import header_only, llava_folder
-from tests.support.shards import sample, tokenizer_folder, write_shard
+from tests.support.shards import PARTS, sample, tokenizer_folder, write_shard
 
 from mimo_launch.checks.load_and_check import Checked, load_and_check
 from mimo_launch.cli import init_draft
+from mimo_launch.processors.tokenizer import token_id
 
 Cli = Callable[[str], tuple[int, str, str]]
 
@@ -222,6 +223,27 @@ def test_the_image_token_of_a_tokenizer(
     assert spec.modules["vision"].placeholder == (384 if image_token else None)
     assert spec.language.model.vocab == vocab
     assert ("the tokenizer has no <image>" in file.read_text()) == (not image_token)
+
+
+def test_the_middle_token_of_a_template_stands_for_rows(
+    llama: Path, tmp_path: Path, run_cli: Cli
+) -> None:
+    """A comment says that this is a guess."""
+    tower, texts = tmp_path / "tower", tokenizer_folder(tmp_path / "texts", PARTS)
+    tower.mkdir()
+    (tower / "config.json").write_text('{"model_type": "siglip_vision_model"}')
+    header_only(tower / "model.safetensors", {"post_layernorm.bias": (768,)})
+    write_shard(tmp_path / "a.tar", [("0", sample(1))])
+    file = tmp_path / "vlm.yaml"
+    options = f"--language {llama} --vision {tower} --tokenizer {texts} --data {tmp_path}/a.tar"
+    code, _, err = run_cli(f"init {file} {options} --gpus 1")
+    assert code == 0, err
+    spec = checked(file).spec
+    assert spec is not None
+    assert spec.modules["vision"].placeholder == token_id(texts, "<|image_pad|>")
+    assert spec.language.model.vocab == 128256
+    words = " ".join(line.removeprefix("# ") for line in file.read_text().splitlines())
+    assert "Rows of vision replace <|image_pad|>, as the chat template lets guess." in words
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.jsonl"])

@@ -271,11 +271,12 @@ def test_a_trained_adapter_stays_the_same_update_or_is_missed(tmp_path: Path) ->
     for adapter in (None, {**LORA, "rank": 2}):
         (found,) = (each for each in check(started("one rank", adapter)) if each.is_error)
         assert found.code == "adapter-start-unlike"
+        assert ("`init_partial: true` to start another" in found.help) == (adapter is not None)
         allowed = started("one rank", adapter, init_partial=True)
         assert not [each for each in check(allowed) if each.is_error]
     for adapter in ({**LORA, "targets": ["q"]}, None):
         resumed = make_spec("one rank", 5, modules={("language", "adapter"): adapter})
-        with pytest.raises(RankError, match=r"cannot resume from it: .* there only: .*lora_a"):
+        with pytest.raises(RankError, match=r"(?s)cannot resume from it: .* there only: .*lora_a"):
             run_anew(resumed, tmp_path / "run")
 
 

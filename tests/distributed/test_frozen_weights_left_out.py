@@ -13,7 +13,7 @@ from tests.support.families import FAMILIES
 from tests.support.running_ranks import run_on_running_ranks
 
 from mimo_launch.checkpoint.boxes import weight_boxes
-from mimo_launch.checkpoint.index import NoCheckpoint, open_checkpoint, read_index
+from mimo_launch.checkpoint.index import NoBase, open_checkpoint, read_index
 from mimo_launch.checkpoint.loading import load_all_weights
 from mimo_launch.checkpoint.whole import check_bases
 from mimo_launch.checks.all_checks import check
@@ -77,7 +77,7 @@ def test_a_run_resumes_without_its_base_on_another_layout(tmp_path: Path) -> Non
     third = open_checkpoint(tmp_path / "from left out", None)
     check_bases(third)
     run_anew(make_spec("one rank", 6), base)
-    with pytest.raises(NoCheckpoint, match=f"leaves out weights, and {base} has changed since"):
+    with pytest.raises(NoBase, match=f"leaves out weights, and {base} has changed since"):
         check_bases(third)
     with pytest.raises(RankError, match=r"leaves out weights of `\w+`.*has changed since"):
         run_anew(adapted("one rank", 6, base), folder)
@@ -152,10 +152,11 @@ def test_an_export_reads_the_base_again(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(bytes(content))
-    with pytest.raises(NoCheckpoint, match=r"leaves out .*changed.*model\.safetensors"):
+    with pytest.raises(NoBase, match=r"leaves out .*changed.*model\.safetensors") as changed:
         exported(runs[1], tmp_path / "again")
+    assert changed.value.help.startswith("put the folder back as it was")
     shutil.rmtree(base)
-    with pytest.raises(NoCheckpoint, match="is not a folder"):
+    with pytest.raises(NoBase, match=r"leaves out weights, and .* is not a folder"):
         exported(runs[1], tmp_path / "gone")
 
 

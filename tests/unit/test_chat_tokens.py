@@ -99,6 +99,16 @@ def test_ids_are_those_of_apply_chat_template(tmp_path: Path, name: str) -> None
     assert encoded.markers == ()
 
 
+def test_a_template_that_changes_letters_gets_text_as_text(tmp_path: Path) -> None:
+    """Not as parts, for which it may have another branch."""
+    folder = tokenizer_folder(
+        tmp_path, PARTS.replace("{{ message.content }}", "{{ message.content | upper }}")
+    )
+    encoded = write(folder, {"messages": CHAT}, template="chat")
+    want = reference(folder).apply_chat_template(list(CHAT))
+    assert encoded.tokens.tolist() == want["input_ids"]
+
+
 @pytest.mark.parametrize(
     ("name", "answers"),
     [

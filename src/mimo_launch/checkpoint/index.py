@@ -141,6 +141,14 @@ def _numbers(found: Any) -> Numbers:
 class NoCheckpoint(Exception):
     """There is no checkpoint to read; the message says what was found instead."""
 
+    help = "name a folder under runs/, or one of its checkpoints"
+
+
+class NoBase(NoCheckpoint):
+    """A folder with weights that a checkpoint leaves out is gone, or has changed."""
+
+    help = "put the folder back as it was; `mimo-launch export --adapter` does without it"
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

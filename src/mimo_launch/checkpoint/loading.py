@@ -76,13 +76,14 @@ def load_state(
     missing_weights = [name for name in fitting.missing if name not in missing_moments]
     if missing_weights or fitting.misfits or fitting.unused:
         raise WeightsDoNotFit(
-            f"{usable.path} is of another model, so the run cannot resume from it: "
+            # The remedy first: names of tensors may be cut off.
+            f"{usable.path} is of another model or adapter, so the run cannot resume from it: "
+            "train under another `name`, with `init_from` and `init_partial: true` for what fits\n"
             + differences(
                 missing_there=missing_weights,
                 there_only=fitting.unused,
                 of_another_shape=fitting.misfits,
             )
-            + "; train under another `name`, with `init_from` for weights that do fit"
         )
     read_boxes(usable.path, fitting.boxes, group, session.progress.beat)
     note_filled(session.modules, fitting.boxes)

@@ -11,7 +11,13 @@ from pathlib import Path
 from mimo_launch.checkpoint.boxes import Box
 from mimo_launch.checkpoint.folder import Sums, crc_of, with_bases
 from mimo_launch.checkpoint.hugging_face import fill_from_folder
-from mimo_launch.checkpoint.index import Checkpoint, NoCheckpoint, open_checkpoint, prefix_of
+from mimo_launch.checkpoint.index import (
+    Checkpoint,
+    NoBase,
+    NoCheckpoint,
+    open_checkpoint,
+    prefix_of,
+)
 from mimo_launch.checkpoint.storage import read_boxes
 from mimo_launch.hugging_face.folder import FilesError, is_hugging_face, weight_files
 
@@ -31,13 +37,17 @@ def read_whole(checkpoint: Checkpoint, boxes: Sequence[Box]) -> None:
 
 
 def check_bases(checkpoint: Checkpoint) -> None:
-    """Compare the folders of what a checkpoint leaves out. Raises: NoCheckpoint."""
+    """Compare the folders of what a checkpoint leaves out. Raises: NoBase."""
     read: dict[str, Sums] = {}
     for base in checkpoint.bases.values():
-        if base.folder not in read:
-            read[base.folder] = _contents(Path(base.folder))
-        if changed := base.changed(read[base.folder]):
-            raise NoCheckpoint(f"{checkpoint.path} leaves out weights, and {changed}")
+        try:
+            if base.folder not in read:
+                read[base.folder] = _contents(Path(base.folder))
+            changed = base.changed(read[base.folder])
+        except NoCheckpoint as error:
+            changed = str(error)
+        if changed:
+            raise NoBase(f"{checkpoint.path} leaves out weights, and {changed}")
 
 
 def _contents(folder: Path) -> Sums:

@@ -107,7 +107,7 @@ class ExportCommand:
                     found, plans, self.to, max_bytes=max_bytes, force=self.force, progress=progress
                 )
         except NoCheckpoint as error:
-            console.refuse(str(error), help_="name a folder under runs/, or one of its checkpoints")
+            console.refuse(str(error), help_=error.help)
         except InTheWay as error:
             console.refuse(str(error), help_="give --to a path where nothing is yet")
         except CannotExport as error:

@@ -1,7 +1,8 @@
 """Turns answers into the spec that `init` writes.
 
 Decides: models, data, batch and steps, where `init` does not ask for them; that sequences are
-packed if the shards are here and this makes them much fuller.
+packed if the shards are here and this makes them much fuller; which token of a chat template marks
+an image.
 Relies on: `hugging_face.contents` for models, `search.first_spec` for ranks, grids and schedule.
 Leaves: files and questions to `init`, other values and the text to `init_text`.
 """
@@ -26,7 +27,7 @@ from mimo_launch.processors.tokenizer import num_tokens, token_id
 from mimo_launch.search.first_spec import NothingFits, first_spec, on_all_ranks, placed
 from mimo_launch.spec.load import spec_from_data
 from mimo_launch.spec.near_words import did_you_mean
-from mimo_launch.spec.spec import Grid
+from mimo_launch.spec.spec import Grid, UserData
 from mimo_launch.spec.value_guesses import run_name
 from mimo_launch.spec.values import GPUS
 
@@ -103,10 +104,11 @@ def undecided(answers: Answers) -> tuple[dict[str, Any], str]:
     Raises: CannotDraft.
     """
     data = _undecided(answers, _parts(answers))
+    of_markers = _place_markers(data)
     packs, of_data = _packing(data)
     if packs:
         data["data"]["packing"] = True
-    return data, of_data
+    return data, " ".join(filter(None, (of_data, of_markers)))
 
 
 def _parts(answers: Answers) -> dict[str, tuple[Module, Path]]:
@@ -200,6 +202,34 @@ def _undecided(answers: Answers, parts: Mapping[str, tuple[Module, Path]]) -> di
         room = -(-(least + TEXT_ROOM) // SEQ) * SEQ
         data["batch"]["seq"] = room if parts else -(-least // 8) * 8
     return data
+
+
+def _place_markers(data: Mapping[str, Any]) -> str:
+    """Choose the token for rows where a chat template writes several, and return a comment on it.
+
+    The check of the spec reports other faults of the template.
+    """
+    if data["data"].get("template") != "chat":
+        return ""
+    # Imported here because other specs need no tokenizer.
+    from mimo_launch.data.samples.media_rows import ShardInputs
+    from mimo_launch.data.samples.media_text import MarkerUnclear
+    from mimo_launch.data.samples.sample_encoder import SampleEncoders
+
+    modules, words = data["modules"], list[str]()
+    for _ in modules:
+        try:
+            made = spec_from_data(placed(data, on_all_ranks(modules, Grid())))
+            if isinstance(made.data, UserData):
+                SampleEncoders(made, made.data, ShardInputs(made, made.data))
+        except MarkerUnclear as error:
+            token, text = error.likely
+            modules[error.module]["placeholder"] = token
+            modules["language"]["model"]["vocab"] -= 1  # It needs no id of its own.
+            words.append(f"Rows of {error.module} replace {text}, as the chat template lets guess.")
+        except ValueError:
+            break
+    return " ".join(words)
 
 
 def _packing(data: Mapping[str, Any]) -> tuple[bool, str]:

@@ -145,4 +145,4 @@ def _opened(run: Path, step: int | None, console: Console) -> "Checkpoint":
     try:
         return open_checkpoint(run, step)
     except NoCheckpoint as error:
-        console.refuse(str(error), help_="name a folder under runs/, or one of its checkpoints")
+        console.refuse(str(error), help_=error.help)

@@ -127,7 +127,8 @@ class ChatFormat:
         except BadSample as error:
             self._refused = self._refused or f": {error}"
             return False
-        return _PROBE in said and "'type'" not in said
+        # A template that writes it in other letters has read it; what it changes is found later.
+        return _PROBE in said.lower() and "'type'" not in said
 
 
 def _alike(first: str, second: str) -> int:
