@@ -243,7 +243,19 @@ def test_the_middle_token_of_a_template_stands_for_rows(
     assert spec.modules["vision"].placeholder == token_id(texts, "<|image_pad|>")
     assert spec.language.model.vocab == 128256
     words = " ".join(line.removeprefix("# ") for line in file.read_text().splitlines())
-    assert "Rows of vision replace <|image_pad|>, as the chat template lets guess." in words
+    assert "Rows of vision replace <|image_pad|>, a guess from the chat template." in words
+
+
+def test_the_placeholder_of_a_model_stays(tmp_path: Path, run_cli: Cli) -> None:
+    """Also where the template of another tokenizer marks images otherwise."""
+    folder, file = llava_folder(tmp_path / "llava"), tmp_path / "llava.yaml"
+    config = json.loads((folder / "config.json").read_text())
+    texts = tokenizer_folder(tmp_path / "texts", PARTS)
+    write_shard(tmp_path / "a.tar", [("0", sample(1))])
+    options = f"--model {folder} --tokenizer {texts} --data {tmp_path}/a.tar --gpus 1"
+    code, _, err = run_cli(f"init {file} {options}")
+    assert code == 0, err
+    assert f"placeholder: {config['image_token_index']}\n" in file.read_text()
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.jsonl"])

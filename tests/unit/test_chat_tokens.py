@@ -109,6 +109,14 @@ def test_a_template_that_changes_letters_gets_text_as_text(tmp_path: Path) -> No
     assert encoded.tokens.tolist() == want["input_ids"]
 
 
+def test_a_template_that_writes_parts_as_python_does_gets_none(tmp_path: Path) -> None:
+    """In other letters, too."""
+    folder = tokenizer_folder(tmp_path, CHATML.replace("}}", "| upper }}"))
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, CHAT[-1]]
+    tokens = write(folder, {"messages": parts}, template="chat").tokens.tolist()
+    assert "TYPE" not in reference(folder).decode(tokens)
+
+
 @pytest.mark.parametrize(
     ("name", "answers"),
     [

@@ -1,6 +1,7 @@
 """Mixtures of sources: exact counts, any step from its place alone, epochs of each source."""
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -8,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.specs import spec
 
 from mimo_launch.checkpoint.folder import DataHasChanged, Marker
@@ -19,6 +22,7 @@ from mimo_launch.data.order.block_counts import BLOCK, BadMixture
 from mimo_launch.data.order.mixture import MixedOrder, Phase, schedule_of
 from mimo_launch.data.order.sample_order import GlobalOrder, PackedOrder, record_order
 from mimo_launch.data.random_draws import generator
+from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.spec.load import dump_spec
 from mimo_launch.spec.spec import FilesData, Spec
 from mimo_launch.survey.index_statistics import source_facts
@@ -238,7 +242,7 @@ def test_packs_of_every_phase_hold_as_many_records_as_their_mixture_has_room_for
 
 
 def test_a_source_of_less_than_one_sample_in_a_block_is_refused() -> None:
-    with pytest.raises(BadMixture, match="`charts` is less than one in 1,000"):
+    with pytest.raises(BadMixture, match="`charts` gives it less than one of 1,000"):
         order_of(mixed((1000, 0.1, 1000)))
     assert mixture.counts_of([1, 1, 1], "abc") == (334, 333, 333)
     assert sum(mixture.counts_of([0.3, 0.02, 2, 7.77], "abcd")) == BLOCK
@@ -307,11 +311,11 @@ CHANGE = {"step": 10, "weights": {"text": 1}}
             "mixture-not-usable",
             "from step 7 on, no source has a weight",
         ),
-        ({"weights": (3, 0.001, 2)}, "mixture-not-usable", "the weight of `charts` is less"),
+        ({"weights": (3, 0.001, 2)}, "mixture-not-usable", "the weight of `charts` gives it less"),
         (
             {"weight_changes": [{"step": 7, "weights": {"text": 0.001}}]},
             "mixture-not-usable",
-            "the weight of `text` is less than one in 1,000",
+            "the weight of `text` gives it less than one of 1,000",
         ),
     ],
 )
@@ -321,20 +325,48 @@ def test_weights_that_do_not_mix_are_found(given: dict[str, Any], code: str, sai
     assert said in headline
 
 
-def test_weights_that_help_names_for_rare_sources_mix() -> None:
-    """Also of several sources that are rare, and in a change."""
-    at_start = mixed((3, 1e-9, 0.001))
-    assert isinstance(at_start.data, FilesData)
-    first, second = (each.help for each in weights_mix(at_start, at_start.data))
-    assert first == second == "write `weight: 0.00301`, or 0 to leave it out"
-    assert faults(weights=(3, 0.00301, 0.00301)) == []
+@given(
+    weights=st.lists(
+        st.one_of(st.just(0.0), st.floats(1e-320, 1e6)), min_size=1, max_size=40
+    ).filter(any)
+)
+def test_weights_that_help_names_for_rare_sources_mix(weights: list[float]) -> None:
+    """All of them together, of any number of sources."""
+    names = [f"s{number}" for number in range(len(weights))]
+
+    def found(now: Sequence[float]) -> list[Diagnostic]:
+        given = [{"path": f"{n}.jsonl", "weight": w} for n, w in zip(names, now, strict=True)]
+        made = spec({}, data={"kind": "files", "sources": given, "tokenizer": "t"}, seq=512)
+        assert isinstance(made.data, FilesData)
+        return list(weights_mix(made, made.data))
+
+    better = list(weights)
+    for each in found(weights):
+        said = re.fullmatch(r"write `weight: (\S+)`, or 0 to leave it out", each.help)
+        assert said is not None
+        assert each.path[:2] == ("data", "sources")
+        better[int(each.path[2])] = float(said[1])
+    assert found(better) == []
+
+
+def test_a_rare_source_of_a_change_is_found_once() -> None:
     change = {"step": 7, "weights": {"text": 1e-5}}
-    changed = mixed(weight_changes=[change])
+    later = {"step": 9, "weights": {"chats": 2}}
+    changed = mixed(weight_changes=[change, later])
+    changed = changed.replace(train=changed.train.replace(steps=100))
     assert isinstance(changed.data, FilesData)
-    found = next(iter(weights_mix(changed, changed.data)))
+    [found] = weights_mix(changed, changed.data)
     assert found.path == ("data", "weight_changes", 0, "weights", "text")
-    assert found.help.startswith("write `text: 0.00401`")
-    assert faults(weight_changes=[change | {"weights": {"text": 0.00401}}]) == []
+    assert found.help == "write `text: 0.00402`, or 0 to leave it out"
+    assert faults(weight_changes=[change | {"weights": {"text": 0.00402}}]) == []
+
+
+def test_more_sources_than_samples_of_a_block_are_one_finding() -> None:
+    given = [{"path": f"{n}.jsonl", "weight": 1} for n in range(BLOCK + 1)]
+    made = spec({}, data={"kind": "files", "sources": given, "tokenizer": "t"}, seq=512)
+    assert isinstance(made.data, FilesData)
+    [found] = weights_mix(made, made.data)
+    assert found.headline == "1,001 sources have a weight, and a block has 1,000 samples"
 
 
 def test_weights_that_mix_are_sound() -> None:

@@ -26,6 +26,7 @@ from transformers import ParakeetEncoderConfig, ParakeetFeatureExtractor
 
 from mimo_launch.checks import sources
 from mimo_launch.checks.all_checks import check
+from mimo_launch.checks.load_and_check import load_and_check
 from mimo_launch.checks.shards import members_for_encoders
 from mimo_launch.checks.sources import sources_are_there
 from mimo_launch.cli.data_tables import as_text, page
@@ -880,6 +881,20 @@ def test_a_plan_without_an_index_looks_at_every_source_and_mixes_them(tmp_path: 
     assert known_order(made, exact).tokens.mean() == pytest.approx(looked, rel=0.05)
 
 
+def test_bad_records_of_a_file_of_the_same_name_are_not_those_of_a_source(tmp_path: Path) -> None:
+    turns = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "ho " * 500})
+    good = json.dumps({"messages": [turns[0], {"role": "assistant", "content": "ho"}]})
+    given = []
+    for name, text in (("a", f"{good}\nnone\n"), ("b", json.dumps({"messages": turns}))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.jsonl").write_text(text)
+        given.append({"path": str(tmp_path / name / "x.jsonl"), "weight": 1})
+    index = {"index": str(tmp_path / "index"), "too_long": "drop"}
+    with pytest.raises(NotTrainable) as refused:
+        opened(with_vocab(files_spec(tmp_path, *given, **index)))
+    assert str(refused.value).endswith("usable sample: 1 record is longer than `batch.seq` 512")
+
+
 @pytest.mark.parametrize("is_held_out", [False, True])
 def test_a_source_of_records_that_are_all_too_long_says_so(
     tmp_path: Path, is_held_out: bool
@@ -897,7 +912,9 @@ def test_a_source_of_records_that_are_all_too_long_says_so(
     else:
         made = files_spec(tmp_path, short | {"weight": 1}, long | {"weight": 1}, **index)
     of = "held-out set `many`" if is_held_out else "source `long`"
-    said = f"the {of} holds no usable sample: 2 are longer than `batch.seq` {made.batch.seq}"
+    said = (
+        f"the {of} holds no usable sample: 2 records are longer than `batch.seq` {made.batch.seq}"
+    )
     with pytest.raises(NotTrainable) as refused:
         opened(with_vocab(made))
     assert str(refused.value) == said
@@ -913,7 +930,12 @@ def test_weights_of_tokens_that_leave_a_block_without_a_source_are_refused(tmp_p
         for name, weight in (("short", 1), ("long", 0.001))
     ]
     made = with_vocab(files_spec(tmp_path, *given, weigh="tokens", index=str(tmp_path / "index")))
-    with pytest.raises(BadMixture, match="the weight of source `long` is less than one in 1,000"):
+    file = tmp_path / "spec.yaml"
+    file.write_text(json.dumps(dump_spec(made)))
+    checked = load_and_check(file, only_plans=True)
+    assert checked.spec is checked.unfit is None
+    assert [each.code for each in checked.diagnostics if each.is_error] == ["mixture-not-usable"]
+    with pytest.raises(BadMixture, match="the weight of source `long` gives it less than one of"):
         opened(made)
 
 
@@ -1106,14 +1128,16 @@ def test_faults_in_a_list_of_sources_are_found_where_they_are() -> None:
         ("x.csv", "source-not-read", "x.csv is a table"),
         ("notes.txt", "source-not-read", "holds no tar archive, JSON or table"),
         ("notes.jsonl", "source-not-read", "holds no tar archive, JSON or table"),
-        ("blank.jsonl", "source-not-read", "blank.jsonl holds blank lines alone"),
+        ("blank.jsonl", "source-not-read", "begins with 2 bytes of blanks"),
         ("page.jsonl", "source-not-read", "is a web page"),
-        ("pipe.jsonl", "source-not-read", "pipe.jsonl is no plain file"),
-        ("piped", "source-not-read", "a.jsonl is no plain file"),
-        ("/dev/zero", "source-not-read", "zero is no plain file"),
+        ("pipe.jsonl", "source-not-read", "pipe.jsonl is a pipe or a device"),
+        ("piped", "source-not-read", "a.jsonl is a pipe or a device"),
+        ("/dev/zero", "source-not-read", "zero is a pipe or a device"),
         ("chats [v2].jsonl", None, ""),
         ("of [v2]/x.jsonl", None, ""),
         ("of [v2]", None, ""),
+        ("of [v2]/*.jsonl", None, ""),
+        ("dir", "source-not-read", "cannot be read: Is a directory"),
         ("x.jsonl.gz", "source-not-read", "is compressed"),
         ("empty", "source-not-read", "files that end in .tar, .jsonl"),
         ({"path": ["x.jsonl", "empty"]}, "source-not-read", "files that end in .tar, .jsonl"),
@@ -1137,8 +1161,8 @@ def test_faulty_sources_are_found_before_a_run(
         (tmp_path / name).write_text("hello there")
     (tmp_path / "blank.jsonl").write_text("\n\n")
     (tmp_path / "page.jsonl").write_text("<!DOCTYPE html>")
-    for name in ("piped", "of [v2]"):
-        (tmp_path / name).mkdir()
+    for name in ("piped", "of [v2]", "dir/a.jsonl"):
+        (tmp_path / name).mkdir(parents=True)
     for name in ("pipe.jsonl", "piped/a.jsonl"):
         os.mkfifo(tmp_path / name)
     for name in ("chats [v2].jsonl", "of [v2]/x.jsonl"):
@@ -1175,6 +1199,8 @@ def test_an_encoder_needs_inputs_from_one_source_at_least(tmp_path: Path, first:
     [only] = members_for_encoders(files_spec(tmp_path, *named, vision=False))
     assert only.headline == "`sound` reads clips, but 2 sources begin without any"
     assert only.help == "delete `sound`, or name sources with clips"
+    unknown = ["s3://bucket/images.parquet", str(tmp_path / "text.jsonl")]
+    assert list(members_for_encoders(files_spec(tmp_path, *unknown))) == []
 
 
 def test_help_for_splits_keeps_the_other_paths(

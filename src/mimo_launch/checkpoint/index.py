@@ -147,7 +147,7 @@ class NoCheckpoint(Exception):
 class NoBase(NoCheckpoint):
     """A folder with weights that a checkpoint leaves out is gone, or has changed."""
 
-    help = "put the folder back as it was; `mimo-launch export --adapter` does without it"
+    help = "put the folder back as it was"
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,8 @@ def start_keeps_its_adapter(spec: Spec, name: str) -> Findings:
         path=("modules", name) if module.adapter is None else ("modules", name, "adapter", "rank"),
         severity=Severity.WARNING if module.init_partial else Severity.ERROR,
         why="the weights there were trained with that adapter, and would start without it",
-        help=f"write `rank: {there.rank}`, or `init_partial: true` to start another adapter"
+        help=f"write `rank: {there.rank}`"
+        + ", or `init_partial: true` to start another adapter" * (not module.init_partial)
         if module.adapter
         else f"write `adapter: {{rank: {there.rank}, targets: {flow(there.targets)}}}` in "
         f"`{name}`, or start from the folder that `mimo-launch export` writes",

@@ -6,7 +6,9 @@ Leaves: the rules, which need no estimates, to `all_checks`.
 """
 
 from mimo_launch.checks.memory import memory_findings
+from mimo_launch.checks.mixtures import tokens_do_not_mix
 from mimo_launch.checks.slow_fp8 import fp8_findings
+from mimo_launch.data.order.block_counts import BadMixture
 from mimo_launch.diag.diagnostic import Diagnostic
 from mimo_launch.diag.text import has_errors
 from mimo_launch.estimate.device_constants import Calibration, constants_for
@@ -25,7 +27,10 @@ def estimated(
     constants, plan = constants_for(spec.nodes, constants), Plan.of(spec)
     estimator, found = None, tuple[Diagnostic, ...]()
     if only_plans or spec.gpu_memory is not None:
-        estimator = Estimator.of(plan, constants)
+        try:
+            estimator = Estimator.of(plan, constants)
+        except BadMixture as error:
+            return None, (tokens_do_not_mix(error),)
         found = tuple(memory_findings(estimator))
     if not only_plans and not has_errors(found):
         found += tuple(fp8_findings(plan, constants))

@@ -128,7 +128,7 @@ def _checked(
         from mimo_launch.checks.estimated import estimated
 
         estimator, of_estimates = estimated(spec, constants, only_plans=only_plans)
-        unfit = spec if has_errors(of_estimates) else None
+        unfit = spec if estimator is not None and has_errors(of_estimates) else None
         found += of_estimates
     is_valid = spec is not None and not has_errors(found)
     return Checked(

@@ -6,14 +6,15 @@ Relies on: `spec.user_data` for the names of sources, `data.order.block_counts`.
 Leaves: weights of tokens, which need the lengths of samples, to `data.order.mixture`.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 
 from mimo_launch.checks.rule import Findings, no_effect
-from mimo_launch.data.order.block_counts import BLOCK, too_rare
+from mimo_launch.data.order.block_counts import BLOCK, BadMixture, counts_of, least_shares
 from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
 from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.spec import FilesData, Spec
+
+_EACH_BLOCK = f"each block of {BLOCK:,} samples has the same number of samples of each source"
 
 
 def weights_mix(spec: Spec, data: FilesData) -> Findings:
@@ -60,29 +61,47 @@ def weights_mix(spec: Spec, data: FilesData) -> Findings:
 def _rare(
     data: FilesData, weights: Mapping[str, float], places: Mapping[str, YamlPath]
 ) -> Iterator[Diagnostic]:
-    """Yield a finding of each source that a block would have no sample of, at its place."""
-    if data.weigh != "samples" or not any(weights.values()):
+    """Yield a finding of each weight that is too small, at its place, if a block lacks a source."""
+    names, shares = list(weights), list(weights.values())
+    if data.weigh != "samples" or not any(shares):
         return
-    names = list(weights)
-    rare = [names[place] for place in too_rare([*weights.values()])]
-    # Each of them then has one sample, and the others share the rest.
-    others = sum(weight for name, weight in weights.items() if name not in rare)
-    for name in rare:
+    try:
+        counts_of(shares, names)
+        return
+    except BadMixture as error:
+        lacks = error.source
+    number = sum(map(bool, shares))
+    if number > BLOCK:
+        yield Diagnostic(
+            code="mixture-not-usable",
+            headline=f"{number:,} sources have a weight, and a block has {BLOCK:,} samples",
+            path=places[lacks],
+            why=_EACH_BLOCK,
+            help="join files into fewer sources: `path: [FILE, FILE]`",
+        )
+        return
+    for place, least in least_shares(shares).items():
+        name = names[place]
         key = "weight" if places[name][-1] == "weight" else name
         yield Diagnostic(
             code="mixture-not-usable",
-            headline=f"the weight of `{name}` is less than one in {BLOCK:,} samples",
+            headline=f"the weight of `{name}` gives it less than one of {BLOCK:,} samples",
             path=places[name],
-            why=f"each block of {BLOCK:,} samples has the same number of samples of each source",
-            help=f"write `{key}: {_rounded_up(others / (BLOCK - len(rare)))}`, or 0 to "
-            "leave it out",
+            why=_EACH_BLOCK,
+            # Half a percent more than needed, so that three digits suffice.
+            help=f"write `{key}: {1.005 * least:.3g}`, or 0 to leave it out",
         )
 
 
-def _rounded_up(number: float) -> str:
-    """Return a number above 0 with three digits."""
-    unit = 10.0 ** (math.floor(math.log10(number)) - 2)
-    return f"{math.ceil(number / unit) * unit:.3g}"
+def tokens_do_not_mix(error: BadMixture) -> Diagnostic:
+    """Return the finding that weights of tokens leave a block without a source."""
+    return Diagnostic(
+        code="mixture-not-usable",
+        headline=f"the weight of `{error.source}` gives it less than one of {BLOCK:,} samples",
+        path=("data", "weigh"),
+        why=f"with `weigh: tokens`, a source of long records has few of them; {_EACH_BLOCK}",
+        help=f"raise the weight of `{error.source}`, or write `weigh: samples`",
+    )
 
 
 def _nothing(path: YamlPath, step: int, help_: str) -> Diagnostic:
@@ -97,7 +116,7 @@ def _nothing(path: YamlPath, step: int, help_: str) -> Diagnostic:
 
 def _changes(spec: Spec, data: FilesData) -> Iterator[Diagnostic]:
     before, names = -1, data.source_names
-    weights = data.source_weights
+    weights, rare = data.source_weights, set[str]()
     for number, change in enumerate(data.weight_changes):
         path: YamlPath = ("data", "weight_changes", number)
         unknown = [name for name in change.weights if name not in names]
@@ -118,7 +137,10 @@ def _changes(spec: Spec, data: FilesData) -> Iterator[Diagnostic]:
         if not unknown:
             at = (*path, "weights")
             places = {name: (*at, name) if name in change.weights else at for name in names}
-            yield from _rare(data, weights, places)
+            # At the first change that is at fault.
+            found = list(_rare(data, weights, places))
+            yield from (each for each in found if each.headline not in rare)
+            rare = {each.headline for each in found}
         if change.step <= before:
             yield Diagnostic(
                 code="mixture-not-usable",

@@ -63,7 +63,8 @@ _PACKED = OtherFormat(
 _POINTER = OtherFormat("is a pointer of Git LFS, not the file", "run `git lfs pull` beside it")
 _PAGE = OtherFormat("is a web page, such as the message of a failed download", "download it again")
 _NO_FILE = OtherFormat(
-    "is no plain file", "copy what it holds to a file, because samples are read from anywhere in it"
+    "is a pipe or a device",
+    "copy what it holds to a file, because samples are read from anywhere in it",
 )
 _BY_CONTENT = {
     **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), _WIDE),
@@ -140,9 +141,10 @@ def _known(path: Path, head: bytes) -> OtherFormat | None:
     name = path.name.lower()
     if name.endswith(_COMPRESSED):
         return _PACKED
-    begin = head.lstrip()
+    begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not begin:
-        return OtherFormat("holds blank lines alone", of_source="write a record in each line of it")
+        blank = f"begins with {len(head)} bytes of blanks"
+        return OtherFormat(blank, of_source="write a record in each line of it")
     known = next((each for start, each in _BY_CONTENT.items() if begin.startswith(start)), None)
     named = _BY_NAME.get(Path(name).suffix)
     # JSON must begin as JSON, whatever its name; other files may begin so.

@@ -6,8 +6,8 @@ Relies on: `data.sources.shard_names` for names, `shard_formats` for other files
 Leaves: tokenizers to `vocabulary`, records to the index that `train` builds.
 """
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -299,21 +299,28 @@ def processors_have_encoders(spec: Spec, data: UserData) -> Findings:
 
 
 def first_suffixes(data: UserData) -> tuple[list[DataPath], list[str]]:
-    """Return the first file with samples of each source, and suffixes of their first members."""
+    """Return the first file with samples of each source, and suffixes of their first members.
+
+    Both are empty if a source cannot be read, as those of other hosts and of users' classes.
+    """
     try:
-        shards = split_files(data, "train")[:MOST_OPENED]
+        shards = split_files(data, "train")
     except NotFetched:
         return [], []
-    first, suffixes = dict[int, DataPath](), list[str]()
+    first, suffixes, opened = dict[int, DataPath](), list[str](), Counter[int]()
     for shard in shards:
-        if shard.source in first:
+        if shard.source in first or opened[shard.source] >= MOST_OPENED:
             continue
+        opened[shard.source] += 1
         found: list[str] = []
-        with suppress(OSError, ValueError, BrokenFile):
+        try:
             for member in open_file(shard).records(Part()):
                 found += member.places
                 if len(found) >= _LOOKED_AT:
                     break
+        except (OSError, ValueError, BrokenFile):
+            if not found:
+                return [], []
         if found:
             first[shard.source] = shard.path
             suffixes += found

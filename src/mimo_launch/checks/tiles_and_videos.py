@@ -34,6 +34,7 @@ from mimo_launch.spec.spec import (
     SyntheticData,
     UserData,
     VitModel,
+    WebdatasetData,
 )
 
 if TYPE_CHECKING:
@@ -319,11 +320,12 @@ def video_package_installed(spec: Spec) -> Findings:
     _, suffixes = first_suffixes(spec.data)
     found = {each.rpartition(".")[2] for each in suffixes} & VIDEO_SUFFIXES
     if found and not is_installed("av"):
+        key = "shards" if isinstance(spec.data, WebdatasetData) else "sources"
         yield Diagnostic(
             code="missing-package",
             headline="`av` is not installed",
-            path=("data", "shards"),
-            why=f"the shards begin with videos (.{min(found)}), which are decoded with it",
+            path=("data", key),
+            why=f"the {key} begin with videos (.{min(found)}), which are decoded with it",
             help=f"pip install '{AV}'",
             related=(Related(("data", "kind"), "these data"),),
         )

@@ -2,7 +2,7 @@
 
 Decides: models, data, batch and steps, where `init` does not ask for them; that sequences are
 packed if the shards are here and this makes them much fuller; which token of a chat template marks
-an image.
+an image or a clip.
 Relies on: `hugging_face.contents` for models, `search.first_spec` for ranks, grids and schedule.
 Leaves: files and questions to `init`, other values and the text to `init_text`.
 """
@@ -223,10 +223,12 @@ def _place_markers(data: Mapping[str, Any]) -> str:
             if isinstance(made.data, UserData):
                 SampleEncoders(made, made.data, ShardInputs(made, made.data))
         except MarkerUnclear as error:
+            if "placeholder" in modules[error.module]:
+                break
             token, text = error.likely
             modules[error.module]["placeholder"] = token
             modules["language"]["model"]["vocab"] -= 1  # It needs no id of its own.
-            words.append(f"Rows of {error.module} replace {text}, as the chat template lets guess.")
+            words.append(f"Rows of {error.module} replace {text}, a guess from the chat template.")
         except ValueError:
             break
     return " ".join(words)

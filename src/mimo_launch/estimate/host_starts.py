@@ -68,7 +68,7 @@ class HostStarts:
 
     def _groups(self) -> tuple[tuple[int, int], ...]:
         numbers = self._kind.numbers(self.stage.layers, is_last=self.stage.is_last)
-        return _alike(self._kind, tuple(numbers))
+        return _started_alike(self._kind, tuple(numbers))
 
     def _layers(self) -> float:
         """Return the host's time for all layers, in plain blocks."""
@@ -123,7 +123,7 @@ class HostStarts:
 
 
 @lru_cache(maxsize=1024)
-def _alike(kind: ModelKind, numbers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def _started_alike(kind: ModelKind, numbers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Return the first of each group of layers that a host starts alike, and the group's size."""
     first, sizes = dict[Hashable, int](), Counter[Hashable]()
     for number in numbers:

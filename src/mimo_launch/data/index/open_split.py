@@ -162,14 +162,22 @@ class OpenSplit:
 
     def none_usable(self, of: str, is_of: Sequence[bool]) -> NotTrainable:
         """Return the error that some of the files hold no usable sample, and why."""
-        names = {each.path.name for each, wanted in zip(self._shards, is_of, strict=True) if wanted}
+        mine, others = (
+            {each.path.name for each, own in zip(self._shards, is_of, strict=True) if own is wanted}
+            for wanted in (True, False)
+        )
         columns, why = self.index.columns, list[str]()
         is_long = (columns["tokens"] > self._seq) & np.array(is_of)[columns["shard"]]
         if too_long := int(is_long.sum()):
-            why.append(f"{too_long} are longer than `batch.seq` {self._seq}")
-        if bad := self.first_bad(names):
+            records = "1 record is" if too_long == 1 else f"{too_long:,} records are"
+            why.append(f"{records} longer than `batch.seq` {self._seq}")
+        # Bad records have the name of a file, which files of other sources may have, too.
+        if bad := self.first_bad(mine - others):
             why.append(f"{self.index.folder / BAD} lists bad records, the first:\n{bad}")
-        return NotTrainable(f"{of} holds no usable sample: {'; '.join(why) or 'it has no record'}")
+        if not why:
+            is_bad = self.index.num_bad
+            why = [f"{self.index.folder / BAD} lists bad records" if is_bad else "it has no record"]
+        return NotTrainable(f"{of} holds no usable sample: {'; '.join(why)}")
 
     def first_bad(self, names: Container[str] | None = None) -> str:
         """Return the first bad records, one per line; with `names`, of files with these names."""

@@ -8,10 +8,20 @@ Leaves: the places of samples in a block to `mixture`.
 from collections.abc import Sequence
 
 BLOCK = 1000
+# Samples in a block that a source keeps when numbers of three digits raise others.
+_ROOM = 1.01
 
 
 class BadMixture(ValueError):
-    """Sources cannot be mixed as a spec says; the message says why."""
+    """A block would have no sample of `source`, which has a weight; the message says so."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(
+            f"the weight of source `{source}` gives it less than one of {BLOCK:,} samples: each "
+            "block of so many has the same number of each source; raise the weight, or leave the "
+            "source out"
+        )
+        self.source = source
 
 
 def counts_of(shares: Sequence[float], names: Sequence[str]) -> tuple[int, ...]:
@@ -19,24 +29,39 @@ def counts_of(shares: Sequence[float], names: Sequence[str]) -> tuple[int, ...]:
 
     Largest remainders are rounded up, the first ones of equal. Raises: BadMixture.
     """
-    if rare := too_rare(shares):
-        raise BadMixture(
-            f"the weight of source `{names[rare[0]]}` is less than one in {BLOCK:,} samples: a "
-            "block of so many has the same number of each source; raise it, or leave the source out"
-        )
-    return tuple(_rounded(shares))
-
-
-def too_rare(shares: Sequence[float]) -> list[int]:
-    """Return the places of shares that a block has no sample of, though they are above 0."""
-    counts = _rounded(shares)
-    return [n for n, share in enumerate(shares) if share and not counts[n]]
-
-
-def _rounded(shares: Sequence[float]) -> list[int]:
-    exact = [share * BLOCK / sum(shares) for share in shares]
+    exact = _exact(shares)
     counts = [int(each) for each in exact]
     by_rest = sorted(range(len(exact)), key=lambda n: (counts[n] - exact[n], n))
     for number in by_rest[: BLOCK - sum(counts)]:
         counts[number] += 1
-    return counts
+    for share, count, name in zip(shares, counts, names, strict=True):
+        if share and not count:
+            raise BadMixture(name)
+    return tuple(counts)
+
+
+def least_shares(shares: Sequence[float]) -> dict[int, float]:
+    """Return shares that give each source a sample, by the places of those to raise.
+
+    Empty if there are more sources than places in a block. They are raised to one sample each, and
+    so are those that would then have less.
+    """
+    rare, most = set[int](), max(shares)
+    least = 0.0
+    while more := {
+        n
+        for n, each in enumerate(_exact([least if n in rare else x for n, x in enumerate(shares)]))
+        if shares[n] and n not in rare and each < _ROOM
+    }:
+        rare |= more
+        others = sum(each for n, each in enumerate(shares) if n not in rare)
+        if not others or len(rare) >= BLOCK:
+            return dict.fromkeys(rare, most) if len(shares) <= BLOCK else {}
+        least = others / (BLOCK - len(rare))
+    return dict.fromkeys(rare, least)
+
+
+def _exact(shares: Sequence[float]) -> list[float]:
+    most = max(shares)  # The smallest numbers would be lost in a sum.
+    total = sum(each / most for each in shares)
+    return [each / most * BLOCK / total for each in shares]

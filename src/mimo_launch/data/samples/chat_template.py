@@ -123,12 +123,12 @@ class ChatFormat:
     def _says_probe(self, content: Any) -> bool:
         """Return whether the template writes the text of a user's message of this form."""
         try:
-            said = self.render([{"role": "user", "content": content}])
+            # A template that writes text in other letters has read it.
+            said = self.render([{"role": "user", "content": content}]).lower()
         except BadSample as error:
             self._refused = self._refused or f": {error}"
             return False
-        # A template that writes it in other letters has read it; what it changes is found later.
-        return _PROBE in said.lower() and "'type'" not in said
+        return _PROBE in said and "'type'" not in said
 
 
 def _alike(first: str, second: str) -> int:

@@ -8,7 +8,6 @@ Leaves: records to the formats.
 
 import json
 import re
-import stat
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -156,10 +155,10 @@ def is_table(path: DataPath) -> bool:
 
 
 def beginning(path: DataPath) -> bytes:
-    """Return the first block of a file. Raises: OSError; NoFormat if it is no plain file."""
-    if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):
+    """Return the first block of a file. Raises: OSError; NoFormat if it is a pipe or a device."""
+    if isinstance(path, Path) and not (path.is_file() or path.is_dir()) and path.exists():
         # A pipe would have nothing to read for ever, and a device no end.
-        raise NoFormat(f"{path} is no plain file")
+        raise NoFormat(f"{path} is a pipe or a device")
     with path.open("rb") as file:
         return file.read(tarfile.BLOCKSIZE)
 

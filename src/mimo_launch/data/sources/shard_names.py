@@ -181,9 +181,7 @@ def shard_files(patterns: str | Iterable[str]) -> tuple[Path, ...]:
 def _paths(name: str, fetching: Fetching | None) -> list[DataPath]:
     """Return the files that a name without braces matches."""
     if fetching is None or not is_address(name):
-        # `chats [v2].jsonl` is a file if there is one, as `*` and `?` also match themselves.
-        is_pattern = has_magic(name) and not ("[" in name and os.path.lexists(name))
-        return [*map(Path, sorted(_Glob().names(name)) if is_pattern else [name])]
+        return [*map(Path, sorted(_Glob().names(name)) if has_magic(name) else [name])]
     # An HTTP server lists no names, and the `?` of an address may begin a query.
     is_listed = has_magic(name) and not name.lower().startswith("http")
     names = remote_names(name, fetching) if is_listed else [name]
@@ -208,7 +206,10 @@ class _Glob:
         self._left = MAX_FILES
 
     def names(self, pattern: str) -> Iterator[str]:
-        """Yield the names that match a pattern with `*`, `?`, `[` or `**`."""
+        """Yield the names that match a pattern with `*`, `?`, `[` or `**`.
+
+        A folder or a file with `[` in its name is taken as it is.
+        """
         root = "/" if pattern.startswith("/") else ""
         yield from self._below(root, [part for part in pattern.split("/") if part])
 
@@ -216,7 +217,8 @@ class _Glob:
         part, rest = parts[0], parts[1:]
         if part == "**":
             yield from self._at_any_depth(folder, parts)
-        elif not has_magic(part):
+        # `chats [v2]` is a name if it is there, as `*` and `?` also match themselves.
+        elif not has_magic(part) or ("[" in part and os.path.lexists(folder + part)):
             if rest:
                 yield from self._below(f"{folder}{part}/", rest)
             elif os.path.lexists(folder + part):
