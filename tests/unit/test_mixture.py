@@ -17,7 +17,7 @@ from mimo_launch.checkpoint.folder import DataHasChanged, Marker
 from mimo_launch.checkpoint.loading import refuse_other_mixture
 from mimo_launch.checks.mixtures import weights_mix
 from mimo_launch.data.dataset import SourceSamples
-from mimo_launch.data.order import epochs, mixture, sample_order
+from mimo_launch.data.order import block_counts, epochs, mixture, sample_order
 from mimo_launch.data.order.block_counts import BLOCK, BadMixture
 from mimo_launch.data.order.mixture import MixedOrder, Phase, schedule_of
 from mimo_launch.data.order.sample_order import GlobalOrder, PackedOrder, record_order
@@ -347,6 +347,12 @@ def test_weights_that_help_names_for_rare_sources_mix(weights: list[float]) -> N
         assert each.path[:2] == ("data", "sources")
         better[int(each.path[2])] = float(said[1])
     assert found(better) == []
+
+
+def test_numbers_of_samples_stay_those_of_earlier_runs() -> None:
+    """A run that goes on with others would repeat samples."""
+    assert block_counts.counts_of((0.1, 0.7, 0.5, 0.1), "abcd") == (72, 500, 357, 71)
+    assert block_counts.counts_of((3, 1, 2), "abc") == (500, 167, 333)
 
 
 def test_a_rare_source_of_a_change_is_found_once() -> None:

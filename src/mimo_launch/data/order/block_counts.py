@@ -43,11 +43,10 @@ def counts_of(shares: Sequence[float], names: Sequence[str]) -> tuple[int, ...]:
 def least_shares(shares: Sequence[float]) -> dict[int, float]:
     """Return shares that give each source a sample, by the places of those to raise.
 
-    Empty if there are more sources than places in a block. They are raised to one sample each, and
-    so are those that would then have less.
+    They are raised to one sample each, and so are those that would then have less. At most `BLOCK`
+    shares are above 0.
     """
-    rare, most = set[int](), max(shares)
-    least = 0.0
+    rare, least = set[int](), 0.0
     while more := {
         n
         for n, each in enumerate(_exact([least if n in rare else x for n, x in enumerate(shares)]))
@@ -56,12 +55,11 @@ def least_shares(shares: Sequence[float]) -> dict[int, float]:
         rare |= more
         others = sum(each for n, each in enumerate(shares) if n not in rare)
         if not others or len(rare) >= BLOCK:
-            return dict.fromkeys(rare, most) if len(shares) <= BLOCK else {}
+            return dict.fromkeys(rare, max(shares))
         least = others / (BLOCK - len(rare))
     return dict.fromkeys(rare, least)
 
 
 def _exact(shares: Sequence[float]) -> list[float]:
-    most = max(shares)  # The smallest numbers would be lost in a sum.
-    total = sum(each / most for each in shares)
-    return [each / most * BLOCK / total for each in shares]
+    # In this order, with which runs have begun: another may round a tie the other way.
+    return [share * BLOCK / sum(shares) for share in shares]
