@@ -50,3 +50,13 @@ def test_stages_hold_as_many_layers_as_the_spec_says() -> None:
         language = build_layout(made).language
         assert [stage.num_layers for stage in language.stages] == want
         assert [each for stage in language.stages for each in stage.layers] == list(range(5))
+
+
+@pytest.mark.parametrize(("grid", "want"), [({}, [4, 4]), ({"tp": 2}, [8]), ({"cp": 2}, [4, 4])])
+def test_layers_are_gathered_together_by_what_a_tp_rank_holds_of_them(
+    grid: dict[str, int], want: list[int]
+) -> None:
+    """Of 20 million parameters each, cut over tp and whole on every cp rank."""
+    model = {"layers": 8, "hidden": 1280, "heads": 16, "kv_heads": 16, "mlp": 5120}
+    (stage,) = build_layout(spec({"language": box(0, model=model, **grid)})).language.stages
+    assert [*map(len, stage.units)] == want

@@ -86,6 +86,23 @@ def test_a_share_that_gave_something_away_has_less():
     assert [sum(costs[i] for i in share) for share in balanced(costs, [0, 0])] == [15, 15]
 
 
+@pytest.mark.parametrize(
+    "costs", [[6, 26, 10, 28, 18, 23, 11], [7, 7, 9, 22, 13, 10, 27], [7, 8, 24, 10, 16, 18, 28]]
+)
+def test_of_the_swaps_that_help_the_one_that_leaves_least_apart_is_made(costs):
+    """The smallest and the largest that help end in larger shares."""
+    largest = max(sum(costs[i] for i in share) for share in balanced(costs, [0, 0]))
+    assert largest == least_largest(costs, 2)
+
+
+def test_a_group_with_a_large_sample_is_dealt_out_first():
+    """The small samples of the group before it go to the other replica."""
+    modules = {"vision": box(0, dp=2), "language": box(2, tp=2)}
+    layout = build_layout(spec(modules, microbatches=2, mbs=4))
+    step = step_of([3, 3, 3, 3, 12, 0, 0, 0])
+    assert loads(step, owners(layout, step, layout["vision"])) == [12, 12]
+
+
 def test_the_larger_share_of_a_group_goes_to_the_replica_that_has_less():
     """The whole share counts, not its first sample."""
     modules = {"vision": box(0, dp=2), "language": box(0, tp=2)}
@@ -421,6 +438,7 @@ def test_the_images_of_a_video_stay_together():
     video = tuple(ImageSpan(0, 1, 5, joined=at not in (0, 8)) for at in range(12))
     others = step_of_several([[1]] * 3).samples
     data = StepData(0, (SampleData(0, 1, 1, {"vision": video}), *others))
+    assert data.rows_of_media("vision", 0) == [40, 20]
     views = StepViews(layout, data)
     found = [views.encoder("vision", replica, 0) for replica in range(4)]
     parts = [sorted(view.places(0)) for view in found if 0 in view.split]

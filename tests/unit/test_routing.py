@@ -326,6 +326,7 @@ def test_places_of_the_tp_ranks_together_are_the_token_list(case):
                     places = [run.place + i for run in runs for i in range(run.num_rows)]
                     assert places == sorted(set(places))
                     cuts = view.cuts(name, cp)
+                    assert all(run.num_rows for cut in cuts for run in cut)
                     width = mbs * layout.seq // language.size("cp") // language.size("tp")
                     shift = width if layout.language.sequence_parallel else 0
                     assert places == [

@@ -7,7 +7,8 @@ from tests.support.programs import chain, computes, layout_of, peaks, texts, tim
 from tests.support.specs import box
 
 from mimo_launch.layout.layout import build_layout
-from mimo_launch.schedule.actions import Kind
+from mimo_launch.schedule.actions import Kind, parse_program
+from mimo_launch.schedule.clock import times_in_order
 from mimo_launch.schedule.deadlock_proof import simulate
 from mimo_launch.schedule.generate import generate, generate_forward
 from mimo_launch.schedule.simulation_result import Costs
@@ -161,3 +162,15 @@ def test_what_runs_in_step_also_ends_under_rendezvous_sends(path: Path) -> None:
     layout = build_layout(spec)
     stuck = simulate(layout, generate(layout), rendezvous=True).stuck
     assert bool(stuck) == (spec.schedule.kind in ("interleaved", "bubble_filling"))
+
+
+def test_an_action_waits_for_the_end_of_what_it_reads() -> None:
+    """Two stages with a microbatch each way, and a tick for each action."""
+    first, second = (
+        parse_program("language.0F0 language.0B0"),
+        parse_program("language.1F0 language.1B0"),
+    )
+    order = [first[0], *second, first[1]]
+    before = dict(zip(order[1:], order, strict=False))
+    starts = times_in_order([first, second], lambda each: [before[each]] if each in before else [])
+    assert [starts[each] for each in order] == [0, 1, 2, 3]
