@@ -13,7 +13,7 @@ from tests.support.shards import planted, write_shard, write_shards
 from tests.support.specs import box
 
 from mimo_launch.data.build import build_dataset
-from mimo_launch.data.index.open_split import NotTrainable
+from mimo_launch.data.index.split_report import NotTrainable
 from mimo_launch.launcher.run_on_ranks import run_ranks
 from mimo_launch.plan.plan import Plan
 from mimo_launch.spec.spec import Spec

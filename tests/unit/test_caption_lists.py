@@ -30,6 +30,7 @@ from mimo_launch.data.dataset import changed_files
 from mimo_launch.data.expected_steps import expected_steps, look_again
 from mimo_launch.data.fact_source import Source
 from mimo_launch.data.index.open_split import OpenSplit
+from mimo_launch.data.index.split_report import summary_of
 from mimo_launch.data.order.captions import Captions
 from mimo_launch.data.order.sample_order import (
     GlobalOrder,
@@ -267,8 +268,8 @@ def test_a_caption_that_is_too_long_is_left_out_or_cut_alone(tmp_path: Path, too
     found = opened(made)
     split, counts = found.splits["train"], found.captions()
     assert counts is not None
-    assert split.num_too_long == 4
-    said = split.summary()
+    assert split.rows.num_too_long == 4
+    said = summary_of(split)
     ending = {"truncate": "cut", "drop": "left out"}[too_long]
     text = as_text(survey(made, found, records=9, steps=1, show=0), None)
     assert f"too long   4 texts, {ending}\n" in text

@@ -125,9 +125,9 @@ def test_the_lengths_of_all_samples_are_those_of_each(
     indexer = SampleIndexer(made, made.data)
     index = open_index(indexer, "train", lambda progress: None)
     split = OpenSplit(made, made.data, indexer.inputs, "train", index)
-    each = [split.end(split.row(sample)) for sample in range(split.num_samples)]
-    assert split.lengths.tolist() == each
-    assert 0 < split.num_too_long < len(each)
+    each = [split.rows.end(split.row(sample)) for sample in range(split.num_samples)]
+    assert split.rows.lengths.tolist() == each
+    assert 0 < split.rows.num_too_long < len(each)
 
 
 @pytest.mark.parametrize("kind", ["photographs and chats", "sound and videos", "mostly text"])

@@ -13,6 +13,7 @@ from tests.unit.test_shard_samples import opened, shard_spec
 
 from mimo_launch.cli.data_tables import as_text
 from mimo_launch.data.dataset import BadSample
+from mimo_launch.data.index.split_report import summary_of
 from mimo_launch.data.samples.key_values import key_values
 from mimo_launch.data.samples.records import read_records
 from mimo_launch.data.sources.source_file import MemberPlace
@@ -397,7 +398,7 @@ def test_what_nobody_reads_is_counted_and_shown(tmp_path: Path) -> None:
     text = as_text(survey(made, found, records=9, steps=1, show=0), None)
     assert "ignored    `source` in 2 records, " in text
     assert "the role `critic`, which is not learnt, in 1 record" in text
-    assert "ignored, which `mimo-launch data` counts" in found.splits["train"].summary()
+    assert "ignored, which `mimo-launch data` counts" in summary_of(found.splits["train"])
 
 
 def test_the_text_that_a_caption_is_not_taken_from_is_counted(tmp_path: Path) -> None:

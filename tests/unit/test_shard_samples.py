@@ -33,7 +33,8 @@ from mimo_launch.cli.shared.readiness import ready_shards
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.dataset import BadSample
 from mimo_launch.data.index.open_index import IndexProgress
-from mimo_launch.data.index.open_split import NotTrainable, OpenSplit
+from mimo_launch.data.index.open_split import OpenSplit
+from mimo_launch.data.index.split_report import NotTrainable, summary_of
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.step_views import Reads
@@ -206,7 +207,7 @@ def test_samples_that_are_too_long_are_left_out_or_cut_or_refused(tmp_path: Path
     fit = [length for length in lengths if length <= seq]
     dropped = opened(shard_spec(tmp_path, seq=seq))
     assert lengths_of(dropped) == fit
-    assert f"{8 - len(fit)} longer than" in dropped.splits["train"].summary()
+    assert f"{8 - len(fit)} longer than" in summary_of(dropped.splits["train"])
     why = rf"{8 - len(fit)} samples .* the first is a.tar {len(fit)} with {lengths[len(fit)]}"
     with pytest.raises(NotTrainable, match=why):
         opened(shard_spec(tmp_path, seq=seq, too_long="error"))
@@ -242,7 +243,7 @@ def repeated(tmp_path: Path, shards: list[str], **data: Any) -> tuple[Counter[st
     for index in range(number):
         assert found.length("train", index) == found.describe("train", index).num_tokens
     split = found.splits["train"]
-    return keys, split.summary(), split.index.num_rows
+    return keys, summary_of(split), split.index.num_rows
 
 
 @pytest.mark.parametrize(

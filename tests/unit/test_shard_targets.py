@@ -14,7 +14,7 @@ from tests.support.specs import box, spec
 from tests.unit.test_record_facts import assert_one_by_one
 
 from mimo_launch.data.dataset import BadSample
-from mimo_launch.data.index.open_split import NotTrainable
+from mimo_launch.data.index.split_report import NotTrainable
 from mimo_launch.data.shard_samples import ShardSamples
 from mimo_launch.kinds.vocabulary import IGNORE_LABEL, placeholder_id
 from mimo_launch.layout.step_data import ImageSpan

@@ -35,7 +35,7 @@ from mimo_launch.data.index import indexer, kept_parts
 from mimo_launch.data.index.columns import BAD, Bad, ShardIndex, ShardRows
 from mimo_launch.data.index.indexer import tasks_of
 from mimo_launch.data.index.kept_parts import KeptParts
-from mimo_launch.data.index.open_split import NotTrainable
+from mimo_launch.data.index.split_report import NotTrainable, summary_of
 from mimo_launch.data.known_shards import records_of_shards
 from mimo_launch.data.order.block_counts import BadMixture
 from mimo_launch.data.order.known_order import known_order
@@ -747,10 +747,10 @@ def test_cut_samples_of_which_nothing_is_learnt_are_counted(pictures: Path) -> N
         chat("What? " * 400, "A bus."),
         chat("What?", "A bus. " * 400),
     ]
-    cut = opened_lines(pictures, *lines, too_long="truncate").splits["train"].summary()
+    cut = summary_of(opened_lines(pictures, *lines, too_long="truncate").splits["train"])
     assert "2 longer than 512 tokens, cut, nothing is learnt of 1 of them" in cut
     answers = opened_lines(pictures, lines[0], lines[2], too_long="truncate")
-    assert answers.splits["train"].summary().endswith("1 longer than 512 tokens, cut")
+    assert summary_of(answers.splits["train"]).endswith("1 longer than 512 tokens, cut")
 
 
 def test_a_list_of_turns_is_a_conversation(pictures: Path) -> None:
@@ -1254,7 +1254,7 @@ def test_a_large_row_group_is_decoded_once_and_not_for_each_row(
     shutil.rmtree(tmp_path / ".mimo-index")
     found = opened(made)
     assert decoded == [0, 1, 2]
-    assert "GB of large row groups copied" in found.splits["train"].summary()
+    assert "GB of large row groups copied" in summary_of(found.splits["train"])
     seen = {n: everything_of(found, n) for n in np.random.default_rng(0).permutation(24).tolist()}
     assert [seen[n] for n in range(24)] == wanted
     assert decoded == [0, 1, 2]

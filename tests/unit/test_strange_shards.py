@@ -23,6 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mimo_launch.data.index.columns import TYPES, IndexedSample, ShardRows
 from mimo_launch.data.index.open_index import IndexProgress
+from mimo_launch.data.index.split_report import first_bad
 from mimo_launch.data.samples import template_program
 from mimo_launch.data.samples.template_program import Program, TemplateRefused
 from mimo_launch.data.samples.text_tokens import without_panic
@@ -340,7 +341,7 @@ def test_a_regex_of_a_tokenizer_that_explodes_makes_a_sample_bad_without_a_backt
     write_shard(tmp_path / "0.tar", records)
     found = opened(shard_spec(tmp_path, template="caption"))
     assert found.num_samples("train") == 1
-    assert "the tokenizer refuses its text: Onig: Regex search" in found.splits["train"].first_bad()
+    assert "the tokenizer refuses its text: Onig: Regex search" in first_bad(found.splits["train"])
     assert capfd.readouterr() == ("", "")
 
 
@@ -447,4 +448,4 @@ def test_a_tokenizer_without_a_token_for_a_word_refuses_the_text(tmp_path: Path)
     write_shard(tmp_path / "1.tar", [("1", {"png": image, "txt": "a cat"})])
     found = opened(shard_spec(tmp_path, template="caption"))
     assert found.num_samples("train") == 1
-    assert "the tokenizer refuses" in found.splits["train"].first_bad()
+    assert "the tokenizer refuses" in first_bad(found.splits["train"])

@@ -16,7 +16,7 @@ def build_dataset(spec: Spec) -> Dataset:
 
     Raises:
         ValueError: The longest sample exceeds `batch.seq`, an encoder cannot read the images, or
-            the shards hold nothing to train on (see `index.open_split`).
+            the shards hold nothing to train on (see `index.split_report`).
         OSError: The shards cannot be read, or their index cannot be written.
     """
     if isinstance(spec.data, DigitsData):

@@ -52,7 +52,7 @@ class IndexRecords(Records):
 
     def tokens(self, ids: Int64s) -> Int64s:
         """Return the number of tokens of each of these records."""
-        return self._split.lengths[self._split.rows_at(ids)].astype(np.int64)
+        return self._split.rows.lengths[self._split.rows_at(ids)].astype(np.int64)
 
     def rows(self, ids: Int64s) -> dict[str, Int64s]:
         """Return the rows that each module with images makes of each of these records."""

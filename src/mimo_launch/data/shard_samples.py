@@ -26,6 +26,7 @@ from mimo_launch.data.dataset import (
 from mimo_launch.data.index.indexer import SampleIndexer
 from mimo_launch.data.index.open_index import Say, open_index
 from mimo_launch.data.index.open_split import OpenSplit
+from mimo_launch.data.index.split_report import check_trainable, none_usable
 from mimo_launch.data.order.mixture import begun_phases
 from mimo_launch.data.random_draws import Split
 from mimo_launch.data.record_facts import Int64s, RecordFacts
@@ -61,7 +62,7 @@ class ShardSamples(Dataset):
         for split in wanted:
             index = open_index(indexer, split, say)
             self.splits[split] = OpenSplit(spec, data, self._inputs, split, index)
-            self.splits[split].check()
+            check_trainable(self.splits[split])
         begun_phases(spec, self.sources(), 0)  # Raises if a block would lack a source.
         self._sets = self._named_sets() if "heldout" in self.splits else {}
 
@@ -87,19 +88,19 @@ class ShardSamples(Dataset):
         members = {name: found.samples_of(name).tolist() for name in sets}
         for name, samples in members.items():
             if not samples:
-                raise found.none_usable(f"the held-out set `{name}`", found.files_in_set(name))
+                raise none_usable(found, f"the held-out set `{name}`", found.files_in_set(name))
         return members
 
     def length(self, split: Split, index: int) -> int:
         """Return the number of tokens of a sample, rows included."""
         found = self.splits[split]
-        return int(found.lengths[found.row(index)])
+        return int(found.rows.lengths[found.row(index)])
 
     def num_cut(self, split: Split, index: int) -> int:
         """Return the number of tokens of a sample beyond the cut."""
         found = self.splits[split]
         row = found.row(index)
-        return int(found.index.columns["tokens"][row]) - found.end(row)
+        return int(found.index.columns["tokens"][row]) - found.rows.end(row)
 
     def sources(self) -> tuple[SourceSamples, ...]:
         """Return the training samples of each source; empty if there is only one."""
@@ -135,7 +136,7 @@ class ShardSamples(Dataset):
     def lengths(self, split: Split, ids: Int64s) -> Int64s:
         """Return the number of tokens of many samples."""
         found = self.splits[split]
-        return found.lengths[found.rows_at(ids)].astype(np.int64)
+        return found.rows.lengths[found.rows_at(ids)].astype(np.int64)
 
     def fetch(self, split: Split, texts: Iterable[int], media: Iterable[int]) -> None:
         """Fetch samples from elsewhere: only the text of `texts`, all of `media`."""
@@ -153,7 +154,7 @@ class ShardSamples(Dataset):
         row = found.row(index)
         if not self._columns.suffixes:
             return {}
-        members, places = found.members(row), found.label_places(row)
+        members, places = found.rows.members(row), found.rows.label_places(row)
         number = int(found.index.columns["labels"][row])
         read = partial(found.read, row, members)
         made = found.named(row, lambda: self._columns.read(members, number, read))
@@ -169,7 +170,7 @@ class ShardSamples(Dataset):
         found = self.splits[split]
         row = found.row(index)
         of_member: dict[int, list[ImageSpan]] = {}
-        for name, member, span in found.spans_used(row):
+        for name, member, span in found.rows.spans_used(row):
             if name == encoder:
                 of_member.setdefault(member, []).append(span)
         read = partial(self._arrays, found, row, encoder)
@@ -210,7 +211,7 @@ class ShardSamples(Dataset):
         return tuple(wanted[: over.argmax() if over.any() else None].tolist())
 
     def _keys(self, found: OpenSplit, row: int) -> KeyValues:
-        members = found.members(row)
+        members = found.rows.members(row)
         read = partial(found.read, row, members)
         record, *_ = self._sample_encoders.of(found.shard_of(row).template).read(
             lambda suffix: read(suffix) if suffix in members else None
@@ -221,7 +222,7 @@ class ShardSamples(Dataset):
         return key_values(record, text, members, columns)
 
     def _text(self, found: OpenSplit, row: int) -> tuple[Int64s, Int64s]:
-        members = found.members(row)
+        members = found.rows.members(row)
         encoder = self._sample_encoders.of(found.shard_of(row).template)
         records = encoder.read(
             lambda suffix: found.read(row, members, suffix) if suffix in members else None
@@ -234,9 +235,9 @@ class ShardSamples(Dataset):
         for marker, module in self._inputs.tellers.items():
             # Videos come after the images.
             here = slice(counts["image"]) if marker == "image" else slice(counts["image"], None)
-            told[marker] = found.told(row, module)[here]
+            told[marker] = found.rows.told(row, module)[here]
         encoded = encoder.encode(record, counts, told=told)
-        spans = [(each.module, each.span) for each in found.placed(row)]
+        spans = [(each.module, each.span) for each in found.rows.placed(row)]
         is_row = self._inputs.rows_among(len(encoded.tokens), spans)
         if len(is_row) != (expected := found.index.columns["tokens"][row]):
             raise BadSample(f"it has {len(is_row)} tokens, and {expected} in the index")
@@ -249,7 +250,7 @@ class ShardSamples(Dataset):
                     all_tokens[span.position : span.end] = self._inputs.line_break
                 for line in span.lines:
                     all_tokens[line.position : line.end] = placeholder
-        end = found.end(row)
+        end = found.rows.end(row)
         loss_mask = np.flatnonzero(loss_mask_among(encoded.loss_mask, is_row)[:end])
         tokens = np.full(self._seq, PAD, dtype=np.int64)
         labels = np.full(self._seq, IGNORE_LABEL, dtype=np.int64)
@@ -261,7 +262,7 @@ class ShardSamples(Dataset):
         self, found: OpenSplit, row: int, module: str, member: int, spans: Sequence[ImageSpan]
     ) -> list[Media]:
         """Return an image, clip or video of a sample as input of its module, by its index."""
-        members, reader = found.members(row), self._inputs.readers[module]
+        members, reader = found.rows.members(row), self._inputs.readers[module]
         suffix = reader.members(_by_marker(members))[member]
         return reader.arrays(suffix, found.read(row, members, suffix), spans)
 

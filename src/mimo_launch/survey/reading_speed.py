@@ -207,7 +207,7 @@ def _left_out(spec: Spec, dataset: Dataset) -> LeftOut | None:
         bad=split.index.num_bad,
         first_bad={f"{each['shard']} {each['key']}": each["why"] for each in first},
         file=str(split.index.folder / BAD),
-        too_long=split.num_too_long,
+        too_long=split.rows.num_too_long,
         are_cut=spec.data.too_long == "truncate",
         ignored=split.index.ignored,
     )

@@ -93,6 +93,7 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
     if not isinstance(spec.data, UserData):
         return
     from mimo_launch.data.expected_steps import look_again
+    from mimo_launch.data.index.split_report import summary_of
     from mimo_launch.data.samples.template_program import TemplateRefused
     from mimo_launch.data.shard_samples import ShardSamples
     from mimo_launch.data.sources.fetching import SourceGone
@@ -111,7 +112,7 @@ def ready_shards(spec: "Spec", console: Console, *, speaks: bool) -> None:
         for note in found.notes:
             console.note(f"warning: {note}")
         for split in found.splits.values():
-            console.note(f"data: {split.summary()}")
+            console.note(f"data: {summary_of(split)}")
 
 
 def _progress(console: Console, stack: ExitStack) -> "Say":

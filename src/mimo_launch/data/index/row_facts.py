@@ -2,8 +2,7 @@
 
 Decides: how the spans of media and the runs of labels of rows are counted, without a loop.
 Relies on: `columns` for what each column means.
-Leaves: which rows are samples, and where they are cut, to `open_split`, which also describes single
-rows in the same terms.
+Leaves: single rows and where they are cut to `index_rows`, which rows are samples to `open_split`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +70,7 @@ class RowFacts:
         if len(used) < len(is_first):
             width = np.add.reduceat(width, used)
         if ends is not None:
-            # As in `OpenSplit.spans_used`.
+            # As in `IndexRows.spans_used`.
             end = (column("position") + np.maximum(1, column("reads")))[used]
             fits = end <= ends[record[used]]
             used, width = used[fits], width[fits]
@@ -88,7 +87,7 @@ class RowFacts:
         return spread_out(begins, ends)
 
     def labels(self, rows: Int64s, ends: Int64s, after: int = 0) -> Int64s:
-        """Return `OpenSplit.num_labels` of rows of which so many tokens are used."""
+        """Return `IndexRows.num_labels` of rows of which so many tokens are used."""
         columns = self.columns
         record, at = spread_out(*self._bounds("run", rows))
         last, least = ends[record], np.minimum(after + 1, ends[record])
