@@ -1,5 +1,6 @@
 """Clips become tokens one by one, as if the convolutions ran over each clip by itself."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mimo_launch.kinds.conformer import BandsShape
+from mimo_launch.kinds.conformer_shapes import RelativeAttentionShape
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
+from mimo_launch.layers.conformer import by_distance
+from mimo_launch.layers.image_contexts import image_context
 from mimo_launch.layers.initial_weights import sinusoids
 from mimo_launch.layers.parallel_context import ParallelContext
+from mimo_launch.layers.shaped_layer import built
 from mimo_launch.layout.stages import Stage
 from mimo_launch.models.audio_encoder import AudioStage
 from mimo_launch.models.aut import AutStage
@@ -107,3 +113,32 @@ def test_in_front_of_the_blocks_is_kept_what_the_estimates_say(model: AudioModel
         out = network._embed(packed)
     assert sum(kept.values()) == 4 * 50 * network.kind.patch_work.saved
     assert out.shape == (50, 64)
+
+
+BF16 = ParallelContext(dtype=torch.bfloat16, compute_dtype=torch.bfloat16)
+
+
+def test_scores_of_bf16_are_scaled_in_fp32() -> None:
+    """And get the numbers of their distances in fp32."""
+    size, heads, tokens = 3, 2, 40
+    layer = built(BF16, RelativeAttentionShape(6, heads, bias=False, out_scale=1.0, shared=True))
+    torch.manual_seed(0)
+    fused, numbers = torch.randn(tokens, 3 * 6).bfloat16(), torch.randn(8, heads).bfloat16()
+    clips = image_context([tokens], range(tokens), torch.device("cpu"), alone=True)
+    q, k, v = fused.view(tokens, 3, heads, size).permute(1, 2, 0, 3)
+    scores = (q @ k.mT).float() * size**-0.5 + by_distance(numbers, tokens).float()
+    wanted = (scores.softmax(-1).bfloat16() @ v).transpose(0, 1).flatten(1)
+    assert torch.equal(layer._attended(replace(clips, distances=numbers), fused), wanted)
+
+
+def test_bands_in_bf16_are_normed_in_fp32() -> None:
+    bands = built(
+        ParallelContext(dtype=torch.bfloat16, compute_dtype=torch.bfloat16), BandsShape(3)
+    )
+    frames, mean, over = torch.randn(
+        3, 500, 3, generator=torch.Generator().manual_seed(0)
+    ).bfloat16()
+    bands.mean.copy_(mean[0])
+    bands.over_deviation.copy_(over[0])
+    wanted = (frames.float() - mean[0].float()) * over[0].float()
+    assert torch.equal(bands(frames), wanted.bfloat16())
