@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mimo_launch.kinds.conformer import BandsShape
 from mimo_launch.kinds.conformer_shapes import RelativeAttentionShape
 from mimo_launch.kinds.layer import Ends
 from mimo_launch.kinds.registry import kind_of
@@ -129,16 +128,3 @@ def test_scores_of_bf16_are_scaled_in_fp32() -> None:
     scores = (q @ k.mT).float() * size**-0.5 + by_distance(numbers, tokens).float()
     wanted = (scores.softmax(-1).bfloat16() @ v).transpose(0, 1).flatten(1)
     assert torch.equal(layer._attended(replace(clips, distances=numbers), fused), wanted)
-
-
-def test_bands_in_bf16_are_normed_in_fp32() -> None:
-    bands = built(
-        ParallelContext(dtype=torch.bfloat16, compute_dtype=torch.bfloat16), BandsShape(3)
-    )
-    frames, mean, over = torch.randn(
-        3, 500, 3, generator=torch.Generator().manual_seed(0)
-    ).bfloat16()
-    bands.mean.copy_(mean[0])
-    bands.over_deviation.copy_(over[0])
-    wanted = (frames.float() - mean[0].float()) * over[0].float()
-    assert torch.equal(bands(frames), wanted.bfloat16())

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mimo_launch.custom import LabelledTokens
 from mimo_launch.data.random_draws import Noise
+from mimo_launch.kinds.conformer import BandsShape
 from mimo_launch.kinds.mlp_shapes import RouterShape
 from mimo_launch.kinds.vision import PositionsShape
 from mimo_launch.layers import norms, pointwise
@@ -27,6 +28,7 @@ from mimo_launch.layers.router import Router
 from mimo_launch.layers.sequence_contexts import query_factors
 from mimo_launch.layers.ssd import causal_conv
 from mimo_launch.models import gemma4_vision
+from mimo_launch.models.conformer import StoredBands
 from mimo_launch.models.noise import HeldNoise
 from mimo_launch.models.positions import LearnedPositions, sincos_positions, sines
 from mimo_launch.plan.plan import Plan
@@ -66,6 +68,13 @@ def learned(dtype: torch.dtype) -> Tensor:
     y, x = torch.meshgrid(torch.arange(7), torch.arange(7), indexing="ij")
     sides = torch.full((49,), 7)
     return layer(torch.stack([y.flatten(), x.flatten(), sides, sides], dim=1))
+
+
+def normed_bands(dtype: torch.dtype) -> Tensor:
+    layer = StoredBands(context(dtype), BandsShape(16))
+    layer.mean.copy_(drawn(16))
+    layer.over_deviation.copy_(drawn(2, 16)[0])
+    return layer(drawn(9, 16).to(dtype))
 
 
 def routed(dtype: torch.dtype) -> Tensor:
@@ -112,6 +121,7 @@ MADE: dict[str, Callable[[torch.dtype], Tensor]] = {
     "sines of images": lambda dtype: sincos_positions(TWICE, 32, dtype),
     "sines of clips": lambda dtype: sines(PLACES, 32, dtype),
     "a resized table": learned,
+    "bands of frames": normed_bands,
     "a cap": lambda dtype: pointwise.soft_capped(4 * drawn(999).to(dtype), 3.0),
     "squares of all heads": lambda dtype: norms._squares(drawn(9, 8, 16).to(dtype)),
     "a convolution": lambda dtype: causal_conv(
@@ -137,9 +147,9 @@ MADE: dict[str, Callable[[torch.dtype], Tensor]] = {
 
 
 ROUNDED = {
-    "sines of images", "sines of clips", "a resized table", "a cap", "a convolution",
-    "an RMSNorm", "a gated norm", "a gated norm of heads", "a gate of tokens", "rows of Gemma 4",
-    "a delta rule",
+    "sines of images", "sines of clips", "a resized table", "bands of frames", "a cap",
+    "a convolution", "an RMSNorm", "a gated norm", "a gated norm of heads", "a gate of tokens",
+    "rows of Gemma 4", "a delta rule",
 }  # fmt: skip
 
 
