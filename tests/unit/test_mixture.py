@@ -15,7 +15,7 @@ from tests.support.specs import spec
 
 from mimo_launch.checkpoint.folder import DataHasChanged, Marker
 from mimo_launch.checkpoint.loading import refuse_other_mixture
-from mimo_launch.checks.mixtures import weights_mix
+from mimo_launch.checks.mixtures import names_differ, weights_mix
 from mimo_launch.data.dataset import SourceSamples
 from mimo_launch.data.order import block_counts, epochs, mixture, sample_order
 from mimo_launch.data.order.block_counts import BLOCK, BadMixture
@@ -257,6 +257,28 @@ def test_sources_have_the_names_of_their_files() -> None:
     assert spec({}, data=data).data.source_names == (
         "llava", "llava-2", "data", "x", "source", "own"
     )  # fmt: skip
+
+
+def test_a_name_that_is_written_is_kept_and_no_two_sources_have_the_same() -> None:
+    """Names of files get numbers that no other source has."""
+    given = ["a/data.jsonl", "data-2.jsonl", "b/data.jsonl", {"path": "c", "name": "data"}]
+    made = spec({}, data={"kind": "files", "tokenizer": "t", "template": "chat", "sources": given})
+    assert made.data.source_names == ("data-3", "data-2", "data-4", "data")
+    assert not list(names_differ(made, made.data))
+
+
+def test_sources_of_the_same_name_are_refused() -> None:
+    """Their metrics and weights could not be told apart."""
+    given = [{"path": path, "name": "web"} for path in ("a", "b", "c")]
+    made = spec({}, data={"kind": "files", "tokenizer": "t", "template": "chat", "sources": given})
+    second, third = names_differ(made, made.data)
+    assert (second.code, second.path) == ("bad-value", ("data", "sources", 1, "name"))
+    assert second.headline == "two sources have the name `web`"
+    assert second.help == "write another name, such as `name: web-2`"
+    assert third.help == "write another name, such as `name: web-3`"
+    assert [each.path for each in (*second.related, *third.related)] == 2 * [
+        ("data", "sources", 0, "name")
+    ]
 
 
 def test_data_tells_shares_and_epochs_of_a_run() -> None:

@@ -200,6 +200,7 @@ RULES: tuple[Rule, ...] = (
     DataRule(CustomData, sources.heldout_is_there),
     DataRule(FilesData, sources.sources_are_there, needs=_PACKAGES),
     DataRule(FilesData, sources.every_source_has_a_template),
+    DataRule(FilesData, mixtures.names_differ),
     DataRule(FilesData, mixtures.weights_mix),
     DataRule(FilesData, sources.table_package_installed, needs=_SHARDS),
     DataRule(UserData, vocabulary.tokenizer_is_usable),

@@ -1,20 +1,42 @@
-"""Checks of weights of sources: which have one, and which changes hold.
+"""Checks of names and weights of sources: which have one, and which changes hold.
 
-Decides: that all sources have weights or none; which settings then do nothing; that a block has a
-sample of each source, where weights share out samples.
+Decides: that names differ; that all sources have weights or none; which settings then do nothing;
+that a block has a sample of each source, where weights share out samples.
 Relies on: `spec.user_data` for the names of sources, `data.order.block_counts`.
 Leaves: weights of tokens, which need the lengths of samples, to `data.order.mixture`.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import count
 
 from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.data.order.block_counts import BLOCK, BadMixture, counts_of, least_shares
-from mimo_launch.diag.diagnostic import Diagnostic, YamlPath
+from mimo_launch.diag.diagnostic import Diagnostic, Related, YamlPath
 from mimo_launch.spec.near_words import did_you_mean
 from mimo_launch.spec.spec import FilesData, Spec
 
 _EACH_BLOCK = f"each block of {BLOCK:,} samples has the same number of samples of each source"
+
+
+def names_differ(spec: Spec, data: FilesData) -> Findings:
+    """No two sources have the same `name`: it is how metrics and weights tell them apart."""
+    del spec
+    named = [(n, each.name) for n, each in enumerate(data.sources) if each.name is not None]
+    taken, first = {name for _, name in named}, dict[str, YamlPath]()
+    for number, name in named:
+        path: YamlPath = ("data", "sources", number, "name")
+        if first.setdefault(name, path) == path:
+            continue
+        other = next(made for n in count(2) if (made := f"{name}-{n}") not in taken)
+        taken.add(other)
+        yield Diagnostic(
+            code="bad-value",
+            headline=f"two sources have the name `{name}`",
+            path=path,
+            why="metrics and `weight_changes` tell sources apart by their names",
+            help=f"write another name, such as `name: {other}`",
+            related=(Related(first[name], "the other one"),),
+        )
 
 
 def weights_mix(spec: Spec, data: FilesData) -> Findings:

@@ -5,7 +5,7 @@ Relies on: `user_data` for the keys of every kind of users' files.
 Leaves: what fits together to `checks`, formats and orders to the room `data`.
 """
 
-from itertools import chain
+from itertools import chain, count
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -135,12 +135,18 @@ class FilesData(UserData):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """The names of the sources: as given, or those of files; of equal ones, with a number."""
+        """The names of the sources: as written, or those of files; of equal ones, with a number."""
         given = [each.name or _name_of(each) for each in self.sources]
-        return tuple(
-            f"{name}-{number}" if (number := given[:place].count(name) + 1) > 1 else name
-            for place, name in enumerate(given)
-        )
+        # A name that is written stays as it is.
+        turns = sorted(range(len(given)), key=lambda place: self.sources[place].name is None)
+        keeps, taken = {given[place]: place for place in reversed(turns)}, set(given)
+        names = list[str]()
+        for place, name in enumerate(given):
+            numbered = (f"{name}-{number}" for number in count(2))
+            is_first = keeps[name] == place
+            names.append(name if is_first else next(each for each in numbered if each not in taken))
+            taken.add(names[-1])
+        return tuple(names)
 
     @property
     def source_weights(self) -> dict[str, float]:
