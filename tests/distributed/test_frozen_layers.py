@@ -11,11 +11,13 @@ from tests.support.planted_training import with_settings
 from tests.support.proof import failures, training_verdicts, verdicts
 from tests.support.running_ranks import run_on_running_ranks
 from tests.support.specs import box, hybrid, spec
+from torch import Tensor
 
 from mimo_launch.data.build import build_dataset
 from mimo_launch.data.order.sample_order import global_order
 from mimo_launch.kinds.kind import ModelKind
 from mimo_launch.plan.plan import Plan
+from mimo_launch.runtime.mailbox import Address
 from mimo_launch.schedule.actions import Kind
 from mimo_launch.spec.module import ModuleSpec
 from mimo_launch.spec.spec import Spec
@@ -176,3 +178,34 @@ def test_no_gradient_is_computed_for_the_rows_of_frozen_vision(language: dict[st
     """Through frozen layers it would cost a backward, and what that keeps."""
     made_ = made(language=language)
     assert run_on_running_ranks(gradients_of_rows, made_, world_size=1) == [[False, False]]
+
+
+def activations_with_gradients(made: Spec) -> list[bool]:
+    """Return whether each activation that a step receives from the stage before needs a gradient."""
+    dataset, found = build_dataset(made), list[bool]()
+    inputs = step_inputs(dataset, "train", global_order(made, dataset).take(0), 0)
+    with RankSession(Plan.of(made)) as session:
+        held = session.executor.mail.inputs
+        put = held.put
+
+        def noted(at: Address, tensor: Tensor) -> None:
+            found.extend([tensor.requires_grad] if at.stage else [])
+            put(at, tensor)
+
+        held.put = noted  # type: ignore[method-assign]
+        session.step(inputs).read()
+    return found
+
+
+def test_no_gradient_is_computed_for_what_frozen_stages_made() -> None:
+    """Of two microbatches. Behind a layer that trains, every stage sends gradients back."""
+    some = made(language=frozen("1-2", 4, pp=4), mbs=1)
+    none = made(language=frozen("0-2", 4, pp=4), mbs=1)
+    found = [
+        run_on_running_ranks(activations_with_gradients, each, world_size=4)
+        for each in (none, some)
+    ]
+    assert found == [
+        [[], [False] * 2, [False] * 2, [False] * 2],
+        [[], [True] * 2, [True] * 2, [True] * 2],
+    ]

@@ -73,13 +73,20 @@ def evaluations(events: list[Any]) -> list[EvalFinished]:
 
 
 @pytest.mark.parametrize(
-    ("step", "batch", "ran", "at_start"),
-    [(2, 2, 2, False), (4, 3, BATCHES + 3, False), (2, 0, 0, False), (0, 1, 1, True)],
+    ("step", "batch", "ran", "more"),
+    [
+        (2, 2, 2, {}),
+        (4, 3, BATCHES + 3, {}),
+        (2, 0, 0, {}),
+        (0, 1, 1, {"at_start": True}),
+        (1, 2, 2, {"every": 1}),
+    ],
+    ids=["the first", "the last", "before the first", "at the start", "after one step"],
 )
 def test_a_run_that_is_stopped_in_an_evaluation_evaluates_where_it_resumes(
-    step: int, batch: int, ran: int, at_start: bool, tmp_path: Path
+    step: int, batch: int, ran: int, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    made = asked(at_start=at_start)
+    made = asked(**more)
     whole, _ = run_ranks(run, made, tmp_path / "whole", -1, 0, world_size=2)[0]
     folder = tmp_path / "run"
     for events, number in run_ranks(run, made, folder, step, batch, world_size=2):
