@@ -181,7 +181,7 @@ def test_no_gradient_is_computed_for_the_rows_of_frozen_vision(language: dict[st
 
 
 def activations_with_gradients(made: Spec) -> list[bool]:
-    """Return whether each activation that a step receives from the stage before needs a gradient."""
+    """Return whether what a step receives from the stage before needs a gradient, each time."""
     dataset, found = build_dataset(made), list[bool]()
     inputs = step_inputs(dataset, "train", global_order(made, dataset).take(0), 0)
     with RankSession(Plan.of(made)) as session:

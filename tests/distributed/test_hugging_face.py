@@ -257,7 +257,8 @@ def test_the_output_layer_of_a_tied_model_may_stand_for_its_embedding(tmp_path: 
     assert torch.equal(embedding.tensor[:VOCAB], own)
 
 
-def test_every_value_of_what_repeats_another_is_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unlike", ["value", "shape"])
+def test_every_value_of_what_repeats_another_is_compared(unlike: str, tmp_path: Path) -> None:
     """On the ranks that hold it, before a step; `validate` has seen samples."""
     folder = tmp_path / "model"
     model = tiny("qwen2")
@@ -265,7 +266,10 @@ def test_every_value_of_what_repeats_another_is_compared(tmp_path: Path) -> None
     same = model.model.embed_tokens.weight.detach().clone()
     change(folder, **{"lm_head.weight": same})
     asked = made("qwen2", "tp2", folder)
-    same[VOCAB - 1, 5] += 1
+    if unlike == "value":
+        same[VOCAB - 1, 5] += 1
+    else:
+        same = torch.cat([same, same[:1]])
     change(folder, **{"lm_head.weight": same})
     with pytest.raises(RankError) as caught:
         run_ranks(weights_on_rank, asked, tmp_path, world_size=2)
