@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.support.quantized import in_fp8
 
 from mimo_launch.checkpoint import folder_tensors
 from mimo_launch.checkpoint.folder_tensors import FolderTensors
@@ -38,3 +39,14 @@ def test_only_values_in_the_box_of_a_rank_are_compared(
     assert found is is_equal
     if found:
         assert len(beats) == -(-len(rows) // 3)
+
+
+def test_a_quantized_tensor_is_read_whole(tmp_path: Path) -> None:
+    given = {"up_proj.weight": torch.randn(200, 130), "norm.weight": torch.randn(130)}
+    save_file(given, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    stood = in_fp8(tmp_path)
+    headers = read_tensors(tmp_path)
+    with FolderTensors(tmp_path) as there:
+        for name, wanted in stood.items():
+            assert torch.equal(there.whole(name, headers[name]), wanted), name
