@@ -45,18 +45,29 @@ def test_an_earlier_checkpoint_and_another_type(run: Path, tmp_path: Path, run_c
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "says", "help_"),
     [
-        ("--checkpoint 7", "has no checkpoint of step 7; there are those of 1, 2"),
-        ("--module sound", "there is no module `sound`; the modules are vision, language"),
-        ("--dtype source", "the source of `language` is not known"),
-        ("--max-shard-size 5 --module language", "--max-shard-size"),
+        ("--checkpoint 7", "has no checkpoint of step 7; there are those of 1, 2", ""),
+        (
+            "--module sound",
+            "there is no module `sound`; the modules are vision, language",
+            "--module language exports what can be",
+        ),
+        (
+            "--dtype source",
+            "the source of `language` is not known",
+            "--dtype auto takes the type of training where no folder is known",
+        ),
+        ("--max-shard-size 5 --module language", "--max-shard-size", ""),
     ],
 )
-def test_what_is_refused(options: str, says: str, run: Path, tmp_path: Path, run_cli: Cli) -> None:
+def test_what_is_refused(
+    options: str, says: str, help_: str, run: Path, tmp_path: Path, run_cli: Cli
+) -> None:
     code, out, err = run_cli(f"export {run} --to {tmp_path}/out {options}")
     assert (code, out) == (2, "")
     assert says in err
+    assert help_ in err
     assert not any(tmp_path.iterdir())
 
 
@@ -78,6 +89,7 @@ def test_settings_that_no_architecture_has_are_all_named(tmp_path: Path, run_cli
         "error: `language` is no qwen3 with `qkv_bias: true`",
     ]
     assert "error: `language` is no llama with `qkv_bias: true`, `qk_norm: true`" in err
+    assert err.endswith("help: docs/families.md lists the models that can be exported\n")
     assert not (tmp_path / "out").exists()
 
 

@@ -182,8 +182,10 @@ def test_the_vision_part_of_a_qwen_vl_by_itself(kind: str, cls: str, tmp_path: P
     }
     assert_same(tensors(tmp_path / "out/vision"), wanted)
     load(f"models.{kind}.modeling_{kind}.{cls}", tmp_path / "out/vision")
-    with pytest.raises(CannotExport, match="is no qwen"):
+    with pytest.raises(CannotExport, match="is no qwen") as refused:
         exported(run, tmp_path / "no", ("language",))
+    together = "all modules together are a Qwen"
+    assert refused.value.instead.startswith(f"leave out --module: {together}")
 
 
 def test_a_trained_qwen2_vl_has_the_same_logits(tmp_path: Path) -> None:

@@ -54,9 +54,7 @@ TORCH = {
 class CannotExport(Exception):
     """The run cannot be exported as requested: all reasons, one line each, and what can be."""
 
-    def __init__(
-        self, reasons: Sequence[str], instead: str = "--module NAME exports what can be"
-    ) -> None:
+    def __init__(self, reasons: Sequence[str], instead: str) -> None:
         super().__init__("; ".join(reasons))
         self.reasons, self.instead = tuple(reasons), instead
 
@@ -134,27 +132,37 @@ class Exporter:
             f"there is no module `{name}`; the modules are {', '.join(self.spec.modules)}"
             for name in unknown
         ]
-        if self.dtype == "source":
-            reasons += [
-                f"the source of `{name}` is not known: its `init_from` leads to no folder here"
-                for name in names
-                if self.sources[name] is None
-            ]
-        reasons += [
-            f"the base of `{name}` was drawn from the seed: it had no `init_from`"
-            for name in names
-            if self.spec.modules[name].quantize_base and name not in self.checkpoint.bases
-        ]
-        whole = None if wanted else together(self.modules)
-        found = {} if whole else {name: alone(self.modules, name) for name in names}
-        for name in (name for name, each in found.items() if each is None):
-            kept = obstacles(self.modules.models[name])
-            reasons += [f"`{name}` is {reason}" for reason in kept or [_UNKNOWN]]
+        whole = together(self.modules)
+        is_whole = whole is not None and not wanted
+        reasons += [each for name in names for each in self._reasons(name, by_itself=not is_whole)]
         if reasons:
-            raise CannotExport(reasons)
-        if whole:
+            raise CannotExport(reasons, self._instead(None if is_whole else whole))
+        if whole is not None and is_whole:
             return [self._folder(whole, "")]
+        found = {name: alone(self.modules, name) for name in names}
         return [self._folder(each, name) for name, each in found.items() if each]
+
+    def _reasons(self, name: str, *, by_itself: bool) -> Iterator[str]:
+        """Yield every reason why a module cannot be exported; with `by_itself`, as one model."""
+        if self.dtype == "source" and self.sources[name] is None:
+            yield f"the source of `{name}` is not known: its `init_from` leads to no folder here"
+        if self.spec.modules[name].quantize_base and name not in self.checkpoint.bases:
+            yield f"the base of `{name}` was drawn from the seed: it had no `init_from`"
+        if by_itself and alone(self.modules, name) is None:
+            for reason in obstacles(self.modules.models[name]) or [_UNKNOWN]:
+                yield f"`{name}` is {reason}"
+
+    def _instead(self, whole: Architecture | None) -> str:
+        """Return what to write for an export that works; `whole` has all modules together."""
+        modules = self.spec.modules
+        if whole and not any(any(self._reasons(name, by_itself=False)) for name in modules):
+            return f"leave out --module: all modules together are a {whole.name}"
+        can = [name for name in modules if not any(self._reasons(name, by_itself=True))]
+        if can:
+            return f"{' '.join(f'--module {name}' for name in can)} exports what can be"
+        if self.dtype == "source":
+            return "--dtype auto takes the type of training where no folder is known"
+        return "docs/families.md lists the models that can be exported"
 
     def _folder(self, found: Architecture, where: str) -> FolderPlan:
         """Return the folder of an architecture. Raises: ValueError if a tensor has no place."""
