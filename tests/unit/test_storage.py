@@ -62,9 +62,9 @@ def test_an_index_that_no_run_would_read_is_not_written(
 ) -> None:
     """A checkpoint that is saved can be loaded."""
     group = dist.distributed_c10d._get_default_group()
-    box = Box("w", (4,), (0,), torch.ones(4), counted=True)
-    write_boxes(tmp_path, [box], group, lambda: None)
+    boxes = [Box(name, (4,), (0,), torch.ones(4), counted=True) for name in "ab"]
+    write_boxes(tmp_path, boxes, group, lambda: None)
     size = (tmp_path / TENSORS).stat().st_size
     monkeypatch.setattr(index, "_MAX_BYTES", size - 1)
-    with pytest.raises(CheckpointError, match="its index of 1 boxes has"):
-        write_boxes(tmp_path, [box], group, lambda: None)
+    with pytest.raises(CheckpointError, match="its index of 2 boxes has"):
+        write_boxes(tmp_path, boxes, group, lambda: None)
