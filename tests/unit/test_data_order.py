@@ -13,6 +13,7 @@ from mimo_launch.data.order.sample_order import GlobalOrder, heldout_batches, ma
 from mimo_launch.data.random_draws import (
     Draws,
     Purpose,
+    is_below,
     noise_of,
     order_of,
     pick,
@@ -147,6 +148,10 @@ def test_words_become_fair_integers_and_chances():
     assert (pick(0, 7), pick(top, 7), pick(top, 1)) == (0, 6, 0)
     assert threshold(0.0) == 0
     assert threshold(1.0) > top
+    ends = np.array([0, top], dtype=np.uint64)
+    assert [is_below(ends, threshold(share)).tolist() for share in (0.0, 0.5, 1.0)] == [
+        [False, False], [True, False], [True, True]
+    ]  # fmt: skip
 
 
 def test_the_file_of_images_is_reproducible(tmp_path):
