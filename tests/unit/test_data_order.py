@@ -36,7 +36,9 @@ def test_epochs_are_permutations_whatever_the_batch(num, batch):
 
 @pytest.mark.parametrize("number", [0, 1, 2, 4095, 4096, 4097, 100_000])
 @pytest.mark.parametrize(
-    "equal", ["none", "whole words", "their high bits"], ids=lambda equal: equal.replace(" ", "-")
+    "equal",
+    ["none", "whole words", "their high bits", "all high bits"],
+    ids=lambda equal: equal.replace(" ", "-"),
 )
 def test_many_words_are_sorted_as_few_are(number, equal):
     """Words that are equal, or equal but for the bits that hold a place, included."""
@@ -46,6 +48,8 @@ def test_many_words_are_sorted_as_few_are(number, equal):
         words[:half] = words[half : 2 * half]
     if equal == "their high bits":
         words[:half] = words[half : 2 * half] ^ np.uint64(1)
+    if equal == "all high bits":
+        words &= np.uint64(1)
     found = order_of(words)
     assert found.dtype == np.int64
     assert found.tolist() == sorted(range(number), key=words.tolist().__getitem__)
