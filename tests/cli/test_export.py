@@ -47,18 +47,23 @@ def test_an_earlier_checkpoint_and_another_type(run: Path, tmp_path: Path, run_c
 @pytest.mark.parametrize(
     ("options", "says", "help_"),
     [
-        ("--checkpoint 7", "has no checkpoint of step 7; there are those of 1, 2", ""),
+        ("--checkpoint 7", "has no checkpoint of step 7; there are those of 1, 2", "help: "),
         (
             "--module sound",
             "there is no module `sound`; the modules are vision, language",
-            "--module language exports what can be",
+            "   = help: --module language exports what can be\n",
         ),
         (
-            "--dtype source",
+            "--module language --dtype source",
             "the source of `language` is not known",
-            "--dtype auto takes the type of training where no folder is known",
+            "   = help: --dtype auto takes the type of training where no folder is known\n",
         ),
-        ("--max-shard-size 5 --module language", "--max-shard-size", ""),
+        ("--dtype source", "`vision` is no", "help: --module language --dtype auto exports what"),
+        (
+            "--max-shard-size 5 --module language",
+            "--max-shard-size",
+            "a size is a number and a unit",
+        ),
     ],
 )
 def test_what_is_refused(
@@ -81,8 +86,9 @@ def test_no_run(tmp_path: Path, run_cli: Cli) -> None:
 
 def test_settings_that_no_architecture_has_are_all_named(tmp_path: Path, run_cli: Cli) -> None:
     run = digits_run(tmp_path, qk_norm=True, qkv_bias=True)
-    code, _, err = run_cli(f"export {run} --to {tmp_path}/out --module language")
+    code, _, err = run_cli(f"export {run} --to {tmp_path}/out {'--module language ' * 2}")
     assert code == 2
+    assert len({*err.splitlines()}) == len(err.splitlines())
     # The nearest first.
     assert err.splitlines()[:2] == [
         "error: `language` is no qwen2 with `qk_norm: true`",

@@ -184,8 +184,10 @@ def test_the_vision_part_of_a_qwen_vl_by_itself(kind: str, cls: str, tmp_path: P
     load(f"models.{kind}.modeling_{kind}.{cls}", tmp_path / "out/vision")
     with pytest.raises(CannotExport, match="is no qwen") as refused:
         exported(run, tmp_path / "no", ("language",))
-    together = "all modules together are a Qwen"
-    assert refused.value.instead.startswith(f"leave out --module: {together}")
+    assert refused.value.instead.startswith("leave out --module: the whole run is a Qwen")
+    with pytest.raises(CannotExport) as refused:
+        exported(run, tmp_path / "no", ("visoin",))
+    assert refused.value.instead == "--module vision exports what can be"
 
 
 def test_a_trained_qwen2_vl_has_the_same_logits(tmp_path: Path) -> None:
@@ -229,3 +231,6 @@ def test_an_encoder_of_whisper(tmp_path: Path) -> None:
     }
     assert_same(tensors(tmp_path / "out/audio"), wanted)
     load("models.whisper.modeling_whisper.WhisperEncoder", tmp_path / "out/audio")
+    exported(run, tmp_path / "both", ())
+    assert_same(tensors(tmp_path / "both/audio"), wanted)
+    assert tensors(tmp_path / "both/language")

@@ -10,19 +10,23 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
 from tests.support.folders import CONFIGS, GROWING, IGNORED, READ, REFUSED, SAME, UNLIKE, VIDEOS
 from tests.support.headers import NO_TENSORS
+from tests.support.specs import layout_specs
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 
 from mimo_launch.checks.load_and_check import check_text
 from mimo_launch.export.original_folders import WeightSource, whole_config
-from mimo_launch.hugging_face.architectures import Modules, alone, together
+from mimo_launch.hugging_face.architectures import Modules, alone, obstacles, together
 from mimo_launch.hugging_face.folder import ConfigError
 from mimo_launch.hugging_face.part import Part
 from mimo_launch.hugging_face.registry import FAMILIES, part_of, parts_of
+from mimo_launch.kinds.vocabulary import vocab_size
 from mimo_launch.spec.load import model_from_data
+from mimo_launch.spec.spec import Spec
 
 # Of other types: the class of the same model. The audio of an Omni has no class.
 CLASSES = {"kimi_k2": "deepseek_v3"}
@@ -388,3 +392,12 @@ def test_an_export_says_the_places_of_a_second() -> None:
     assert timed["tokens_per_second"] == 2
     assert isinstance(timed["tokens_per_second"], int)
     assert "tokens_per_second" not in seen
+
+
+@settings(max_examples=60)
+@given(layout_specs(supported_only=False))
+def test_every_family_says_what_it_lacks_for_any_model(made: Spec) -> None:
+    for name, module in made.modules.items():
+        words = {"vocab": vocab_size(made)} if name == "language" else {}
+        model = module.model.model_copy(update=words)
+        assert all(each.startswith("no ") for each in obstacles(model))

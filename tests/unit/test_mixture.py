@@ -15,6 +15,7 @@ from tests.support.specs import spec
 
 from mimo_launch.checkpoint.folder import DataHasChanged, Marker
 from mimo_launch.checkpoint.loading import refuse_other_mixture
+from mimo_launch.checks.all_checks import check
 from mimo_launch.checks.mixtures import names_differ, weights_mix
 from mimo_launch.data.dataset import SourceSamples
 from mimo_launch.data.order import block_counts, epochs, mixture, sample_order
@@ -271,9 +272,10 @@ def test_sources_of_the_same_name_are_refused() -> None:
     """Their metrics and weights could not be told apart."""
     given = [{"path": path, "name": "web"} for path in ("a", "b", "c")]
     made = spec({}, data={"kind": "files", "tokenizer": "t", "template": "chat", "sources": given})
-    second, third = names_differ(made, made.data)
+    second, third = (each for each in check(made) if each.code == "bad-value")
     assert (second.code, second.path) == ("bad-value", ("data", "sources", 1, "name"))
     assert second.headline == "two sources have the name `web`"
+    assert third.path == ("data", "sources", 2, "name")
     assert second.help == "write another name, such as `name: web-2`"
     assert third.help == "write another name, such as `name: web-3`"
     assert [each.path for each in (*second.related, *third.related)] == 2 * [

@@ -27,7 +27,8 @@ def names_differ(spec: Spec, data: FilesData) -> Findings:
         path: YamlPath = ("data", "sources", number, "name")
         if first.setdefault(name, path) == path:
             continue
-        other = next(made for n in count(2) if (made := f"{name}-{n}") not in taken)
+        # A name has 64 characters at most.
+        other = next(made for n in count(2) if (made := f"{name[:58]}-{n}") not in taken)
         taken.add(other)
         yield Diagnostic(
             code="bad-value",

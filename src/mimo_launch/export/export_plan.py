@@ -6,7 +6,7 @@ Leaves: reading, writing and renaming to `export`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -126,42 +126,53 @@ class Exporter:
         folder.
         Raises: CannotExport with every reason.
         """
-        unknown = [name for name in wanted if name not in self.spec.modules]
-        names = [name for name in wanted or self.spec.modules if name not in unknown]
+        known = self.spec.modules
+        names = [name for name in dict.fromkeys(wanted or known) if name in known]
+        unknown = [name for name in dict.fromkeys(wanted) if name not in known]
         reasons = [
-            f"there is no module `{name}`; the modules are {', '.join(self.spec.modules)}"
-            for name in unknown
+            f"there is no module `{name}`; the modules are {', '.join(known)}" for name in unknown
         ]
         whole = together(self.modules)
         is_whole = whole is not None and not wanted
-        reasons += [each for name in names for each in self._reasons(name, by_itself=not is_whole)]
+        reasons += self._reasons(names, by_itself=not is_whole)
         if reasons:
-            raise CannotExport(reasons, self._instead(None if is_whole else whole))
+            raise CannotExport(reasons, self._instead(() if unknown else names, whole, wanted))
         if whole is not None and is_whole:
             return [self._folder(whole, "")]
         found = {name: alone(self.modules, name) for name in names}
         return [self._folder(each, name) for name, each in found.items() if each]
 
-    def _reasons(self, name: str, *, by_itself: bool) -> Iterator[str]:
-        """Yield every reason why a module cannot be exported; with `by_itself`, as one model."""
-        if self.dtype == "source" and self.sources[name] is None:
-            yield f"the source of `{name}` is not known: its `init_from` leads to no folder here"
-        if self.spec.modules[name].quantize_base and name not in self.checkpoint.bases:
-            yield f"the base of `{name}` was drawn from the seed: it had no `init_from`"
-        if by_itself and alone(self.modules, name) is None:
-            for reason in obstacles(self.modules.models[name]) or [_UNKNOWN]:
-                yield f"`{name}` is {reason}"
+    def _reasons(self, names: Iterable[str], *, by_itself: bool) -> list[str]:
+        """Return every reason why modules cannot be exported; with `by_itself`, a model of each."""
+        found = list[str]()
+        for name in names:
+            if self.dtype == "source" and self.sources[name] is None:
+                where = "its `init_from` leads to no folder here"
+                found.append(f"the source of `{name}` is not known: {where}")
+            if self.spec.modules[name].quantize_base and name not in self.checkpoint.bases:
+                found.append(f"the base of `{name}` was drawn from the seed: it had no `init_from`")
+            if by_itself and alone(self.modules, name) is None:
+                kept = obstacles(self.modules.models[name]) or [_UNKNOWN]
+                found += [f"`{name}` is {reason}" for reason in kept]
+        return found
 
-    def _instead(self, whole: Architecture | None) -> str:
-        """Return what to write for an export that works; `whole` has all modules together."""
-        modules = self.spec.modules
-        if whole and not any(any(self._reasons(name, by_itself=False)) for name in modules):
-            return f"leave out --module: all modules together are a {whole.name}"
-        can = [name for name in modules if not any(self._reasons(name, by_itself=True))]
-        if can:
-            return f"{' '.join(f'--module {name}' for name in can)} exports what can be"
-        if self.dtype == "source":
+    def _instead(
+        self, names: Sequence[str], whole: Architecture | None, wanted: Sequence[str]
+    ) -> str:
+        """Return what to write for an export that works.
+
+        `names` are the modules to export, none if some are not known; `whole` is all modules as one
+        model, if there is one.
+        """
+        is_whole = whole is not None and not wanted
+        any_type, every = replace(self, dtype="auto"), self.spec.modules
+        if names and not any_type._reasons(names, by_itself=not is_whole):
             return "--dtype auto takes the type of training where no folder is known"
+        if names and whole and not is_whole and not self._reasons(every, by_itself=False):
+            return f"leave out --module: the whole run is a {whole.name}"
+        for each, more in ((self, ""), (any_type, " --dtype auto")):
+            if can := [name for name in every if not each._reasons([name], by_itself=True)]:
+                return f"{' '.join(f'--module {name}' for name in can)}{more} exports what can be"
         return "docs/families.md lists the models that can be exported"
 
     def _folder(self, found: Architecture, where: str) -> FolderPlan:

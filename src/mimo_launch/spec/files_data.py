@@ -137,15 +137,17 @@ class FilesData(UserData):
     def source_names(self) -> tuple[str, ...]:
         """The names of the sources: as written, or those of files; of equal ones, with a number."""
         given = [each.name or _name_of(each) for each in self.sources]
-        # A name that is written stays as it is.
-        turns = sorted(range(len(given)), key=lambda place: self.sources[place].name is None)
-        keeps, taken = {given[place]: place for place in reversed(turns)}, set(given)
-        names = list[str]()
+        written = [place for place, each in enumerate(self.sources) if each.name is not None]
+        keeps, taken, names = dict[str, int](), set(given), list[str]()
+        for place in (*written, *range(len(given))):  # A name that is written stays as it is.
+            keeps.setdefault(given[place], place)
+        numbers = {name: count(2) for name in given}
         for place, name in enumerate(given):
-            numbered = (f"{name}-{number}" for number in count(2))
-            is_first = keeps[name] == place
-            names.append(name if is_first else next(each for each in numbered if each not in taken))
-            taken.add(names[-1])
+            made = name
+            while made in taken and keeps[name] != place:
+                made = f"{name}-{next(numbers[name])}"
+            taken.add(made)
+            names.append(made)
         return tuple(names)
 
     @property

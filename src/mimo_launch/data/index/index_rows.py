@@ -23,11 +23,14 @@ class IndexRows:
     """The rows of an index, those of records that are too long included."""
 
     def __init__(self, index: Columns, inputs: ShardInputs, seq: int, *, cuts: bool) -> None:
-        """Take the rows of an index; with `cuts`, records longer than `seq` tokens are cut."""
+        """Take the rows of an index; of each, `seq` tokens are used at most.
+
+        Without `cuts`, no longer row is used, and `lengths` leaves them as they are.
+        """
         self.index = index
         self.facts = RowFacts(index.columns, inputs.names)
         self.num_too_long = int((index.columns["tokens"] > seq).sum())
-        # Whether some of the images may not be used.
+        # Whether a row may be cut, so that some of its images are not used.
         self.cuts = cuts and self.num_too_long > 0
         self._inputs, self._seq = inputs, seq
         self._fields = SpanFields(

@@ -54,7 +54,7 @@ AUDIO = replace(
             "frames": None,
             "chunk": Computed(
                 lambda config: 2 * number(config, *_WINDOW),
-                lambda model: {_WINDOW[0]: model.chunk // 2},
+                lambda model: {_WINDOW[0]: model.chunk // 2} if model.chunk else {},
                 f"2 x `{_WINDOW[0]}`; {2 * _WINDOW[1]}",
             ),
         }
