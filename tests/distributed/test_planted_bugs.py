@@ -124,10 +124,10 @@ SMALL = {"padding capped", "exact GELU"}
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", [name for name in BUGS if name not in SMALL])
 def test_a_planted_bug_is_rejected_in_float32(name: str) -> None:
-    """By far more than the bound of 1e-3."""
+    """By far more than the bound of 1e-3, or by NaN where memory is read that nobody wrote."""
     bug: Bug = BUGS[name]
     found = verify_spec(shrink(bug.spec, "fp32"), prepare=bug.plant, timeout_s=20)
-    assert max(verdict.worst for verdict in found) > 0.03
+    assert not all(verdict.worst <= 0.03 for verdict in found)
 
 
 # Each has a sibling among the others; `nox -s sweep` plants all of them.
