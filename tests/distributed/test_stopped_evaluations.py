@@ -24,11 +24,11 @@ from mimo_launch.train.samples import LINES, write_samples
 STEPS, BATCHES = 4, 4
 
 
-def asked(**more: Any) -> Spec:
+def asked(steps: int = STEPS, **more: Any) -> Spec:
     """Evaluated after each of two steps on two ranks, in `BATCHES` batches."""
     evaluation = {"every": 2, "samples": 8 * BATCHES, **more}
     checkpoint = {"every": 3, "keep_best": True}
-    return make_spec("colocated dp2, tp2", STEPS, eval=evaluation, checkpoint=checkpoint)
+    return make_spec("colocated dp2, tp2", steps, eval=evaluation, checkpoint=checkpoint)
 
 
 def run(made: Spec, folder: Path, step: int, batch: int) -> tuple[list[Any], int]:
@@ -79,7 +79,7 @@ def evaluations(events: list[Any]) -> list[EvalFinished]:
         (4, 3, BATCHES + 3, {}),
         (2, 0, 0, {}),
         (0, 1, 1, {"at_start": True}),
-        (1, 2, 2, {"every": 1}),
+        (1, 2, 2, {"every": 1, "steps": 2}),
     ],
     ids=["the first", "the last", "before the first", "at the start", "after one step"],
 )
