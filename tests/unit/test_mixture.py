@@ -283,6 +283,19 @@ def test_sources_of_the_same_name_are_refused() -> None:
     ]
 
 
+def test_a_name_to_write_instead_may_be_written() -> None:
+    """It is no longer than a name may be, and none that a file has."""
+    for name, other in (("w" * 64, f"{'w' * 58}-2"), ("web", "web-3")):
+        given = [{"path": "web-2.jsonl"}, *({"path": each, "name": name} for each in "ab")]
+        files = {"kind": "files", "tokenizer": "t", "template": "chat"}
+        made = spec({}, data=files | {"sources": given})
+        [found] = names_differ(made, made.data)
+        assert found.help == f"write another name, such as `name: {other}`"
+        given[-1]["name"] = other
+        again = spec({}, data=files | {"sources": given})
+        assert not list(names_differ(again, again.data))
+
+
 def test_data_tells_shares_and_epochs_of_a_run() -> None:
     """Over a change of weights, and by tokens as by samples."""
 

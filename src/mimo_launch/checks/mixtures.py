@@ -7,7 +7,6 @@ Leaves: weights of tokens, which need the lengths of samples, to `data.order.mix
 """
 
 from collections.abc import Iterator, Mapping
-from itertools import count
 
 from mimo_launch.checks.rule import Findings, no_effect
 from mimo_launch.data.order.block_counts import BLOCK, BadMixture, counts_of, least_shares
@@ -21,15 +20,13 @@ _EACH_BLOCK = f"each block of {BLOCK:,} samples has the same number of samples o
 def names_differ(spec: Spec, data: FilesData) -> Findings:
     """No two sources have the same `name`: it is how metrics and weights tell them apart."""
     del spec
-    named = [(n, each.name) for n, each in enumerate(data.sources) if each.name is not None]
-    taken, first = {name for _, name in named}, dict[str, YamlPath]()
-    for number, name in named:
-        path: YamlPath = ("data", "sources", number, "name")
-        if first.setdefault(name, path) == path:
+    first = dict[str, YamlPath]()
+    for number, (source, numbered) in enumerate(zip(data.sources, data.source_names, strict=True)):
+        name, path = source.name, ("data", "sources", number, "name")
+        if name is None or first.setdefault(name, path) == path:
             continue
         # A name has 64 characters at most.
-        other = next(made for n in count(2) if (made := f"{name[:58]}-{n}") not in taken)
-        taken.add(other)
+        other = name[:58] + numbered.removeprefix(name)
         yield Diagnostic(
             code="bad-value",
             headline=f"two sources have the name `{name}`",

@@ -9,7 +9,6 @@ A forward runs in Python, a backward mostly in the engine of autograd, which sta
 fast. A forward that a backward repeats is a forward.
 """
 
-from collections import Counter
 from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from itertools import chain
@@ -18,7 +17,7 @@ from mimo_launch.diag.frozen import frozen
 from mimo_launch.estimate.device_constants import Calibration
 from mimo_launch.kinds.adapters import adapter_of
 from mimo_launch.kinds.block_shapes import num_updates
-from mimo_launch.kinds.kind import ModelKind, layer_shape
+from mimo_launch.kinds.kind import ModelKind, grouped, layer_shape
 from mimo_launch.kinds.layer import LayerKind
 from mimo_launch.kinds.registry import kind_of
 from mimo_launch.kinds.weights import LayerShape
@@ -125,13 +124,12 @@ class HostStarts:
 @lru_cache(maxsize=1024)
 def _started_alike(kind: ModelKind, numbers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Return the first of each group of layers that a host starts alike, and the group's size."""
-    first, sizes = dict[Hashable, int](), Counter[Hashable]()
-    for number in numbers:
+
+    def key(number: int) -> Hashable:
         shape = None if kind.is_custom else layer_shape(kind, number)
-        key = shape, kind.layer_kind(number), kind.is_depth(number)
-        first.setdefault(key, number)
-        sizes[key] += 1
-    return tuple((number, sizes[key]) for key, number in first.items())
+        return shape, kind.layer_kind(number), kind.is_depth(number)
+
+    return grouped(numbers, key)
 
 
 @lru_cache(maxsize=1024)

@@ -132,18 +132,25 @@ class Exporter:
         reasons = [
             f"there is no module `{name}`; the modules are {', '.join(known)}" for name in unknown
         ]
-        whole = together(self.modules)
-        is_whole = whole is not None and not wanted
-        reasons += self._reasons(names, by_itself=not is_whole)
-        if reasons:
-            raise CannotExport(reasons, self._instead(() if unknown else names, whole, wanted))
-        if whole is not None and is_whole:
+        whole = None if wanted else together(self.modules)
+        found = {} if whole else self._alone(names)
+        if reasons := reasons + self._reasons(names, found):
+            raise CannotExport(reasons, self._instead(() if unknown else names, found))
+        if whole:
             return [self._folder(whole, "")]
-        found = {name: alone(self.modules, name) for name in names}
         return [self._folder(each, name) for name, each in found.items() if each]
 
-    def _reasons(self, names: Iterable[str], *, by_itself: bool) -> list[str]:
-        """Return every reason why modules cannot be exported; with `by_itself`, a model of each."""
+    def _alone(self, names: Iterable[str]) -> dict[str, Architecture | None]:
+        return {name: alone(self.modules, name) for name in names}
+
+    def _reasons(
+        self, names: Iterable[str], of_each: Mapping[str, Architecture | None]
+    ) -> list[str]:
+        """Return every reason why modules cannot be exported.
+
+        `of_each` has the model of transformers that a module by itself is, or None; modules that
+        are parts of a whole are not in it.
+        """
         found = list[str]()
         for name in names:
             if self.dtype == "source" and self.sources[name] is None:
@@ -151,27 +158,23 @@ class Exporter:
                 found.append(f"the source of `{name}` is not known: {where}")
             if self.spec.modules[name].quantize_base and name not in self.checkpoint.bases:
                 found.append(f"the base of `{name}` was drawn from the seed: it had no `init_from`")
-            if by_itself and alone(self.modules, name) is None:
+            if name in of_each and of_each[name] is None:
                 kept = obstacles(self.modules.models[name]) or [_UNKNOWN]
                 found += [f"`{name}` is {reason}" for reason in kept]
         return found
 
-    def _instead(
-        self, names: Sequence[str], whole: Architecture | None, wanted: Sequence[str]
-    ) -> str:
+    def _instead(self, names: Sequence[str], of_each: Mapping[str, Architecture | None]) -> str:
         """Return what to write for an export that works.
 
-        `names` are the modules to export, none if some are not known; `whole` is all modules as one
-        model, if there is one.
+        `names` are the modules to export, none if some are not known; `of_each` as in `_reasons`.
         """
-        is_whole = whole is not None and not wanted
-        any_type, every = replace(self, dtype="auto"), self.spec.modules
-        if names and not any_type._reasons(names, by_itself=not is_whole):
+        any_type, every = replace(self, dtype="auto"), self._alone(self.spec.modules)
+        if names and not any_type._reasons(names, of_each):
             return "--dtype auto takes the type of training where no folder is known"
-        if names and whole and not is_whole and not self._reasons(every, by_itself=False):
+        if of_each and names and (whole := together(self.modules)) and not self._reasons(every, {}):
             return f"leave out --module: the whole run is a {whole.name}"
         for each, more in ((self, ""), (any_type, " --dtype auto")):
-            if can := [name for name in every if not each._reasons([name], by_itself=True)]:
+            if can := [name for name in every if not each._reasons([name], every)]:
                 return f"{' '.join(f'--module {name}' for name in can)}{more} exports what can be"
         return "docs/families.md lists the models that can be exported"
 

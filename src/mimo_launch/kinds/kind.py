@@ -8,7 +8,7 @@ Leaves: the facts to one file per kind, finding the kind of a model to `registry
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from mimo_launch.diag.frozen import frozen
@@ -287,14 +287,18 @@ class ModelKind(ABC):
         return 0, 0
 
 
+def grouped(numbers: Iterable[int], key: Callable[[int], Hashable]) -> tuple[tuple[int, int], ...]:
+    """Return the first of each group of layers with equal keys, and the size of the group."""
+    found: dict[Hashable, list[int]] = {}
+    for number in numbers:
+        found.setdefault(key(number), []).append(number)
+    return tuple((group[0], len(group)) for group in found.values())
+
+
 @lru_cache(maxsize=1024)
 def _alike(kind: ModelKind, numbers: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Return the first layer of each group with the same operations, and the size of the group."""
-    found: dict[Hashable, list[int]] = {}
-    for number in numbers:
-        key = kind.layer_widths(number), kind.layer_kind(number), kind.reach(number)
-        found.setdefault(key, []).append(number)
-    return tuple((group[0], len(group)) for group in found.values())
+    return grouped(numbers, lambda n: (kind.layer_widths(n), kind.layer_kind(n), kind.reach(n)))
 
 
 @lru_cache(maxsize=CACHED)
